@@ -21,6 +21,7 @@ from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
 from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.socket_address import ListenAddress
+from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
@@ -49,6 +50,9 @@ def no_status() -> AgentStatus:
     raise AssertionError("not called")
 
 
+NO_PASS = PassDurations((0,) * len(DURATION_BOUNDS_S), 0.0)
+
+
 class FakeAgent:
     """Agent without devices whose clock and reports a test sets."""
 
@@ -59,6 +63,7 @@ class FakeAgent:
             latest=LatestValue(),
             config=lambda: Config(node_name="n"),
             snapshot=lambda: None,
+            pass_durations=dict,
             status=no_status,
             totals=HealthTotals(),
             subscribers=lambda: self.subscribers,
@@ -109,6 +114,7 @@ def full_agent() -> FakeAgent:
     )
     fake.change(
         snapshot=lambda: snapshot,
+        pass_durations=lambda: {"nvml": PassDurations((0, 5, 1, *[0] * 8, 2), 12.5), "idle": NO_PASS},
         prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
         config_reload=lambda: ConfigReload(5.0),
     )

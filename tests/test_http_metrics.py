@@ -1,5 +1,6 @@
 """Metrics of the agent: their table, their limits, both formats, and what a real Prometheus makes of them."""
 
+import re
 import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from paper_gpus import GpuNode
 from prometheus import Prometheus, need
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
 from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.http.health_totals import HealthTotals
@@ -24,7 +26,7 @@ from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
 from agent.http.metrics import MetricsRenderer
 from agent.model.gpu import GpuField
 from agent.model.health import Health, NonDeviceCause, Severity
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.source_state import DURATION_BOUNDS_S, SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.model.verdict_history import STATE_OF_SEVERITY
 
@@ -64,7 +66,7 @@ def full() -> FakeAgent:
 @pytest.mark.parametrize("accept", ["", OPENMETRICS], ids=["text", "openmetrics"])
 def test_scrape_has_every_family_of_the_table_and_no_other(full: FakeAgent, accept: str) -> None:
     rest = {"drahealth_metrics_dropped_series"}
-    names = {name for name, _ in scrape(full, accept)}
+    names = {re.sub(r"(pass_seconds)_(bucket|sum|count)$", r"\1", name) for name, _ in scrape(full, accept)}
     ours = {name for name in names if not name.startswith("process_")}
     assert ours == {family.series_name for family in FAMILIES} - rest
     assert "process_resident_memory_bytes" in names
@@ -95,6 +97,14 @@ def test_fault_of_a_gpu_is_a_state_a_finding_and_a_counted_xid(full: FakeAgent) 
     assert value(full, "drahealth_device_finding", **gpu, code="gpu.xid.79", severity="unhealthy") == 1
     assert value(full, "drahealth_gpu_xids_total", **gpu, xid="79") == 2
     assert value(full, "drahealth_findings", scope="pod", code="cgroup.y") == 1
+
+
+def test_durations_of_passes_are_a_histogram_and_a_source_without_passes_is_left_out(full: FakeAgent) -> None:
+    name = "drahealth_source_pass_seconds"
+    assert {dict(labels)["source"] for known, labels in scrape(full) if known.startswith(name)} == {"nvml"}
+    buckets = [value(full, f"{name}_bucket", le=floatToGoString(bound)) for bound in DURATION_BOUNDS_S]
+    assert buckets == [0, 5, *[6] * 9, 8]
+    assert (value(full, f"{name}_count"), value(full, f"{name}_sum")) == (8, 12.5)
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -200,6 +210,9 @@ def test_prometheus_scrapes_the_agent_and_a_query_returns_the_fault(short_tmp: P
         sysfs.resize(8)
         server.wait_for('increase(drahealth_device_transitions_total{to="healthy"}[5m]) > 0')
         assert server.query("drahealth_device_finding") == []
+        # what the agent does in Python, in the sampler and in the machine watch
+        for source in ("devices.d", "cpus", "memory"):
+            server.wait_for(f'drahealth_source_pass_seconds_count{{source="{source}"}} > 0')
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])

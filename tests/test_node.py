@@ -88,6 +88,16 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
     assert states(node)[DECLARED] is SourceState.OK
 
 
+def test_durations_of_passes_are_those_of_sources_that_do_not_wait_for_events(node: NodeSource) -> None:
+    def timed() -> set[str]:
+        return {name for name, durations in node.pass_durations().items() if any(durations.counts)}
+
+    eventually(lambda: timed() >= {"cpus", "hugepages", "memory"}, "the C core has read")
+    assert timed() <= set(states(node))
+    node.stop(PATIENCE_S)
+    assert node.pass_durations().keys() == {"pci", "nic", DECLARED}  # the memory of the C core is freed
+
+
 def test_single_scan_does_not_read_declarations(config: Config) -> None:
     node = open_node_source(config, engine_settings(config), NS, reads_declarations=False)
     node.start()

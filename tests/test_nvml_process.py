@@ -229,6 +229,15 @@ def test_nvml_process_ends_with_its_parent(fake: FakeNvml) -> None:
         time.sleep(0.01)
 
 
+def test_passes_of_the_nvml_process_are_timed(watched: Watched) -> None:
+    gpus = watched.until_read(2).gpus
+    durations = watched.nvml.pass_durations()
+    assert durations is not None
+    assert sum(durations.counts) >= sum(gpu.passes for gpu in gpus) > 0
+    watched.stop()
+    assert watched.nvml.pass_durations() is None
+
+
 def test_inventory_is_read_by_the_nvml_process(watched: Watched) -> None:
     watched.until_read(2)
     assert [gpu.product for gpu in watched.nvml.read_inventory()] == ["NVIDIA H100 80GB HBM3"] * 2

@@ -350,6 +350,7 @@ class Daemon:
             latest=LatestValue(),
             config=lambda: self._config,
             snapshot=lambda: self._source.newest,
+            pass_durations=lambda: self._node.pass_durations(),
             status=self._read_status,
             totals=HealthTotals(),
             subscribers=self._servers.subscribers,

@@ -9,6 +9,7 @@ from agent.config.config import Config
 from agent.http.health_totals import HealthTotals
 from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import Snapshot
+from agent.model.source_state import PassDurations
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 
@@ -39,6 +40,8 @@ class AgentView:
     """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]
     """Function that returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
+    pass_durations: Callable[[], Mapping[str, PassDurations]]
+    """Function that returns the durations of the passes of each source."""
     status: Callable[[], AgentStatus]
     """Function that returns the state of the agent's process. It reads procfs."""
     totals: HealthTotals

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.gpu import GpuField
+from agent.model.source_state import DURATION_BOUNDS_S
 from agent.model.verdict_history import RecordedState
 
 DEVICES_MAX: Final = 1024
@@ -33,6 +34,7 @@ class FamilyKind(StrEnum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
     INFO = "info"
     STATE_SET = "stateset"
 
@@ -172,6 +174,14 @@ SOURCE_READ: Final = _gauge(
 )
 SOURCE_PERIOD: Final = _gauge(
     "source_period_seconds", "Time between two passes of the source.", _PER_SOURCE, "source"
+)
+SOURCE_DURATION: Final = MetricFamily(
+    "drahealth_source_pass_seconds",
+    FamilyKind.HISTOGRAM,
+    ("source",),
+    "Durations of the source's passes. Sources that wait for events, and custom checks, have none. "
+    "Source nvml: passes over one GPU each, in kernel ticks of 1 to 10 ms, since the start of its process.",
+    f"{len(DURATION_BOUNDS_S) + 2} per source, at most {16 * (len(DURATION_BOUNDS_S) + 2)}",
 )
 STREAM_SUBSCRIBERS: Final = _gauge("stream_subscribers", "Open health streams.", _PER_SOCKET, "socket")
 STREAM_CONNECTIONS: Final = _gauge("stream_connections", "Open connections.", _PER_SOCKET, "socket")
@@ -367,6 +377,7 @@ AGENT_FAMILIES: Final = (
     SOURCE_FAILURES,
     SOURCE_READ,
     SOURCE_PERIOD,
+    SOURCE_DURATION,
     STREAM_SUBSCRIBERS,
     STREAM_CONNECTIONS,
     STREAM_LISTS,

@@ -7,13 +7,14 @@ line of text costs prometheus_client several microseconds. Clients that scrape w
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, starmap
+from itertools import accumulate, islice, starmap
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
     StateSetMetricFamily,
@@ -31,7 +32,7 @@ from agent.model.gpu import GpuField, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
+from agent.model.source_state import DURATION_BOUNDS_S, PassDurations, SourceState
 from agent.model.time import NS, Instant
 from agent.model.verdict_history import STATE_OF_SEVERITY
 from agent.version import VERSION
@@ -134,6 +135,7 @@ class MetricsRenderer:
             (
                 self._device_text(scrape, encode, content_type),
                 self._filled_text(rows, encode, content_type),
+                encode(_Metrics([_duration_metric(self._view.pass_durations())])).removesuffix(EOF),
                 encode(self._process),
             )
         )
@@ -251,6 +253,17 @@ def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -
         for labels, value in series:
             metric.add_metric(labels, value)
     return metric  # type: ignore[no-any-return]
+
+
+def _duration_metric(durations: Mapping[str, PassDurations]) -> Metric:
+    """Return the histograms of the sources that have finished a pass."""
+    family = families.SOURCE_DURATION
+    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    for source, found in durations.items():
+        if any(found.counts):
+            buckets = zip(map(floatToGoString, DURATION_BOUNDS_S), accumulate(found.counts), strict=True)
+            metric.add_metric((source,), list(buckets), found.sum_s)
+    return metric
 
 
 def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Rows:

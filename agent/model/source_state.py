@@ -2,7 +2,7 @@
 reading."""
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class SourceState(StrEnum):
@@ -40,3 +40,18 @@ class SourceSample(NamedTuple):
     agent would hang in the same driver, and GPU rules report the stall."""
     limit_ns: int = 0
     """Age of the last finished pass at which the source is STALLED [ns]; 0: the default, some periods."""
+
+
+DURATION_BOUNDS_S: Final = (
+    0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, float("inf"),
+)  # fmt: skip
+"""Upper bounds of the buckets of PassDurations [s]; the C core has the same."""
+
+
+class PassDurations(NamedTuple):
+    """Histogram of the durations of one source's passes since the source started."""
+
+    counts: tuple[int, ...]
+    """Number of passes by bucket, one for each of DURATION_BOUNDS_S; a pass is in one bucket only."""
+    sum_s: float
+    """Sum of the durations [s]."""

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, NvmlSample
+from agent.model.source_state import PassDurations
 from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuRecordDecoder
 from agent.native.published_tables import PublicationReader, UnchangedBytesCache
+from agent.native.sampler_records import pass_durations
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
 
@@ -99,6 +101,10 @@ class GpuWatch:
         """Return the newest values of all GPUs; None: not started. Never waits for NVML."""
         return self._publication.read()
 
+    def pass_durations(self) -> PassDurations:
+        """Return the durations of the passes over all GPUs. Any thread, until :meth:`stop`."""
+        return _pass_durations(self._watch)
+
     def check_count(self) -> None:
         """Request a count of the GPUs within a second, because the PCI bus changed. Never blocks."""
         lib.dh_gpus_check_count(self._watch)
@@ -167,9 +173,19 @@ class SharedMemoryGpuReader:
         """
         return self._reader.read()
 
+    def pass_durations(self) -> PassDurations:
+        """Return the durations of the passes over all GPUs. Any thread, until :meth:`close`."""
+        return _pass_durations(self._watch)
+
     def close(self) -> None:
         """Unmap the memory. The reader must not be used afterwards."""
         lib.dh_gpus_detach(self._watch)
+
+
+def _pass_durations(watch: Any) -> PassDurations:
+    record = ffi.new("struct dh_durations *")
+    lib.dh_gpus_durations(watch, record)
+    return pass_durations(record)
 
 
 def create_gpu_memory() -> int:

@@ -16,7 +16,7 @@ from agent.model.machine_samples import (
     PressureSample,
 )
 from agent.model.reading import Reading
-from agent.model.source_state import SourceSample
+from agent.model.source_state import PassDurations, SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (
@@ -26,7 +26,13 @@ from agent.native.published_tables import (
     UnchangedBytesCache,
     check_record_size,
 )
-from agent.native.sampler_records import failure_text, printable_text, reading_of_member, source_sample
+from agent.native.sampler_records import (
+    failure_text,
+    pass_durations_by_source,
+    printable_text,
+    reading_of_member,
+    source_sample,
+)
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
 _DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
@@ -128,6 +134,12 @@ class MachineWatch:
         A source that was not read once has the state "starting".
         """
         return self._publication.read()
+
+    def pass_durations(self) -> Mapping[str, PassDurations]:
+        """Return the durations of the passes of each source. Any thread, until :meth:`stop`."""
+        return pass_durations_by_source(
+            lambda records: lib.dh_machine_durations(self._machine, records), tuple(_SOURCE_NAMES.values())
+        )
 
     def run_pass(self) -> None:
         """Read memory, EDAC, pressure and CPU cores once on this thread, instead of :meth:`start`.

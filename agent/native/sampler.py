@@ -2,18 +2,19 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.snapshot import Snapshot
+from agent.model.source_state import PassDurations
 from agent.model.time import NS
 from agent.model.wake_conditions import SamplerField, WakeCondition
 from agent.native._core import ffi, lib
 from agent.native.published_tables import PublicationReader
-from agent.native.sampler_records import SnapshotDecoder
+from agent.native.sampler_records import SOURCE_NAMES, SnapshotDecoder, pass_durations_by_source
 
 _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in SamplerField}
 
@@ -129,6 +130,12 @@ class Sampler:
         Until the first pass has ended, the snapshot counts 0 passes, and every source's state is "starting".
         """
         return self._publication.read()
+
+    def pass_durations(self) -> Mapping[str, PassDurations]:
+        """Return the durations of the passes of each source. Any thread, until :meth:`stop`."""
+        return pass_durations_by_source(
+            lambda records: lib.dh_sampler_durations(self._sampler, records), SOURCE_NAMES
+        )
 
     def run_pass(self) -> None:
         """Read all files once on this thread, instead of :meth:`start`. For benchmarks and tests."""

@@ -5,7 +5,7 @@ Its helpers are used for the records of other threads as well.
 
 import errno
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import starmap
 from pathlib import Path
@@ -24,7 +24,8 @@ from agent.model.snapshot import (
     NumaCpuSample,
     Snapshot,
 )
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.source_state import DURATION_BOUNDS_S, PassDurations, SourceSample, SourceState
+from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import CopiedBytes, RecordTable, StampedRecordTable, check_record_size
 
@@ -60,8 +61,13 @@ if (_HEAD.size - _CPUS.size + 3 * _CPU_BYTES, _CPUS_AT + _CPUS.size) != (_CPUS_A
         "rebuild it"
     )
 
+if tuple(lib.dh_duration_bound(i) for i in range(lib.DH_DURATION_NUM - 1)) != tuple(
+    round(bound * NS) for bound in DURATION_BOUNDS_S[:-1]
+):
+    raise ImportError("C core: unexpected bounds of durations: rebuild it")
+
 ABSENT: Final = Missing(Absence.ABSENT, errno.ENOENT)
-_SOURCE_NAMES: Final = ("cpus", "throttle", "hugepages", "cgroups")
+SOURCE_NAMES: Final = ("cpus", "throttle", "hugepages", "cgroups")
 _CPU_FIELDS: Final = (lib.DH_CPU_PRESENT, lib.DH_CPU_ONLINE, lib.DH_CPU_ISOLATED)
 SOURCE_STATES: Final = {
     lib.DH_STATE_ABSENT: SourceState.ABSENT,
@@ -141,7 +147,7 @@ class SnapshotDecoder:
             throttle=self._throttle.samples(data, throttle_at, pools_at),
             pools=self._pools.samples(data, pools_at, groups_at),
             groups=self._groups.samples(data, groups_at, groups),
-            sources=tuple(starmap(self._source, zip(_SOURCE_NAMES, sources, strict=True))),
+            sources=tuple(starmap(self._source, zip(SOURCE_NAMES, sources, strict=True))),
             core=NativeCoreStats(
                 passes=passes,
                 wakes=seq,
@@ -253,3 +259,20 @@ def source_sample(record: Any, name: str, detail: str, *, vital: bool) -> Source
         passes=record.passes,
         vital=vital,
     )
+
+
+def pass_durations(record: Any) -> PassDurations:
+    """Convert a ``struct dh_durations``."""
+    return PassDurations(tuple(record.count), record.sum_ns / NS)
+
+
+def pass_durations_by_source(
+    read: Callable[[Any], None], names: Sequence[str]
+) -> Mapping[str, PassDurations]:
+    """Return the durations of several sources by name.
+
+    ``read`` stores one ``struct dh_durations`` per name into its argument, in the order of ``names``.
+    """
+    records = ffi.new("struct dh_durations[]", len(names))
+    read(records)
+    return {name: pass_durations(record) for name, record in zip(names, records, strict=True)}

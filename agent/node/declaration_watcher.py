@@ -22,6 +22,7 @@ from agent.model.time import NS
 from agent.native.uevents import watch_directory
 from agent.sources.declaration_directory import DIRECTORY, read_declarations
 from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.timing import PassTimer
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read of the directory after a change in it [s]; changes within it cause no further read."""
@@ -66,6 +67,7 @@ class DeclarationWatcher:
             default_pool: Pool of devices that name no pool.
             watch: Opens the inotify descriptor of a directory, or raises ProbeError.
         """
+        self.timer: Final = PassTimer(DIRECTORY)
         self._directory = runtime_dir / DIRECTORY
         self._node = default_pool
         self._watch = watch
@@ -171,7 +173,8 @@ class DeclarationWatcher:
         except OSError:
             directory = None
         try:
-            return _ReadResult(directory, read(), "")
+            with self.timer.measure():
+                return _ReadResult(directory, read(), "")
         except ProbeError as error:
             return _ReadResult(directory, None, str(error))
 

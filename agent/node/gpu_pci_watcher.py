@@ -28,6 +28,7 @@ from agent.sources.gpu_without_nvml import GpuSystemReader, NvidiaPciDevices, re
 from agent.sources.pci import read_pci_functions
 from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.timing import PassTimer
 
 IDLE_FACTOR: Final = 10
 """Factor by which a machine without GPUs is read less often; a new GPU in NVML triggers a read at once."""
@@ -87,6 +88,7 @@ class GpuPciWatcher:
             count_gpus: Requests that NVML counts the GPUs now; called when a PCI device was added or removed.
             use_udev: Whether to use libudev; finding the library starts a process.
         """
+        self.timer: Final = PassTimer("pci")
         self._every_s = period_s
         self._read_inventory = read_inventory
         self._count_gpus = count_gpus
@@ -243,8 +245,9 @@ class GpuPciWatcher:
             await _wait_for_event(woken, RECHECK_S if rechecks else self._bus_period_s())
 
     def _read_bus(self, addresses: frozenset[str]) -> _PciBusReading:
-        bus = read_nvidia_devices(self._sysfs_root)
-        functions = read_pci_functions(self._sysfs_root, addresses, udev=self._uses_udev)
+        with self.timer.measure():
+            bus = read_nvidia_devices(self._sysfs_root)
+            functions = read_pci_functions(self._sysfs_root, addresses, udev=self._uses_udev)
         gpus, bound = (bus, ()) if isinstance(bus, Missing) else (bus.gpus, bus.bound)
         return _PciBusReading(functions, gpus, bound, addresses, time.monotonic_ns(), self._bus.passes + 1)
 

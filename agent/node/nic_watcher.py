@@ -21,6 +21,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.sources.nic import RDMA_CLASS, read_nics
 from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.timing import PassTimer
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a uevent or a new declaration [s]."""
@@ -49,6 +50,7 @@ class NicWatcher:
     """
 
     def __init__(self, sysfs_root: Path, period_s: float) -> None:
+        self.timer: Final = PassTimer("nic")
         self._sysfs_root = sysfs_root
         self._period_s = period_s
         self._declarations: Declarations = ()
@@ -121,7 +123,8 @@ class NicWatcher:
     def _read(self, declared: frozenset[DeclaredNic]) -> _NicReading:
         self._done.clear()
         try:
-            nics = read_nics(self._sysfs_root, declared)
+            with self.timer.measure():
+                nics = read_nics(self._sysfs_root, declared)
         finally:
             self._done.set()
         return _NicReading(nics, declared, time.monotonic_ns(), self._reading.passes + 1)

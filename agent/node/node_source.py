@@ -7,7 +7,7 @@ scan`` does not load it.
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -24,6 +24,7 @@ from agent.model.gpu import GpuAttributes
 from agent.model.pod_findings import PodsSample
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.snapshot import Snapshot
+from agent.model.source_state import PassDurations
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from agent.native.kernel_log import KernelLogReader
@@ -35,6 +36,7 @@ from agent.node.gpu_pci_watcher import GpuPciWatcher
 from agent.node.nic_watcher import NicWatcher
 from agent.node.nvml_process import NvmlProcess
 from agent.sources.nvml import read_gpu_inventory
+from agent.system.timing import PassTimer
 
 HOST_PERIOD_FACTOR: Final = 6
 """Time between two reads of PCI bus and GPU processes, in multiples of ``gpu.slow-period``."""
@@ -54,6 +56,10 @@ class PodsSource(Protocol):
     @property
     def sample(self) -> PodsSample | None:
         """Newest sample of pods that use devices; None: not known yet."""
+
+    @property
+    def timer(self) -> PassTimer:
+        """Durations of the polls."""
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
@@ -95,6 +101,8 @@ class NodeSource:
         pods: PodsSource | None = None,
     ) -> None:
         self._sampler = sampler
+        self._stop_lock = threading.Lock()
+        self._is_stopped = False
         self._pods = pods
         self._gpus: GpuWatch | NvmlProcess | None = None
         self._kmsg: KernelLogReader | None = None
@@ -194,6 +202,24 @@ class NodeSource:
             self._pods.note_snapshot(snapshot)
         return snapshot
 
+    def pass_durations(self) -> Mapping[str, PassDurations]:
+        """Return the durations of the passes by source, without sources that wait for events.
+
+        Those of NVML start at zero with each NVML process. Thread-safe. Blocks up to 10 ms.
+        """
+        found: dict[str, PassDurations] = {}
+        with self._stop_lock:
+            if not self._is_stopped:
+                found |= self._sampler.pass_durations()
+                if self._machine is not None:
+                    found |= self._machine.pass_durations()
+                gpus = self._gpus.pass_durations() if self._gpus else None
+                if gpus is not None:
+                    found["nvml"] = gpus
+        parts = (self._host, self._nics, self._declared, self._pods)
+        timers = [part.timer for part in parts if part is not None]
+        return found | {timer.source: timer.read() for timer in timers}
+
     @property
     def declarations(self) -> Declarations:
         """Devices that drivers declare, by their files or by :meth:`declare`. Thread-safe."""
@@ -222,6 +248,8 @@ class NodeSource:
         def left_s() -> float:
             return max(STOP_MIN_S, end_s - time.monotonic())
 
+        with self._stop_lock:  # pass_durations() uses memory that the C core now frees
+            self._is_stopped = True
         parts = [
             ("pod tracker", self._pods),
             ("NVML process" if isinstance(self._gpus, NvmlProcess) else "GPU thread", self._gpus),

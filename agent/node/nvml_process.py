@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from agent.errors import ProbeError
 from agent.model.gpu import GpuAttributes, GpuSample, NvmlSample, NvmlStatus
 from agent.model.reading import Absence, Missing
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.source_state import PassDurations, SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions, SharedMemoryGpuReader, create_gpu_memory
 from agent.node.nvml_process_main import (
@@ -180,6 +180,11 @@ class NvmlProcess:
             failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
             return replace(failing, err=NvmlStatus.UNKNOWN, process=reason)
         return _unreadable(self._last, reason, self._ends)
+
+    def pass_durations(self) -> PassDurations | None:
+        """Return the durations of the passes of the running child; None: no child runs."""
+        with self._lock:
+            return self._child.watch.pass_durations() if self._child else None
 
     def check_count(self) -> None:
         """Request a count of the GPUs, because the PCI bus changed. Never blocks."""

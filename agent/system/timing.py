@@ -1,10 +1,13 @@
-"""Clocks, trust in the wall clock, random numbers for delays, and a rate limit for log lines."""
+"""Clocks, trust in the wall clock, random delays, a rate limit for log lines, durations of passes."""
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import SystemRandom
 from typing import Final
 
+from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
 
 
@@ -71,3 +74,29 @@ class LogRateLimiter:
         count, self._unreported = self._unreported, 0
         self._next = now + LOG_INTERVAL_S
         return count
+
+
+class PassTimer:
+    """Histogram of the durations of one source's passes. One thread measures, any thread reads.
+
+    Args:
+        source: Name of the source.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source: Final = source
+        self._durations = PassDurations((0,) * len(DURATION_BOUNDS_S), 0.0)
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Count the block as one pass, unless it raises."""
+        began_s = time.monotonic()
+        yield
+        took_s = time.monotonic() - began_s
+        counts = list(self._durations.counts)
+        counts[bisect_left(DURATION_BOUNDS_S, took_s)] += 1
+        self._durations = PassDurations(tuple(counts), self._durations.sum_s + took_s)
+
+    def read(self) -> PassDurations:
+        """Return the durations of all measured passes."""
+        return self._durations

@@ -122,6 +122,18 @@ struct dh_source {
     uint64_t failures;     /* failed reads since start */
 };
 
+#define DH_DURATION_NUM 12
+
+/* Histogram of the durations of a source's passes since start. */
+struct dh_durations {
+    uint64_t count[DH_DURATION_NUM]; /* passes that took at most dh_duration_bound() of the index, and longer
+                                        than that of the index before */
+    uint64_t sum_ns;
+};
+
+/* dh_duration_bound() - return the upper bound of a bucket [ns]; UINT64_MAX for the last one. */
+uint64_t dh_duration_bound(uint32_t bucket);
+
 struct dh_node {
     uint64_t valid;
     uint64_t seen; /* bits of members that exist, or existed: separates "absent" from "unreadable" */
@@ -318,6 +330,16 @@ int64_t dh_sampler_sweep(struct dh_sampler *s);
 size_t dh_sampler_size(const struct dh_sampler *s);
 
 /*
+ * dh_sampler_durations() - copy the durations of the passes of each source.
+ * @out: DH_SOURCE_NUM records
+ *
+ * A pass that ends during the call may be counted in `count` only.
+ * Threads: any, until dh_sampler_stop().
+ * Blocks: no.
+ */
+void dh_sampler_durations(const struct dh_sampler *s, struct dh_durations *out);
+
+/*
  * dh_sampler_read() - copy the newest complete publication.
  * @since: highest stamp of a group that the reader has, or 0; records with higher stamps are copied
  * @buf:   @cap bytes, aligned to 8
@@ -494,6 +516,9 @@ int dh_machine_pass(struct dh_machine *m);
 
 /* dh_machine_size() - return the most bytes that dh_machine_read() can need. */
 size_t dh_machine_size(const struct dh_machine *m);
+
+/* dh_machine_durations() - copy DH_MACHINE_SOURCE_NUM records, as dh_sampler_durations(). */
+void dh_machine_durations(const struct dh_machine *m, struct dh_durations *out);
 
 /* dh_machine_read() - copy the newest complete publication, as dh_sampler_read(). */
 int64_t dh_machine_read(struct dh_machine *m, void *buf, size_t cap);
@@ -878,6 +903,12 @@ void dh_gpus_check_count(struct dh_gpu_watch *w);
 
 /* dh_gpus_size() - return the most bytes that dh_gpus_read() can need. */
 size_t dh_gpus_size(const struct dh_gpu_watch *w);
+
+/*
+ * dh_gpus_durations() - copy the durations of the passes over all GPUs, as dh_sampler_durations(). Measured in
+ * kernel ticks of 1 to 10 ms: shorter passes count as 0 or as one tick, and the sum is right on average.
+ */
+void dh_gpus_durations(struct dh_gpu_watch *w, struct dh_durations *out);
 
 /*
  * dh_gpus_read() - copy the newest record of each GPU. Each record is complete; they may be of different

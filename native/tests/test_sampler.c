@@ -2,6 +2,8 @@
 #include "check.h"
 #include "fixture.h"
 
+#include "core/durations.h"
+
 #define CPU "sys/devices/system/cpu"
 #define NODE "sys/devices/system/node"
 #define MM "sys/kernel/mm/hugepages"
@@ -107,6 +109,42 @@ static void test_unchanged_pass_neither_wakes_nor_opens(void)
     CHECK_U64(f.head->passes - passes, 2);
     pool_write(MM "/" KIB_2M, 512, true);
     fx_close(&f);
+}
+
+static void test_each_pass_is_counted_in_one_bucket_of_its_source(void)
+{
+    struct fx f = running();
+    struct dh_durations durations[DH_SOURCE_NUM];
+
+    fx_pass(&f);
+    fx_pass(&f);
+    dh_sampler_durations(f.s, durations);
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        uint64_t sum = 0;
+
+        for (int bucket = 0; bucket < DH_DURATION_NUM; bucket++)
+            sum += durations[i].count[bucket];
+        CHECK_U64(sum, f.head->source[i].passes);
+        CHECK(durations[i].sum_ns > 0 && durations[i].sum_ns < dh_now_ns());
+    }
+    fx_close(&f);
+}
+
+static void test_duration_is_counted_below_the_next_bound(void)
+{
+    struct dh_durations d = { 0 };
+
+    for (uint32_t bucket = 0; bucket + 1 < DH_DURATION_NUM; bucket++) {
+        uint64_t bound_ns = dh_duration_bound(bucket);
+
+        CHECK(bound_ns < dh_duration_bound(bucket + 1));
+        dh_durations_note(&d, bound_ns);
+        CHECK_U64(d.count[bucket], bucket ? 2 : 1);
+        dh_durations_note(&d, bound_ns + 1);
+        CHECK_U64(d.count[bucket + 1], 1);
+    }
+    CHECK_U64(dh_duration_bound(DH_DURATION_NUM - 1), UINT64_MAX);
+    CHECK_U64(dh_duration_bound(UINT32_MAX), UINT64_MAX);
 }
 
 /* Open with ten passes a second. */
@@ -1011,6 +1049,8 @@ int main(void)
     machine_make();
     test_existing_files_are_read();
     test_unchanged_pass_neither_wakes_nor_opens();
+    test_each_pass_is_counted_in_one_bucket_of_its_source();
+    test_duration_is_counted_below_the_next_bound();
     test_pool_sizes_are_read_each_pass_and_usage_each_second();
     test_changed_pool_size_reads_the_usage_of_all_pools();
     test_machine_pools_without_node_pools_are_read_each_pass();

@@ -21,6 +21,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.timing import PassTimer
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
@@ -62,6 +63,7 @@ class PodTracker:
             clock: Returns the current time.
             record: Receives each new consumer map, in a thread; None: no history is recorded.
         """
+        self.timer: Final = PassTimer(SOURCE)
         self._config = config
         self._clock = clock
         self._record = record
@@ -188,7 +190,9 @@ class PodTracker:
             report: Newest health report, for the log lines about affected pods; None: there is none yet.
             recording: Recorder that gets the consumer map.
         """
-        self._set_sample(*await poller.poll(self._core_snapshot))
+        with self.timer.measure():
+            polled = await poller.poll(self._core_snapshot)
+        self._set_sample(*polled)
         self._map = poller.newest_map
         if report is not None:
             report = await poller.with_embedding_drivers(report)

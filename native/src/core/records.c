@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/durations.h"
 #include "core/sampler.h"
 
 /*
@@ -350,6 +351,12 @@ void dh_sampler_notify(struct dh_sampler *s)
 uint64_t dh_sampler_notified_ns(const struct dh_sampler *s)
 {
     return atomic_load_explicit(&s->live.notified_ns, memory_order_relaxed);
+}
+
+void dh_sampler_durations(const struct dh_sampler *s, struct dh_durations *out)
+{
+    for (int i = 0; i < DH_SOURCE_NUM; i++)
+        out[i] = dh_durations_read(&s->durations[i]);
 }
 
 size_t dh_sampler_size(const struct dh_sampler *s)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cgroup/cgroups.h"
+#include "core/durations.h"
 #include "core/sampler.h"
 
 #define PERIOD_MIN_NS (10 * 1000000ull)
@@ -177,11 +178,15 @@ int dh_sampler_open(const struct dh_options *o, const char *sysfs, const char *c
     return 0;
 }
 
-/* Note the end of a source's pass. */
+/* Note the end of a source's pass, where the pass of the next source begins. */
 static void heartbeat(struct dh_sampler *s, enum dh_source_id id)
 {
+    uint64_t end_ns = dh_now_ns();
+
+    dh_durations_note(&s->durations[id], end_ns - s->source_start_ns);
+    s->source_start_ns = end_ns;
     /* release: a reader that sees the heartbeat also sees what was published before it */
-    atomic_store_explicit(&s->live.source_heartbeat_ns[id], dh_now_ns(), memory_order_release);
+    atomic_store_explicit(&s->live.source_heartbeat_ns[id], end_ns, memory_order_release);
     atomic_fetch_add_explicit(&s->live.source_passes[id], 1, memory_order_release);
 }
 
@@ -245,7 +250,7 @@ static void source_done(struct dh_sampler *s, enum dh_source_id id)
  */
 static void pass(struct dh_sampler *s)
 {
-    s->now_ns = dh_now_ns();
+    s->now_ns = s->source_start_ns = dh_now_ns();
     s->resync = s->first || dh_sampler_is_due(s, s->resync_ns, s->opt.resync_ns);
     if (s->resync)
         s->resync_ns = s->now_ns;

@@ -107,6 +107,7 @@ struct dh_sampler {
     uint64_t last_stamp; /* highest stamp given to a group */
     uint8_t *group_is_dirty;
     uint64_t reads, opens;
+    uint64_t source_start_ns; /* when the source that is being read began */
 
     struct dh_cached_file online, present, isolated;
     struct dh_cached_file pool_file[DH_POOL_MAX][5];
@@ -121,6 +122,7 @@ struct dh_sampler {
         _Atomic uint64_t heartbeat_ns, passes, reads, opens, notified_ns;
         _Atomic uint64_t source_heartbeat_ns[DH_SOURCE_NUM], source_passes[DH_SOURCE_NUM];
     } live;
+    struct dh_durations durations[DH_SOURCE_NUM]; /* written by the thread only; see durations.h */
 
     struct dh_worker worker;
 };

@@ -129,6 +129,7 @@ struct dh_gpu_slot {
     bool event_dirty;              /* used by the waiter only */
     struct dh_seqlock gpu_seq, event_seq;
     struct dh_gpu pub;
+    struct dh_durations durations;
 
     /* under the lock */
     bool pass_requested, mig_pass_requested; /* run a pass at once */

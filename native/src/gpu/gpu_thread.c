@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "core/durations.h"
 #include "gpu/gpus.h"
 
 /* Read all fields again, unsupported ones included: the GPU may have been reset or repartitioned. */
@@ -160,6 +161,7 @@ static void finish_pass(struct dh_gpu_slot *s)
     g->failures += s->status != NVML_SUCCESS;
     g->passes++;
     g->heartbeat_ns = s->call_end_ns;
+    dh_durations_note(&s->durations, s->call_end_ns - s->now_ns);
     dh_gpu_publish(s);
 }
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/durations.h"
 #include "gpu/gpus.h"
 
 #define MS 1000000ull
@@ -230,6 +231,20 @@ size_t dh_gpus_size(const struct dh_gpu_watch *w)
 }
 
 /* ---- reading ---- */
+
+void dh_gpus_durations(struct dh_gpu_watch *w, struct dh_durations *out)
+{
+    uint32_t gpus = atomic_load_explicit(&w->gpus, memory_order_acquire);
+
+    memset(out, 0, sizeof(*out));
+    for (uint32_t i = 0; i < gpus && i < DH_GPU_MAX; i++) { /* the other process may have written any number */
+        struct dh_durations one = dh_durations_read(&dh_gpu_slot_at(w, i)->durations);
+
+        for (int bucket = 0; bucket < DH_DURATION_NUM; bucket++)
+            out->count[bucket] += one.count[bucket];
+        out->sum_ns += one.sum_ns;
+    }
+}
 
 struct copy {
     void *to, *from;

@@ -14,6 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "core/durations.h"
 #include "machine/machine.h"
 
 #define PERIOD_MIN_NS (10 * 1000000ull)
@@ -61,8 +62,11 @@ static void paces_set(struct dh_machine *m)
 
 static void source_done(struct dh_machine *m, enum dh_machine_source source)
 {
+    uint64_t end_ns = dh_now_ns();
+
+    dh_durations_note(&m->durations[source], end_ns - m->source_start_ns);
     m->work.head.source[source].passes++;
-    m->work.head.source[source].heartbeat_ns = dh_now_ns();
+    m->work.head.source[source].heartbeat_ns = end_ns;
     dh_machine_publish(m);
     dh_machine_notify(m);
 }
@@ -78,6 +82,7 @@ static void pass(struct dh_machine *m)
     for (uint32_t i = 0; i < DH_MACHINE_SOURCE_NUM; i++) {
         if ((sources[i].pace == SLOW && !m->slow) || (sources[i].pace == RARE && !m->rare))
             continue;
+        m->source_start_ns = dh_now_ns();
         sources[i].pass(m);
         if (i == DH_MACHINE_SOURCE_NUM - 1) {
             m->wake |= m->first || m->settle_passes == 1; /* enough clean passes for a recovery */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "core/durations.h"
 #include "machine/machine.h"
 
 /*
@@ -238,6 +239,12 @@ static int64_t copy_out(void *arg)
     dh_words_load(to + dimms, pub->numa, numas);
     dh_words_load(to + dimms + numas, pub->core, cores);
     return (int64_t)(sizeof(*head) + dimms + numas + cores);
+}
+
+void dh_machine_durations(const struct dh_machine *m, struct dh_durations *out)
+{
+    for (int i = 0; i < DH_MACHINE_SOURCE_NUM; i++)
+        out[i] = dh_durations_read(&m->durations[i]);
 }
 
 size_t dh_machine_size(const struct dh_machine *m)

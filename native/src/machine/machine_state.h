@@ -58,6 +58,8 @@ struct dh_machine {
     uint64_t slow_ns, rare_ns; /* last slow pass and last rare pass; a rare pass is also a slow one */
     uint64_t root_ns;          /* when the roots were last opened */
     uint64_t next_ns;          /* the next pass */
+    uint64_t source_start_ns;  /* when the source that is being read began */
+    struct dh_durations durations[DH_MACHINE_SOURCE_NUM]; /* read by any thread; see core/durations.h */
     uint64_t rescan_after_ns;  /* rescan requests are ignored until then */
     uint32_t settle_passes;    /* rare passes left because of a rescan request, including this one */
     bool slow, rare;           /* kind of this pass */
