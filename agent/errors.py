@@ -53,7 +53,9 @@ class ApiUnreachableError(DrahealthError):
 class ApiError(DrahealthError):
     """The API server answered a call with an error."""
 
-    def __init__(self, status: int, reason: str, message: str, body: bytes = b"") -> None:
+    def __init__(
+        self, status: int, reason: str, message: str, body: bytes = b"", *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
         self.status = status
         """HTTP status of the API server's answer."""
@@ -61,6 +63,8 @@ class ApiError(DrahealthError):
         """Reason of the API server's Status, such as ``NotFound``; else the phrase of the HTTP status."""
         self.body = body
         """Complete answer of the API server, normally a ``Status`` object."""
+        self.retry_after_s = retry_after_s
+        """Time that the API server asks its client to wait before another call [s]; None: it names none."""
 
 
 class ApiForbiddenError(ApiError):

@@ -19,7 +19,7 @@ from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
 from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
-from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
+from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.socket_address import ListenAddress
 from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
@@ -69,6 +69,7 @@ class FakeAgent:
             subscribers=lambda: self.subscribers,
             prepares=dict,
             config_reload=lambda: None,
+            cluster=lambda: None,
             history_file=Path("/nonexistent"),
             documents=Documents(report=lambda shown: {"node": shown.node}),
         )
@@ -117,6 +118,9 @@ def full_agent() -> FakeAgent:
         pass_durations=lambda: {"nvml": PassDurations((0, 5, 1, *[0] * 8, 2), 12.5), "idle": NO_PASS},
         prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
         config_reload=lambda: ConfigReload(5.0),
+        cluster=lambda: ClusterStatus(
+            "drahealth/drahealth-node-a", is_held=True, requests=7, success_wall_s=9.0
+        ),
     )
     notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))
     hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))

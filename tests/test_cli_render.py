@@ -32,7 +32,15 @@ from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
-from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ClusterCondition,
+    ClusterStatus,
+    ConfigReload,
+    Report,
+    SeverityCount,
+    SocketSubscribers,
+)
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceState
 from agent.model.time import format_age
@@ -485,6 +493,33 @@ def test_status_shows_usage_and_subscribers():
 def test_status_shows_the_last_reload(reload, line):
     shown = " ".join(render_status(replace(STATUS, config_reload=reload), PLAIN, now_s=NOW_S).split())
     assert f"config {line} subscribers" in shown
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"),
+    [
+        (
+            ClusterStatus(
+                "drahealth/drahealth-a",
+                "a_1",
+                is_held=True,
+                requests=7,
+                success_wall_s=NOW_S - 4,
+                conditions=(ClusterCondition("DRADevicesHealthy", "True", "AllDevicesHealthy"),),
+            ),
+            "lease drahealth/drahealth-a held by this agent; DRADevicesHealthy True (AllDevicesHealthy); "
+            "7 requests, 0 failures; last success 4s ago",
+        ),
+        (
+            ClusterStatus("d/l", failures=2, error="lease: no answer", maintenance=("Drained",)),
+            "lease d/l held by no agent; in maintenance: Drained; 0 requests, 2 failures; "
+            "last success never; failing: lease: no answer",
+        ),
+    ],
+)
+def test_status_shows_the_work_at_the_api_server(cluster, line):
+    shown = " ".join(render_status(replace(STATUS, cluster=cluster), PLAIN, now_s=NOW_S).split())
+    assert f"cluster {line} subscribers" in shown
 
 
 def test_status_of_a_new_agent_has_no_report():

@@ -139,6 +139,12 @@ dir = "/var/lib/drahealth/record"
 size = "64MiB"
 age = "48h"
 
+[k8s]
+enabled = true
+kubeconfig = "/etc/drahealth/kubeconfig"
+namespace = "monitoring"
+condition-kinds = ["gpu", "nic"]
+
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
 quiet = "2m"
@@ -271,6 +277,10 @@ def test_every_key_of_the_file_sets_its_field(setup):
         ),
         history_rows=50,
         history_age_s=86_400,
+        k8s_enabled=True,
+        k8s_kubeconfig=Path("/etc/drahealth/kubeconfig"),
+        k8s_namespace="monitoring",
+        k8s_condition_kinds=("gpu", "nic"),
         record_dir=Path("/var/lib/drahealth/record"),
         record_size=64 << 20,
         record_age_s=172_800,

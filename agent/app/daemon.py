@@ -38,7 +38,7 @@ from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
-from agent.model.report import AgentStatus, Report
+from agent.model.report import AgentStatus, ClusterStatus, Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -72,6 +72,7 @@ from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 if TYPE_CHECKING:
+    from agent.cluster.cluster_publisher import ClusterPublisher
     from agent.driver.session import DriverSession
     from agent.http.agent_view import AgentView, Documents
     from agent.http.server import HttpServer
@@ -82,6 +83,7 @@ YIELD_S: Final = 0.001
 STOP_S: Final = 1.7  # the process exits less than 2 s after SIGTERM, even if a thread hangs
 IO_STOP_S: Final = 0.9
 HTTP_STOP_S: Final = 0.2
+CLUSTER_STOP_S: Final = 0.05
 MIN_STOP_S: Final = 0.05  # shortest time that each part has to stop, even after a hung one
 IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within microseconds
 
@@ -154,6 +156,7 @@ class Daemon:
             open_handler=self._sessions.open,
             clear_requests=self._clear_requests,
             config_reload=lambda: self._reloader.last,
+            cluster_status=self._cluster_status,
             locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
@@ -163,8 +166,10 @@ class Daemon:
         self._pods = PodTracker(config, clock=read_clocks, record=record)
         settings = engine_settings(config)
         self._http: _Http | None = None
+        self._cluster: ClusterPublisher | None = None
         try:
             _check_web_config(config)
+            self._cluster = _cluster_publisher(config)
             if config.listen and documents is not None:
                 self._http = self._open_http(documents(), history.path)
             self._node = open_node_source(
@@ -233,6 +238,8 @@ class Daemon:
             self._io.start()
             if self._http is not None:
                 self._http.thread.start()
+            if self._cluster is not None:
+                self._cluster.start()
             self._node.start()
             self._notifier.status("first pass over the node has not finished")
             gc.freeze()  # a full collection over 50,000 permanent objects would delay a verdict by 12 ms
@@ -277,6 +284,8 @@ class Daemon:
         if _record_settings(config) != _record_settings(before):
             self._replace_snapshot_recorder(config)
         self._custom_checks.reconfigure(config.checks)
+        if self._cluster is not None:
+            self._cluster.reconfigure(config)
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))
 
     def _replace_snapshot_recorder(self, config: Config) -> None:
@@ -302,6 +311,10 @@ class Daemon:
         finally:
             if self._http is not None and not self._http.thread.stop(HTTP_STOP_S):
                 log.warning("shutdown: the HTTP thread did not stop within %g s; abandoning it", HTTP_STOP_S)
+            if self._cluster is not None and not self._cluster.close(CLUSTER_STOP_S):
+                log.warning(
+                    "shutdown: the cluster thread did not stop within %g s; abandoning it", CLUSTER_STOP_S
+                )
             self._source.close()
             hung = list(self._node.stop(SOURCES_STOP_S))
             hung += self._sessions.close(end_s)
@@ -356,6 +369,7 @@ class Daemon:
             subscribers=self._servers.subscribers,
             prepares=self._sessions.prepare_counts,
             config_reload=lambda: self._reloader.last,
+            cluster=self._cluster_status,
             history_file=history_file,
             documents=documents,
         )
@@ -370,7 +384,10 @@ class Daemon:
         status = collect_status(
             *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
         )
-        return replace(status, config_reload=self._reloader.last)
+        return replace(status, config_reload=self._reloader.last, cluster=self._cluster_status())
+
+    def _cluster_status(self) -> ClusterStatus | None:
+        return self._cluster.status if self._cluster is not None else None
 
     def _publish(self, report: Report) -> None:
         """Publish a health report to the taints of drivers, then to the sockets, then inside the agent."""
@@ -403,6 +420,8 @@ class Daemon:
             self._verdict_recorder.note_report(report)
         if self._http is not None:
             self._http.view.latest.publish(report)
+        if self._cluster is not None:
+            self._cluster.note_report(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
@@ -444,6 +463,16 @@ def _snapshot_recorder(
     limits = RecordLimits(config.record_size, config.record_age_s)
     head = SegmentHead(VERSION, config.node_name, boot_id)
     return SnapshotRecorder(config.record_dir, limits, head, previous=previous)
+
+
+def _cluster_publisher(config: Config) -> "ClusterPublisher | None":
+    """Return the publisher to the API server; None: ``k8s.enabled`` is false. Raises the same errors as
+    :func:`run`."""
+    if not config.k8s_enabled:
+        return None
+    from agent.cluster.cluster_publisher import open_cluster_publisher  # with the HTTP client, 3 MiB
+
+    return open_cluster_publisher(config)
 
 
 class _Http(NamedTuple):

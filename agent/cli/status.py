@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.report import AgentStatus, ConfigReload
+    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,6 +71,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         TitledText("core", ", ".join(core_usage)),
         TitledText("reports", reports),
         *_config_reload(status.config_reload, now_s),
+        *_cluster(status.cluster, now_s),
         *(
             TitledText(
                 "subscribers",
@@ -93,6 +94,23 @@ def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[Titled
         if reload.error:
             text = f"not reloaded {age}: {reload.error}; the configuration in effect stays"
         yield TitledText("config", clean(text))
+
+
+def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText]:
+    """Yield the state of the work at the API server, if the agent has any."""
+    if cluster is None:
+        return
+    holder = "held by this agent" if cluster.is_held else f"held by {cluster.holder or 'no agent'}"
+    age = "never" if cluster.success_wall_s is None else f"{format_age(now_s - cluster.success_wall_s)} ago"
+    parts = [
+        f"lease {cluster.lease} {holder}",
+        *(f"{one.type} {one.status} ({one.reason})" for one in cluster.conditions),
+        *([f"in maintenance: {', '.join(cluster.maintenance)}"] if cluster.maintenance else ()),
+        f"{format_count(cluster.requests, 'request')}, {format_count(cluster.failures, 'failure')}",
+        f"last success {age}",
+        *([f"failing: {cluster.error}"] if cluster.error else ()),
+    ]
+    yield TitledText("cluster", clean("; ".join(parts)))
 
 
 VERB = Subcommand(

@@ -25,11 +25,13 @@ from agent.config.values import (
     MS,
     SWITCH_VALUES,
     S,
+    check_device_kinds,
     check_driver_names,
     check_hugepage_pools,
     check_library_length,
     check_listen_addresses,
     check_log_format,
+    check_namespace,
     check_node_name,
     check_path_length,
     check_xids,
@@ -243,6 +245,14 @@ SETTINGS: Final = (
             help="largest size of all recorded segments; the oldest are deleted"),
     Setting("record.age", "record_age_s", kinds.SECONDS, seconds_within(3600, YEAR_S),
             help="how long segments are kept"),
+    Setting("k8s.enabled", "k8s_enabled", kinds.SWITCH,
+            help="whether the devices' health is written to the API server", is_fixed=True),
+    Setting("k8s.kubeconfig", "k8s_kubeconfig", kinds.PATH,
+            help="kubeconfig of the agent; default: the service account of its pod", is_fixed=True),
+    Setting("k8s.namespace", "k8s_namespace", kinds.TEXT, check_namespace,
+            help="namespace of the node's lease; default: that of the pod, else drahealth", is_fixed=True),
+    Setting("k8s.condition-kinds", "k8s_condition_kinds", kinds.NAMES, check_device_kinds,
+            help="kinds of devices with a condition of their own on the Node"),
     Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
             help="texts of prepare errors and their classes"),
     Setting("taints.evict", "taint_evict", kinds.CODES,
@@ -363,6 +373,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Largest size of all recorded segments [bytes]."""
     record_age_s: int = 30 * 86_400
     """Age up to which recorded segments are kept [s]."""
+    k8s_enabled: bool = False
+    """Whether the devices' health is written to the API server."""
+    k8s_kubeconfig: Path | None = None
+    """Kubeconfig with the access to the API server; None: the service account of the agent's pod."""
+    k8s_namespace: str = ""
+    """Namespace of the node's Lease; empty: that of the agent's pod, else ``drahealth``."""
+    k8s_condition_kinds: tuple[str, ...] = ()
+    """Kinds of devices that have a condition of their own on the Node."""
     prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()

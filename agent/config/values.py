@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.devices.inventory import canonical_pool_name, parse_pool_name
+from agent.devices.inventory import DeviceKind, canonical_pool_name, parse_pool_name
 from agent.errors import suggestion
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
@@ -275,6 +275,20 @@ def check_node_name(name: str) -> None:
     if not all(re.fullmatch(_LABELS, part) for part in name.split("/")):
         rule = "DNS subdomains, with '/' between them"
         raise ValueError(f"{name!r} cannot name a DRA pool, whose name is {rule}; see --node-name")
+
+
+def check_namespace(name: str) -> None:
+    """Check the name of a Kubernetes namespace: a DNS label of at most 63 bytes; empty: the default."""
+    if name and not re.fullmatch(r"(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+        raise ValueError(f"{name!r} cannot name a namespace, whose name is a DNS label of at most 63 bytes")
+
+
+def check_device_kinds(names: tuple[str, ...]) -> None:
+    """Check kinds of devices; raises ValueError."""
+    known = [str(kind) for kind in DeviceKind]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of {', '.join(known)}{suggestion(name, known)}")
 
 
 def check_log_format(name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.http.health_totals import HealthTotals
-from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
+from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
 from agent.model.time import NS, Instant
@@ -52,6 +52,8 @@ class AgentView:
     """Function that returns the number of finished prepares by driver, error class and code."""
     config_reload: Callable[[], ConfigReload | None]
     """Function that returns the last reload of the configuration; None: there was none."""
+    cluster: Callable[[], ClusterStatus | None]
+    """Function that returns the state of the work at the API server; None: ``k8s.enabled`` is false."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
     documents: Documents

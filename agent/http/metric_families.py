@@ -340,6 +340,15 @@ RELOAD_OK: Final = _gauge(
 RELOAD_TIME: Final = _gauge(
     "config_last_reload_timestamp_seconds", "Time of the last reload of the configuration."
 )
+CLUSTER_LEASE: Final = _gauge(
+    "cluster_lease_held",
+    "1: this agent holds the node's lease and writes to the API server. Left out without k8s.enabled.",
+)
+CLUSTER_REQUESTS: Final = _counter("cluster_requests", "Requests to the API server.")
+CLUSTER_FAILURES: Final = _counter("cluster_failures", "Failed attempts to write to the API server.")
+CLUSTER_SUCCESS: Final = _gauge(
+    "cluster_last_success_timestamp_seconds", "Time of the last successful work at the API server."
+)
 CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
 CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
 CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
@@ -392,6 +401,10 @@ AGENT_FAMILIES: Final = (
     REPORT_TIME,
     RELOAD_OK,
     RELOAD_TIME,
+    CLUSTER_LEASE,
+    CLUSTER_REQUESTS,
+    CLUSTER_FAILURES,
+    CLUSTER_SUCCESS,
     CORE_PASSES,
     CORE_WAKES,
     CORE_READS,

@@ -198,6 +198,12 @@ class MetricsRenderer:
         if (reload := view.config_reload()) is not None:
             yield _rows(families.RELOAD_OK, [((), not reload.error)])
             yield _rows(families.RELOAD_TIME, [((), reload.at_wall_s)])
+        if (cluster := view.cluster()) is not None:
+            yield _rows(families.CLUSTER_LEASE, [((), cluster.is_held)])
+            yield _rows(families.CLUSTER_REQUESTS, [((), cluster.requests)])
+            yield _rows(families.CLUSTER_FAILURES, [((), cluster.failures)])
+            if cluster.success_wall_s is not None:
+                yield _rows(families.CLUSTER_SUCCESS, [((), cluster.success_wall_s)])
         counts = self._server()
         yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])
         yield _rows(families.HTTP_REFUSED, [((), counts.refused)])

@@ -77,6 +77,37 @@ class ConfigReload(NamedTuple):
     """Settings that changed, with both values: ``throttle.events: 10 to 5``."""
 
 
+class ClusterCondition(NamedTuple):
+    """Condition of the Node that the agent has written."""
+
+    type: str
+    status: str
+    """``True``, ``False`` or ``Unknown``."""
+    reason: str
+
+
+class ClusterStatus(NamedTuple):
+    """State of the agent's work at the API server."""
+
+    lease: str
+    """Lease of the node, ``<namespace>/<name>``."""
+    holder: str = ""
+    """Identity of the agent that holds the lease; empty: not known, or none does."""
+    is_held: bool = False
+    """True: this agent holds the lease, and writes. False: it writes nothing."""
+    requests: int = 0
+    """Requests since the agent started."""
+    failures: int = 0
+    """Failed attempts since the agent started."""
+    error: str = ""
+    """Error of the last attempt; empty: all work has succeeded."""
+    success_wall_s: float | None = None
+    """Time of the last success [s since 1970]; None: there was none."""
+    conditions: tuple[ClusterCondition, ...] = ()
+    maintenance: tuple[str, ...] = ()
+    """Conditions of the Node with which it is drained or maintained now (KEP-5683), when it was last read."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with facts of its newest report."""
@@ -109,3 +140,5 @@ class AgentStatus:
     """Number of devices in the newest report by repair, worst first; devices that need none are left out."""
     config_reload: ConfigReload | None = None
     """Last reload of the configuration; None: none since the start."""
+    cluster: ClusterStatus | None = None
+    """State of the work at the API server; None: ``k8s.enabled`` is false."""

@@ -1,4 +1,4 @@
-"""Schemas of the chart's kinds, from the OpenAPI documents of Kubernetes and of the Prometheus operator.
+"""Schemas of the kinds in the chart, and of those that the agent writes, from published OpenAPI documents.
 
 Usage: ``python tests/packages/make_schemas.py``, with Go and a way to its modules. Writes
 ``schemas/kubernetes-<VERSION>.json`` and ``schemas/podmonitor.json``: JSON schemas without texts, which
@@ -19,12 +19,17 @@ import yaml
 SCHEMAS = Path(__file__).parent / "schemas"
 RELEASES = ("v1.34.4", "v1.35.4", "v1.36.3", "v1.37.2")
 KINDS = {
-    "api__v1": ("ConfigMap", "Namespace", "ServiceAccount"),
+    "api__v1": ("ConfigMap", "Event", "Namespace", "Node", "ServiceAccount"),
     "apis__apps__v1": ("DaemonSet",),
+    "apis__coordination.k8s.io__v1": ("Lease",),
     "apis__networking.k8s.io__v1": ("NetworkPolicy",),
+    "apis__rbac.authorization.k8s.io__v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+    "apis__resource.k8s.io__v1": ("DeviceTaintRule",),
+    "apis__resource.k8s.io__v1alpha3": ("DeviceTaintRule",),
+    "apis__resource.k8s.io__v1beta2": ("DeviceTaintRule",),
     "apis__scheduling.k8s.io__v1": ("PriorityClass",),
 }
-"""Kinds by the document that defines them."""
+"""Kinds by the document that defines them. A release lacks documents of versions that it does not have."""
 OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 PODMONITOR = "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"
 TEXTS = ("description", "default", "example", "externalDocs")
@@ -72,7 +77,10 @@ def kubernetes_schema(root: Path) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     for document, names in KINDS.items():
-        found = json.loads((root / f"api/openapi-spec/v3/{document}_openapi.json").read_text())
+        path = root / f"api/openapi-spec/v3/{document}_openapi.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
         schemas = found["components"]["schemas"]
         waiting = set()
         for name, schema in schemas.items():

@@ -17,6 +17,7 @@ import yaml
 from containers import Container, Mount, Process, oci_config, running
 from patience import PATIENCE_S
 
+from agent.config.config import load
 from agent.config.values import parse_listen_addresses
 from agent.version import VERSION
 
@@ -38,6 +39,7 @@ VARIANTS = {
         "drivers": [DRIVER, "nic.example.com"],
         "image": {"repository": "registry.example.com/drahealth", "tag": "1.0"},
         "imagePullSecrets": [{"name": "registry"}],
+        "cluster": {"enabled": True, "conditionKinds": ["gpu", "nic"]},
         "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [TERM]}}},
         "kernelLog": {"enabled": True},
         "maxUnavailable": 1,
@@ -136,6 +138,7 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"address": "localhost"}, "value must be one of '0.0.0.0', '[::]'"),
         ({"runtimeDir": "run"}, "does not match pattern"),
         ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
+        ({"cluster": {"conditionKinds": ["gpus"]}}, "value must be one of"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
     ],
 )
@@ -208,6 +211,43 @@ def test_pod_mounts_only_the_paths_that_it_needs(helm: Path, is_enabled: bool) -
     assert paths == {"/run/drahealth", "/var/lib/drahealth", "/sys", "/proc"} | kubelet
     mounts = pod["containers"][0]["volumeMounts"]
     assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"run", "state"}
+
+
+ROLES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+
+
+def test_default_chart_grants_no_right(helm: Path) -> None:
+    assert not set(ROLES) & set(rendered(helm, {}))
+
+
+def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: Path) -> None:
+    values = {
+        "cluster": {"enabled": True, "conditionKinds": ["gpu"]},
+        "networkPolicy": {"apiServerPorts": [6443]},
+    }
+    objects = rendered(helm, values)
+    assert set(ROLES) <= set(objects)
+    for kind in ROLES:
+        for rule in objects[kind].get("rules", ()):
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+    pod = pod_spec(objects)
+    assert pod["automountServiceAccountToken"] is True
+    (subject,) = objects["ClusterRoleBinding"]["subjects"]
+    assert (subject["name"], subject["namespace"]) == (pod["serviceAccountName"], "drahealth")
+    egress = objects["NetworkPolicy"]["spec"]["egress"]
+    assert egress == [{"ports": [{"port": 6443, "protocol": "TCP"}]}]
+
+
+def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_path: Path) -> None:
+    objects = rendered(helm, {"cluster": {"enabled": True, "conditionKinds": ["gpu"]}, "config": CONFIG})
+    (volume,) = (one for one in pod_spec(objects)["volumes"] if one["name"] == "config")
+    for item in volume["configMap"]["items"]:
+        file = tmp_path / item["path"]
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(objects["ConfigMap"]["data"][item["key"]])
+    config = load({}, {}, default_file=tmp_path / "config.toml", needs_runtime_dir=False)
+    assert (config.k8s_enabled, config.k8s_condition_kinds) == (True, ("gpu",))
+    assert config.period_ns == 500_000_000
 
 
 def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> None:

@@ -120,6 +120,12 @@ STATUS: Final = ObjectKeys(
 )
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
 SUBSCRIBER: Final = ObjectKeys("socket streams connections")
+CLUSTER: Final = ObjectKeys(
+    "lease holder isHeld requests failures error lastSuccess:success_wall_s conditions maintenance",
+    lastSuccess=lambda wall_s: None if wall_s is None else rfc3339(wall_s),
+    conditions=encode_each(ObjectKeys("type status reason")),
+    maintenance=list,
+)
 CONFIG_RELOAD: Final = ObjectKeys("at:at_wall_s error changes", at=rfc3339)
 
 
@@ -147,6 +153,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "cgroups": {"watched": status.groups, **CGROUPS(status.core)},
         "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
         "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
+        "cluster": CLUSTER(status.cluster) if status.cluster else None,
     }
 
 

@@ -6,6 +6,8 @@ from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.report import (
     AgentStatus,
+    ClusterCondition,
+    ClusterStatus,
     ConfigReload,
     RepairCount,
     Report,
@@ -94,6 +96,24 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
             for count in reply.repairs
         ),
         config_reload=_config_reload_of(reply.config_reload) if reply.config_reload.at_wall_s else None,
+        cluster=_cluster_of(reply.cluster) if reply.cluster.lease else None,
+    )
+
+
+def _cluster_of(cluster: v1.ClusterStatus) -> ClusterStatus:
+    return ClusterStatus(
+        lease=cluster.lease,
+        holder=cluster.holder,
+        is_held=cluster.is_held,
+        requests=cluster.requests,
+        failures=cluster.failures,
+        error=cluster.error,
+        success_wall_s=cluster.success_wall_s or None,
+        conditions=tuple(
+            ClusterCondition(condition.type, condition.status, condition.reason)
+            for condition in cluster.conditions
+        ),
+        maintenance=tuple(cluster.maintenance),
     )
 
 

@@ -10,7 +10,14 @@ from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
-from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ClusterCondition,
+    ClusterStatus,
+    ConfigReload,
+    Report,
+    SocketSubscribers,
+)
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
@@ -99,6 +106,7 @@ def encode_status(status: AgentStatus) -> bytes:
             *(message_field(15, entry) for entry in subscribers),
             *(message_field(16, count) for count in repairs),
             *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
+            *((message_field(18, _cluster(status.cluster)),) if status.cluster else ()),
         )
     )
 
@@ -116,6 +124,30 @@ def _subscribers(entry: SocketSubscribers) -> bytes:
 def _config_reload(reload: ConfigReload) -> bytes:
     changes = (string_field(3, change) for change in reload.changes)
     return b"".join((double_field(1, reload.at_wall_s), string_field(2, reload.error), *changes))
+
+
+def _cluster(cluster: ClusterStatus) -> bytes:
+    return b"".join(
+        (
+            string_field(1, cluster.lease),
+            string_field(2, cluster.holder),
+            int_field(3, cluster.is_held),
+            int_field(4, cluster.requests),
+            int_field(5, cluster.failures),
+            string_field(6, cluster.error),
+            double_field(7, cluster.success_wall_s or 0.0),
+            *(message_field(8, _cluster_condition(condition)) for condition in cluster.conditions),
+            *(repeated_string_field(9, name) for name in cluster.maintenance),
+        )
+    )
+
+
+def _cluster_condition(condition: ClusterCondition) -> bytes:
+    return (
+        string_field(1, condition.type)
+        + string_field(2, condition.status)
+        + string_field(3, condition.reason)
+    )
 
 
 def encode_clear_reply(result: ClearResult) -> bytes:

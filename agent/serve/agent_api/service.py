@@ -21,6 +21,7 @@ from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
 from agent.model.health import Repair
 from agent.model.report import (
     AgentStatus,
+    ClusterStatus,
     ConfigReload,
     RepairCount,
     Report,
@@ -71,6 +72,7 @@ class AgentService:
         subscribers: Callable[[], tuple[SocketSubscribers, ...]],
         clear_requests: ClearRequests | None = None,
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
+        cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
     ) -> None:
         """Create the service for the command line.
 
@@ -80,6 +82,7 @@ class AgentService:
             subscribers: Returns the number of open streams of each socket.
             clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
             config_reload: Returns the last reload of the configuration; None: there was none.
+            cluster_status: Returns the state of the work at the API server; None: there is none.
         """
         self.streams = 0
         """Number of open streams on which the command line receives reports."""
@@ -88,6 +91,7 @@ class AgentService:
         self._subscribers = subscribers
         self._clear_requests = clear_requests
         self._config_reload = config_reload
+        self._cluster_status = cluster_status
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -103,7 +107,8 @@ class AgentService:
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        await stream.send_message(encode_status(replace(status, config_reload=self._config_reload())))
+        status = replace(status, config_reload=self._config_reload(), cluster=self._cluster_status())
+        await stream.send_message(encode_status(status))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()

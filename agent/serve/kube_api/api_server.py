@@ -25,7 +25,7 @@ from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStrea
 from agent.version import VERSION
 
 if TYPE_CHECKING:  # imported with the first call: the agent never needs it
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
 
 TIMEOUT_S: Final = 10.0
 """Timeout of the connect and of each read [s]; the kubelet waits 45 s for a prepare."""
@@ -45,6 +45,8 @@ _RESOURCE: Final = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<resource>[^/?]+)"
     r"(?P<name>/[^/?]+)?(?P<part>/[^/?]+)?(?:\?(?P<query>.*))?"
 )
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_APPLY_PATCH: Final = "application/apply-patch+yaml"  # JSON is YAML; apply-patch+json is not in all releases
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -65,6 +67,8 @@ class ApiServer:
         self._host, self._port = parts.hostname or "", parts.port
         self._is_tls, self._prefix = parts.scheme == "https", parts.path.rstrip("/")
         self._version = ""
+        self.requests = 0
+        """Number of requests since the client was created; exact with one thread."""
         self._tls_lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
         self._ca_changed = 0.0
@@ -94,21 +98,48 @@ class ApiServer:
             ApiUnreachableError: The server is unreachable or not trusted, or did not answer in time.
             OSError: The token's file cannot be read.
         """
+        return self._call(method, path, body, _MERGE_PATCH if method == "PATCH" else "application/json")
+
+    def apply(
+        self, path: str, obj: Mapping[str, object], *, manager: str, force: bool = False
+    ) -> dict[str, Any]:
+        """Apply an object by server-side apply, and return the object that results.
+
+        Args:
+            path: Path of the object, or of its part ``status``; see :func:`path_of`.
+            obj: The fields that the manager owns, with ``apiVersion``, ``kind`` and ``metadata.name``. Fields
+                that only this manager owned and that are missing now are removed.
+            manager: Name of the field manager.
+            force: True: take fields over that other managers own. False: such a field is a conflict, 409.
+
+        Raises the errors of :meth:`call`.
+        """
+        query = urlencode({"fieldManager": manager, "force": str(force).lower()})
+        return self._call("PATCH", f"{path}?{query}", obj, _APPLY_PATCH)
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, object] | None, content_type: str
+    ) -> dict[str, Any]:
         with doing(Operation.API, path):
             data = b"" if body is None else msgspec.json.encode(body)
-            connection = self._open(method, path, data)
+            connection = self._open(method, path, data, content_type)
             try:
                 return self._receive(connection, method, path)
             finally:
                 connection.close()
 
-    def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
+    def list_objects(self, path: str, field_selector: str = "", label_selector: str = "") -> ObjectList:
         """Return all objects of a list of the API server, read in pages.
 
         Raises the errors of :meth:`call`.
         """
         items: list[dict[str, Any]] = []
-        query = {"fieldSelector": field_selector, "limit": str(PAGE_OBJECTS), "continue": ""}
+        query = {
+            "fieldSelector": field_selector,
+            "labelSelector": label_selector,
+            "limit": str(PAGE_OBJECTS),
+            "continue": "",
+        }
         while True:
             chosen = urlencode({key: value for key, value in query.items() if value})
             page = self.call("GET", f"{path}?{chosen}")
@@ -189,10 +220,12 @@ class ApiServer:
                 raise self._unreachable(error) from error
             if refused is not None:
                 connection.close()
-                raise _refusal("GET", path, answer.status, answer.reason, refused)
+                raise _refusal("GET", path, answer, refused)
             return OpenStream(connection, used, answer)
 
-    def _open(self, method: str, path: str, data: bytes) -> "HTTPConnection":
+    def _open(
+        self, method: str, path: str, data: bytes, content_type: str = "application/json"
+    ) -> "HTTPConnection":
         """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
         if self._access.token_file is not None:
@@ -200,9 +233,9 @@ class ApiServer:
         elif self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         if data:
-            kind = "merge-patch+json" if method == "PATCH" else "json"
-            headers["Content-Type"] = f"application/{kind}"
+            headers["Content-Type"] = content_type
         try:
+            self.requests += 1
             connection = self._connect()
             try:
                 connection.request(method, self._prefix + path, data or None, headers)
@@ -224,7 +257,7 @@ class ApiServer:
                 f"API server {self.url}: answer to {path} is more than {ANSWER_BYTES} bytes"
             )
         if not 200 <= answer.status < 300:
-            raise _refusal(method, path, answer.status, answer.reason, data)
+            raise _refusal(method, path, answer, data)
         try:
             return _decode_object(data)
         except ValueError as error:
@@ -281,17 +314,20 @@ def verb_and_resource(method: str, path: str) -> tuple[str, str]:
     return verb, f"{found['resource']}{found['part'] or ''}{f'.{group}' if group else ''}"
 
 
-def _refusal(method: str, path: str, status: int, reason: str, data: bytes) -> ApiError:
+def _refusal(method: str, path: str, response: "HTTPResponse", data: bytes) -> ApiError:
     """Return the exception for an answer of the API server whose status is not 2xx."""
+    status = response.status
     try:
         answer: JsonObject = _decode_object(data)
     except ValueError:
         answer = {}
-    reason, message = str(answer.get("reason") or reason), str(answer.get("message") or "")
-    if status != FORBIDDEN:
-        return ApiError(status, reason, message, data)
-    verb, resource = verb_and_resource(method, path)
-    return ApiForbiddenError(status, reason, message, data, verb=verb, resource=resource)
+    reason, message = str(answer.get("reason") or response.reason), str(answer.get("message") or "")
+    if status == FORBIDDEN:
+        verb, resource = verb_and_resource(method, path)
+        return ApiForbiddenError(status, reason, message, data, verb=verb, resource=resource)
+    delay = response.getheader("Retry-After") or ""
+    retry_after_s = float(delay) if delay.isascii() and delay.isdigit() else None  # a date is not used
+    return ApiError(status, reason, message, data, retry_after_s=retry_after_s)
 
 
 def _decode_object(data: bytes) -> dict[str, Any]:

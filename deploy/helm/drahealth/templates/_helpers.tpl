@@ -12,6 +12,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
+{{- define "drahealth.clusterConfig" -}}
+[k8s]
+enabled = true
+condition-kinds = {{ .Values.cluster.conditionKinds | toJson }}
+{{- end }}
+
 {{- define "drahealth.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}{{ default (include "drahealth.name" .) .Values.serviceAccount.name }}{{ else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
 {{- end }}

@@ -483,6 +483,50 @@ class StatusReply(betterproto.Message):
     config_reload: "ConfigReload" = betterproto.message_field(17)
     """Last reload of the configuration; absent if there was none."""
 
+    cluster: "ClusterStatus" = betterproto.message_field(18)
+    """State of the work at the API server; absent if k8s.enabled is false."""
+
+
+@dataclass(eq=False, repr=False)
+class ClusterStatus(betterproto.Message):
+    lease: str = betterproto.string_field(1)
+    """Lease of the node, "<namespace>/<name>"."""
+
+    holder: str = betterproto.string_field(2)
+    """
+    Identity of the agent that holds the lease; empty: not known, or none does.
+    """
+
+    is_held: bool = betterproto.bool_field(3)
+    """Whether this agent holds the lease; it writes nothing without it."""
+
+    requests: int = betterproto.int64_field(4)
+    """Requests, and failed attempts, since the agent started."""
+
+    failures: int = betterproto.int64_field(5)
+    error: str = betterproto.string_field(6)
+    """Error of the last attempt; empty: all work has succeeded."""
+
+    success_wall_s: float = betterproto.double_field(7)
+    """Time of the last success [s since 1970]; 0: there was none."""
+
+    conditions: List["ClusterCondition"] = betterproto.message_field(8)
+    maintenance: List[str] = betterproto.string_field(9)
+    """
+    Conditions of the Node with which it is drained or maintained now, such as "DrainInProgress".
+    """
+
+
+@dataclass(eq=False, repr=False)
+class ClusterCondition(betterproto.Message):
+    """Condition of the Node that the agent has written."""
+
+    type: str = betterproto.string_field(1)
+    status: str = betterproto.string_field(2)
+    """True", "False" or "Unknown"."""
+
+    reason: str = betterproto.string_field(3)
+
 
 @dataclass(eq=False, repr=False)
 class ConfigReload(betterproto.Message):

@@ -1,0 +1,338 @@
+"""Publisher of the devices' health to the API server, in a thread that no other part of the agent waits for.
+
+The thread keeps the newest report only, and compares it with what the API server has: an API server that is
+away for a day costs one attempt a minute, and gets the newest state once it is back. Only the agent that
+holds the node's lease writes.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agent.cluster.node_conditions import (
+    active_maintenance,
+    are_on_node,
+    conditions_by_type,
+    decide_conditions,
+    node_status_patch,
+)
+from agent.cluster.node_lease import CONFLICT, RENEW_S, NodeLease, load_identity
+from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
+from agent.config.config import Config
+from agent.errors import ApiError, ApiUnreachableError, ConfigError
+from agent.model.json_values import JsonObject
+from agent.model.report import ClusterCondition, ClusterStatus, Report
+from agent.model.time import NS, Instant
+from agent.serve.kube_api.api_server import ApiServer, path_of
+from agent.sources.kubeconfig import read_kubeconfig
+from agent.system.files import ReadError, read_bounded
+from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.loop_thread import set_thread_name
+from agent.system.timing import random_fraction, read_clocks
+
+MANAGER: Final = "drahealth"
+"""Name of the agent's field manager, and of the source of its events."""
+DEFAULT_NAMESPACE: Final = "drahealth"
+"""Namespace of the lease where neither the configuration nor a service account names one."""
+START_S: Final = 5.0
+"""Largest random delay of the first call [s]: the agents of all nodes may start together."""
+DEBOUNCE_S: Final = 1.0
+"""Delay after a changed report [s], so that several changes are written together."""
+WRITE_S: Final = 10.0
+"""Shortest time between two writes of the conditions [s]: the limit for a device that flaps."""
+RESYNC_S: Final = 600.0
+"""Interval at which the objects in the API server are compared without a change [s]: others may have deleted
+them."""
+RETRY_S: Final = 1.0
+"""Pause after the first failure, doubled after each further one, half to one and a half of it at random
+[s]."""
+RETRY_MAX_S: Final = 60.0
+"""Limit of that doubling [s]."""
+NODE_AGE_S: Final = 5.0
+"""Age up to which a Node that was read is used again [s]."""
+
+log = logging.getLogger(__name__)
+
+
+class TaskPause(NamedTuple):
+    """Times after which a task runs again."""
+
+    idle_s: float
+    """Without a changed report [s]."""
+    changed_s: float = 0.0
+    """With a changed report [s]; at most ``idle_s``."""
+
+
+class _ClusterTask:
+    """Work at the API server with retries of its own: a missing permission of one task stops no other."""
+
+    def __init__(self, name: str, run: Callable[[Instant], TaskPause]) -> None:
+        self.name = name
+        self.run = run
+        self.failures = 0
+        self.logged = ""
+        self.due_ns = 0
+        self.earliest_ns = 0
+        """Time before which a changed report does not run the task [ns]."""
+
+
+class ClusterPublisher:
+    """Publisher of one node's health, with a thread. Thread-safe, except :meth:`step`."""
+
+    def __init__(
+        self,
+        config: Config,
+        api: ApiServer,
+        *,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], Instant] = read_clocks,
+        jitter: Callable[[], float] = random_fraction,
+    ) -> None:
+        """Create the publisher; nothing is called yet.
+
+        Args:
+            config: Configuration of the agent.
+            api: Client of the API server, for this publisher alone.
+            namespace: Namespace of the lease.
+            identity: Identity of this agent; see :func:`load_identity`.
+            clock: Returns the current time.
+            jitter: Returns a random number from 0 to 1.
+        """
+        self._config = config
+        self._api = api
+        self._clock = clock
+        self._jitter = jitter
+        self._node = config.node_name
+        self._node_path = path_of("api", "v1", "nodes", self._node)
+        self._lease = NodeLease(api, node=self._node, namespace=namespace, identity=identity)
+        self._changed = threading.Condition()
+        # --- guarded by the condition ---
+        self._report: Report | None = None
+        self._seen: object = None
+        self._is_changed = False
+        self._stopping = False
+        # --- the thread's own ---
+        self._lease_task = _ClusterTask("lease", self._renew_lease)
+        self._tasks = (self._lease_task, _ClusterTask("conditions", self._apply_conditions))
+        self._node_conditions: Mapping[str, JsonObject] = {}
+        self._node_uid = ""
+        self._node_read_ns: int | None = None
+        self._failed_calls = 0
+        self._success_wall_s: float | None = None
+        self._status = self._new_status()
+        self._thread = DaemonThread(self._run, "dh-cluster")
+
+    # --- called by the core ---------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> ClusterStatus:
+        """State of the publisher after its last step. Never blocks."""
+        return self._status
+
+    def note_report(self, report: Report) -> None:
+        """Store a published report; a changed verdict of a device wakes the thread. Never blocks."""
+        if report.starting:
+            return
+        seen = [
+            (device.key, device.health, device.severity, [cause.code for cause in device.causes])
+            for device in report.devices
+        ]
+        with self._changed:
+            self._report = report
+            if seen != self._seen:
+                self._seen = seen
+                self._note_change()
+
+    def reconfigure(self, config: Config) -> None:
+        """Apply a reloaded configuration. Never blocks."""
+        with self._changed:
+            self._config = config
+            self._note_change()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop the thread. Blocks up to ``timeout_s``.
+
+        The conditions stay on the Node, so that an update of the agent changes nothing.
+
+        Returns:
+            True if the thread has ended; False: a call of the API server continues and is abandoned.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _note_change(self) -> None:
+        self._is_changed = True
+        self._changed.notify_all()
+
+    # --- thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        set_thread_name("dh-cluster")
+        pause_s = START_S * self._jitter()
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, pause_s)
+        while True:
+            pause_s = self.step()
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._is_changed, pause_s)
+                if not self._stopping and self._is_changed:
+                    self._changed.wait_for(lambda: self._stopping, DEBOUNCE_S)
+                if self._stopping:
+                    return
+
+    def step(self) -> float:
+        """Do the work that is due; return the time until the next [s]. Called by the thread, or by a test in
+        its place. Blocks up to 10 s for the connect and for each read of each call."""
+        with self._changed:
+            is_changed, self._is_changed = self._is_changed, False
+        if is_changed:
+            for task in self._tasks[1:]:
+                task.due_ns = min(task.due_ns, task.earliest_ns)
+        for task in self._tasks:
+            now = self._clock()
+            if self._may_run(task, now) and task.due_ns <= now.mono_ns:
+                self._run_task(task, now)
+        self._status = self._new_status()
+        now = self._clock()
+        due_ns = min(task.due_ns for task in self._tasks if self._may_run(task, now))
+        return max(0.0, (due_ns - now.mono_ns) / NS)
+
+    def _may_run(self, task: _ClusterTask, now: Instant) -> bool:
+        return task is self._lease_task or self._lease.is_held(now)
+
+    def _run_task(self, task: _ClusterTask, now: Instant) -> None:
+        pause, failure, asked_s = TaskPause(0.0), "", 0.0
+        try:
+            pause = task.run(now)
+        except ApiError as error:
+            failure, asked_s = str(error), error.retry_after_s or 0.0
+        except (ApiUnreachableError, OSError) as error:
+            failure = str(error)
+        except Exception:  # a bug here must end neither the thread nor the agent
+            log.exception("cluster: %s: internal error; will retry", task.name)
+            failure = "internal error"
+        if failure:
+            pause = self._note_failure(task, failure, asked_s)
+        elif task.failures:
+            log.info("cluster: %s: succeeded after %d failures", task.name, task.failures)
+            task.failures, task.logged = 0, ""
+        if not failure:
+            self._success_wall_s = now.wall_s
+        task.due_ns = now.mono_ns + round(pause.idle_s * NS)
+        task.earliest_ns = now.mono_ns + round(pause.changed_s * NS)
+
+    def _note_failure(self, task: _ClusterTask, failure: str, asked_s: float) -> TaskPause:
+        pause_s = min(RETRY_S * 2 ** min(task.failures, 10), RETRY_MAX_S) * (0.5 + self._jitter())
+        task.failures += 1
+        self._failed_calls += 1
+        if failure != task.logged:
+            log.warning("cluster: %s: %s; will retry", task.name, failure)
+            task.logged = failure
+        pause_s = max(pause_s, min(asked_s, RESYNC_S))
+        return TaskPause(pause_s, pause_s)
+
+    def _new_status(self) -> ClusterStatus:
+        now = self._clock()
+        failing = [task for task in self._tasks if task.logged]
+        return ClusterStatus(
+            lease=f"{self._lease.namespace}/{self._lease.name}",
+            holder=self._lease.holder,
+            is_held=self._lease.is_held(now),
+            requests=self._api.requests,
+            failures=self._failed_calls,
+            error=f"{failing[0].name}: {failing[0].logged}" if failing else "",
+            success_wall_s=self._success_wall_s,
+            conditions=tuple(
+                ClusterCondition(name, str(entry.get("status")), str(entry.get("reason")))
+                for name, entry in sorted(self._node_conditions.items())
+                if name.startswith("DRA")
+            ),
+            maintenance=active_maintenance(self._node_conditions),
+        )
+
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    def _renew_lease(self, now: Instant) -> TaskPause:
+        if not self._node_uid:
+            self._read_node(now)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
+        self._lease.renew(now, owner)
+        return TaskPause(RENEW_S)
+
+    def _apply_conditions(self, now: Instant) -> TaskPause:
+        report, config = self._report, self._config
+        if report is None:
+            return TaskPause(RESYNC_S)
+        wanted = decide_conditions(report, config.k8s_condition_kinds)
+        self._read_node(now)
+        resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
+        if are_on_node(wanted, self._node_conditions):
+            return TaskPause(resync_s)
+        body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
+        path = f"{self._node_path}/status"
+        try:
+            node = self._api.apply(path, body, manager=MANAGER)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, error)
+            node = self._api.apply(path, body, manager=MANAGER, force=True)
+        self._note_node(node, now)
+        return TaskPause(resync_s, WRITE_S)
+
+    def _read_node(self, now: Instant) -> None:
+        """Read the Node, unless it was read in this step. Raises the errors of :meth:`ApiServer.call`."""
+        read_ns = self._node_read_ns
+        if read_ns is None or now.mono_ns - read_ns > NODE_AGE_S * NS:
+            self._note_node(self._api.call("GET", self._node_path), now)
+
+    def _note_node(self, node: dict[str, Any], now: Instant) -> None:
+        self._node_conditions = conditions_by_type(node)
+        self._node_uid = str(node["metadata"].get("uid", ""))
+        self._node_read_ns = now.mono_ns
+
+
+def open_cluster_publisher(config: Config) -> ClusterPublisher:
+    """Return the publisher of a configuration with ``k8s.enabled``. Blocks on the disk.
+
+    Raises:
+        ConfigError: No access to an API server is configured, or it cannot be used.
+        PermissionDeniedError: This user may not read the kubeconfig.
+    """
+    api = ApiServer(_api_access(config))
+    namespace = config.k8s_namespace or _pod_namespace() or DEFAULT_NAMESPACE
+    identity = load_identity(config.state_dir, config.node_name)
+    return ClusterPublisher(config, api, namespace=namespace, identity=identity)
+
+
+def _api_access(config: Config) -> ApiAccess:
+    """Return the access of a kubeconfig or of the pod. A user's own kubeconfig is not a default: it may have
+    more rights than the agent needs."""
+    if config.k8s_kubeconfig is not None:
+        return read_kubeconfig(config.k8s_kubeconfig)
+    if (access := pod_access()) is not None:
+        return access
+    raise ConfigError(
+        "true, but no API server is configured: not in a pod (KUBERNETES_SERVICE_HOST is not set); "
+        "set k8s.kubeconfig",
+        key="k8s.enabled",
+    )
+
+
+def _pod_namespace(directory: Path = SERVICE_ACCOUNT) -> str:
+    """Return the namespace of the pod; empty: not in a pod."""
+    try:
+        return read_bounded(directory / "namespace", 253).data.decode("ascii", "replace").strip()
+    except ReadError:
+        return ""

@@ -1,0 +1,186 @@
+"""Conditions of the Node that show the health of its devices, and the Node's conditions about maintenance.
+Pure.
+
+Types, reasons and statuses are fixed, because controllers outside match them. A message has names of devices
+and codes only, in a fixed order: a message that counts or measures would be another text at each evaluation.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from agent.devices.inventory import DeviceKind
+from agent.model.claim import DeviceRef
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.json_values import JsonObject
+from agent.model.report import Report
+from agent.model.time import rfc3339
+
+ALL_DEVICES: Final = "DRADevicesHealthy"
+"""Type of the condition about all devices."""
+KIND_CONDITIONS: Final[Mapping[str, str]] = {
+    DeviceKind.CPU: "DRACPUDevicesHealthy",
+    DeviceKind.GPU: "DRAGPUDevicesHealthy",
+    DeviceKind.MIG: "DRAMIGDevicesHealthy",
+    DeviceKind.MEMORY: "DRAMemoryDevicesHealthy",
+    DeviceKind.HUGEPAGES: "DRAHugepageDevicesHealthy",
+    DeviceKind.PCI: "DRAPCIDevicesHealthy",
+    DeviceKind.NIC: "DRANICDevicesHealthy",
+    DeviceKind.OTHER: "DRAOtherDevicesHealthy",
+}
+"""Types of the conditions about the devices of one kind."""
+OWN_TYPES: Final = frozenset({ALL_DEVICES, *KIND_CONDITIONS.values()})
+MAINTENANCE_TYPES: Final = (
+    "DrainInProgress",
+    "Drained",
+    "MaintenanceInProgress",
+    "GracefulNodeShutdownInProgress",
+)
+"""Lifecycle conditions (KEP-5683) with which the node is out of use on purpose. MaintenancePlanned is absent:
+it concerns the future."""
+MESSAGE_CHARS: Final = 1024
+"""Longest message of a condition [characters]."""
+CODES_MAX: Final = 3
+"""Largest number of codes that a message has for one device."""
+
+
+class ConditionReason(StrEnum):
+    """Reason of a condition about devices."""
+
+    ALL_HEALTHY = "AllDevicesHealthy"
+    DEGRADED = "DevicesDegraded"
+    """All devices are usable, and some work with limitations."""
+    UNHEALTHY = "DevicesUnhealthy"
+    UNKNOWN = "DevicesUnknown"
+    """No device is known to be Unhealthy, and the health of some is not known."""
+    NO_DEVICES = "NoDevices"
+
+
+class NodeCondition(NamedTuple):
+    """Condition of the Node, without its times."""
+
+    type: str
+    status: str
+    """``True``, ``False`` or ``Unknown``."""
+    reason: ConditionReason
+    message: str
+
+
+class _Outcome(NamedTuple):
+    """Status and reason of a condition whose worst device has one severity."""
+
+    status: str
+    reason: ConditionReason
+
+
+_OUTCOMES: Final[Mapping[Severity, _Outcome]] = {
+    Severity.OK: _Outcome("True", ConditionReason.ALL_HEALTHY),
+    Severity.INFO: _Outcome("True", ConditionReason.ALL_HEALTHY),
+    Severity.DEGRADED: _Outcome("True", ConditionReason.DEGRADED),
+    Severity.UNKNOWN: _Outcome("Unknown", ConditionReason.UNKNOWN),
+    Severity.UNHEALTHY: _Outcome("False", ConditionReason.UNHEALTHY),
+}
+
+
+def decide_conditions(report: Report, kinds: Iterable[str]) -> tuple[NodeCondition, ...]:
+    """Return the conditions that a report justifies; none while the agent starts.
+
+    Args:
+        report: Newest health report.
+        kinds: Kinds of devices with a condition of their own. A kind without devices has no condition, so
+            that one configuration fits nodes with and without GPUs.
+    """
+    if report.starting:
+        return ()
+    by_kind = ((kind, [one for one in report.devices if one.kind == kind]) for kind in sorted(set(kinds)))
+    of_kinds = (_condition(KIND_CONDITIONS[kind], devices) for kind, devices in by_kind if devices)
+    return (_condition(ALL_DEVICES, report.devices), *of_kinds)
+
+
+def device_name(device: DeviceHealth) -> str:
+    """Return a device's name in messages: that of a host device alone, of others with driver and pool."""
+    return str(DeviceRef(*device.key)) if device.driver else device.device
+
+
+def node_status_patch(
+    wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject], node: str, now_wall_s: float
+) -> dict[str, Any]:
+    """Return the Node for a server-side apply of the conditions.
+
+    ``lastTransitionTime`` is that of the condition found on the Node while the status is the same, so that
+    neither a restart of the agent nor a step of the clock moves it.
+
+    Args:
+        wanted: Conditions of this agent.
+        found: Conditions of the Node by type.
+        node: Name of the Node.
+        now_wall_s: Current time [s since 1970].
+    """
+    now = rfc3339(now_wall_s)
+    conditions = []
+    for condition in wanted:
+        before = found.get(condition.type, {})
+        since = before.get("lastTransitionTime") if before.get("status") == condition.status else None
+        times = {"lastHeartbeatTime": now, "lastTransitionTime": since or now}
+        conditions.append(condition._asdict() | times)
+    metadata = {"name": node}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"conditions": conditions}}
+
+
+def conditions_by_type(node: JsonObject) -> dict[str, JsonObject]:
+    """Return the conditions of a Node object by their type; entries of an unexpected form are left out."""
+    status = node.get("status")
+    entries = status.get("conditions") if isinstance(status, Mapping) else None
+    found = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return {str(entry.get("type")): entry for entry in found}
+
+
+def are_on_node(wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject]) -> bool:
+    """Return whether the Node has exactly these conditions of the agent."""
+    own = {
+        name: tuple(entry.get(key) for key in NodeCondition._fields)
+        for name, entry in found.items()
+        if name in OWN_TYPES
+    }
+    return own == {condition.type: tuple(map(str, condition)) for condition in wanted}
+
+
+def active_maintenance(found: Mapping[str, JsonObject]) -> tuple[str, ...]:
+    """Return the types of the conditions with which the Node is drained or maintained now."""
+    return tuple(name for name in MAINTENANCE_TYPES if found.get(name, {}).get("status") == "True")
+
+
+def _condition(type_: str, devices: Sequence[DeviceHealth]) -> NodeCondition:
+    if not devices:
+        return NodeCondition(type_, "Unknown", ConditionReason.NO_DEVICES, "the node has no known devices")
+    worst = max(map(_severity, devices))
+    status, reason = _OUTCOMES[worst]
+    if reason is ConditionReason.ALL_HEALTHY:
+        return NodeCondition(type_, status, reason, "all devices are healthy")
+    texts = [_device_text(device, worst) for device in devices if _severity(device) is worst]
+    return NodeCondition(type_, status, reason, _joined(texts))
+
+
+def _severity(device: DeviceHealth) -> Severity:
+    """Return the severity of a device; its health decides where the two differ."""
+    if device.health is Health.UNHEALTHY:
+        return Severity.UNHEALTHY
+    return Severity.UNKNOWN if device.health is Health.UNKNOWN else min(device.severity, Severity.DEGRADED)
+
+
+def _device_text(device: DeviceHealth, worst: Severity) -> str:
+    codes = sorted({cause.code for cause in device.causes if cause.severity is worst})
+    return f"{device_name(device)}: {', '.join(codes[:CODES_MAX])}" if codes else device_name(device)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return the texts with semicolons, as many as fit into a message. What is left out is not counted: the
+    number would change with each device."""
+    joined, rest = "", "; and others"
+    for number, text in enumerate(texts):
+        longer = f"{joined}; {text}" if joined else text
+        room = MESSAGE_CHARS - (0 if number == len(texts) - 1 else len(rest))
+        if len(longer) > room:
+            return f"{joined}{rest}" if joined else longer[:room]
+        joined = longer
+    return joined

@@ -1,0 +1,93 @@
+"""Publisher to the API server with a clock of its own, and reports for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from cluster_api import NAMESPACE, NODE, ClusterApi
+
+from agent.cluster.cluster_publisher import ClusterPublisher
+from agent.config.api_access import ApiAccess
+from agent.config.config import Config
+from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.model.health import Blame, Cause, DeviceHealth, Repair, Severity
+from agent.model.report import Report
+from agent.model.time import NS, Instant
+from agent.serve.kube_api.api_server import ApiServer
+
+BOOT_S: Final = 1_790_000_000.0
+DRIVER: Final = "gpu.example.com"
+XID: Final = ("gpu.xid.79", Severity.UNHEALTHY)
+
+
+class StepClock:
+    """Clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = Instant(1000 * NS, BOOT_S)
+
+    def __call__(self) -> Instant:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks."""
+        self.now = Instant(self.now.mono_ns + round(seconds * NS), self.now.wall_s + seconds)
+
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock only."""
+        self.now = replace(self.now, wall_s=self.now.wall_s + seconds)
+
+
+def device(
+    name: str = "gpu-0",
+    *causes: tuple[str, Severity],
+    kind: str = "gpu",
+    driver: str = "",
+    evidence: str = "seen",
+) -> DeviceHealth:
+    """Return a device with causes, worst first; healthy without."""
+    at = Instant(NS, BOOT_S)
+    found = tuple(
+        Cause(code, severity, Blame.HARDWARE, evidence, "reset the GPU", at, repair=Repair.RESET_DEVICE)
+        for code, severity in causes
+    )
+    worst = max((severity for _, severity in causes), default=Severity.OK)
+    health = HEALTH_OF_SEVERITY[worst]
+    return DeviceHealth(NODE, name, kind, health, worst, "", at, at, 30, causes=found, driver=driver)
+
+
+def report(*devices: DeviceHealth, starting: bool = False) -> Report:
+    """Return a report of devices; those of a driver are declared."""
+    declaring = tuple(sorted({one.driver for one in devices if one.driver}))
+    return Report(NODE, Instant(NS, BOOT_S), devices, starting=starting, declaring=declaring)
+
+
+class SteppedAgent:
+    """Publisher of one agent whose thread a test replaces."""
+
+    def __init__(
+        self, api: ClusterApi, *, identity: str = "agent-1", clock: StepClock | None = None, **settings: Any
+    ) -> None:
+        self.clock = clock or StepClock()
+        self.config = Config(node_name=NODE, k8s_enabled=True, **settings)
+        self.publisher = ClusterPublisher(
+            self.config,
+            ApiServer(ApiAccess(api.url)),
+            namespace=NAMESPACE,
+            identity=identity,
+            clock=self.clock,
+            jitter=lambda: 0.5,
+        )
+
+    def show(self, *devices: DeviceHealth) -> float:
+        """Give the publisher a report of devices, and run one step. Return the time until the next."""
+        self.publisher.note_report(report(*devices))
+        return self.publisher.step()
+
+    def run_for(self, seconds: float, each: Callable[[], Sequence[DeviceHealth]] | None = None) -> None:
+        """Run all steps of a time, as the thread does; ``each`` returns the devices before each step."""
+        end_ns = self.clock.now.mono_ns + round(seconds * NS)
+        while self.clock.now.mono_ns < end_ns:
+            pause_s = self.show(*each()) if each else self.publisher.step()
+            rest_s = (end_ns - self.clock.now.mono_ns) / NS
+            self.clock.advance(min(rest_s, max(pause_s, 0.001), 5.0 if each else rest_s))

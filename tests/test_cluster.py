@@ -1,0 +1,377 @@
+"""Lease and conditions of the Node: written by one agent, rarely, whatever the API server and the clock
+do."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_agents import XID, SteppedAgent, device, report
+from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, granted_rights
+from patience import PATIENCE_S
+from wire.serving import eventually
+
+from agent.cluster.cluster_publisher import RETRY_MAX_S, ClusterPublisher, open_cluster_publisher
+from agent.cluster.node_conditions import (
+    KIND_CONDITIONS,
+    MESSAGE_CHARS,
+    decide_conditions,
+)
+from agent.cluster.node_lease import DURATION_S, lease_name, load_identity
+from agent.config.api_access import ApiAccess
+from agent.config.config import Config
+from agent.devices.inventory import DeviceKind
+from agent.errors import ConfigError
+from agent.model.health import Severity
+from agent.serve.kube_api.api_server import ApiServer
+
+DEGRADED = ("gpu.ecc.correctable_rate", Severity.DEGRADED)
+SILENT = ("gpu.silent", Severity.UNKNOWN)
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/drahealth-{NODE}"
+
+
+@pytest.fixture
+def api() -> Iterator[ClusterApi]:
+    with ClusterApi() as server:
+        yield server
+
+
+def condition_of(api: ClusterApi, type_: str = "DRADevicesHealthy") -> tuple[str, str, str]:
+    found = api.conditions()[type_]
+    return found["status"], found["reason"], found["message"]
+
+
+# --- what the conditions say --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "status", "reason", "message"),
+    [
+        ([device()], "True", "AllDevicesHealthy", "all devices are healthy"),
+        ([device(), device("gpu-1", DEGRADED)], "True", "DevicesDegraded", "gpu-1: gpu.ecc.correctable_rate"),
+        ([device("a", DEGRADED), device("b", SILENT)], "Unknown", "DevicesUnknown", "b: gpu.silent"),
+        ([device("gpu-0", SILENT), device("gpu-1", XID)], "False", "DevicesUnhealthy", "gpu-1: gpu.xid.79"),
+        (
+            [device("a", XID, driver="gpu.example.com"), device("gpu-1", XID)],
+            "False",
+            "DevicesUnhealthy",
+            "gpu.example.com/node-a/a: gpu.xid.79; gpu-1: gpu.xid.79",
+        ),
+        ([], "Unknown", "NoDevices", "the node has no known devices"),
+    ],
+)  # fmt: skip
+def test_condition_follows_the_worst_device(
+    devices: list[object], status: str, reason: str, message: str
+) -> None:
+    (found,) = decide_conditions(report(*devices), ())  # type: ignore[arg-type]
+    assert found == ("DRADevicesHealthy", status, reason, message)
+
+
+def test_condition_of_a_kind_exists_only_with_devices_of_the_kind() -> None:
+    found = decide_conditions(
+        report(device("cpu-node0", kind="cpu"), device("gpu-0", XID)), ("gpu", "cpu", "nic")
+    )
+    assert [(one.type, one.status) for one in found] == [
+        ("DRADevicesHealthy", "False"),
+        ("DRACPUDevicesHealthy", "True"),
+        ("DRAGPUDevicesHealthy", "False"),
+    ]
+
+
+def test_every_kind_of_device_has_a_condition_type() -> None:
+    assert set(KIND_CONDITIONS) == set(DeviceKind)
+
+
+def test_starting_agent_decides_no_condition() -> None:
+    assert decide_conditions(report(device(), starting=True), ("gpu",)) == ()
+
+
+def test_message_of_many_devices_is_bounded_and_counts_nothing() -> None:
+    many = [
+        decide_conditions(report(*(device(f"gpu-{n}", XID) for n in range(count))), ())[0]
+        for count in (90, 128)
+    ]
+    assert many[0].message == many[1].message
+    assert len(many[0].message) <= MESSAGE_CHARS
+    assert many[0].message.endswith("; and others")
+
+
+def test_message_is_the_same_when_only_evidence_moves() -> None:
+    texts = {decide_conditions(report(device("gpu-0", XID, evidence=f"{n} errors")), ()) for n in range(3)}
+    assert len(texts) == 1
+
+
+# --- writes -------------------------------------------------------------------------------------------------
+
+
+def test_first_step_creates_the_lease_and_the_condition(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device("gpu-0", XID))
+    assert condition_of(api) == ("False", "DevicesUnhealthy", "gpu-0: gpu.xid.79")
+    lease = api.objects[LEASE]
+    assert lease["spec"]["holderIdentity"] == "agent-1"
+    assert lease["metadata"]["ownerReferences"][0]["uid"] == api.node["metadata"]["uid"]
+    assert api.used == granted_rights({"lease", "conditions"}) - {
+        one for one in api.rights if (one.verb, one.resource) == ("update", "leases")
+    }
+
+
+def test_idle_agent_makes_one_request_in_ten_seconds(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.run_for(30, lambda: [device()])
+    api.requests.clear()
+    agent.run_for(3600, lambda: [device()])
+    puts = [one for one in api.requests if one.verb == "update"]
+    others = [one for one in api.requests if one.verb != "update"]
+    assert len(puts) == 360
+    assert [one.method for one in others] == ["GET"] * 6  # the comparison every ten minutes
+
+
+def test_transition_time_moves_with_the_status_only(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device("gpu-0", XID))
+    first = api.conditions()["DRADevicesHealthy"]["lastTransitionTime"]
+    agent.clock.advance(60)
+    agent.show(device("gpu-0", XID), device("gpu-1", XID))
+    assert condition_of(api)[2] == "gpu-0: gpu.xid.79; gpu-1: gpu.xid.79"
+    assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] == first
+    agent.clock.step_wall(-86_400)
+    agent.clock.advance(60)
+    agent.show(device("gpu-0", XID))
+    assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] == first
+    agent.clock.advance(60)
+    agent.show(device())
+    assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] != first
+
+
+def test_flapping_device_writes_the_condition_once_in_ten_seconds(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    flaps = iter(range(10**6))
+    agent.show(device())
+    api.requests.clear()
+    agent.run_for(600, lambda: [device("gpu-0", XID) if next(flaps) % 2 else device()])
+    assert 0 < sum(one.path.endswith("/status") for one in api.requests) <= 61
+
+
+def test_restarted_agent_adopts_lease_and_condition_without_a_write(api: ClusterApi) -> None:
+    first = SteppedAgent(api)
+    first.show(device("gpu-0", XID))
+    since = api.conditions()["DRADevicesHealthy"]["lastTransitionTime"]
+    api.writes()
+    first.clock.advance(5)
+    second = SteppedAgent(api, clock=first.clock)
+    second.show(device("gpu-0", XID))
+    assert [one.verb for one in api.writes()] == ["update"]
+    assert api.objects[LEASE]["spec"]["leaseTransitions"] == 0
+    assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] == since
+
+
+def test_condition_that_others_removed_is_restored(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device())
+    api.put(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    agent.run_for(700, lambda: [device()])
+    assert condition_of(api)[0] == "True"
+
+
+def test_condition_of_a_kind_that_is_configured_no_longer_is_removed(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
+    agent.show(device())
+    api.set_condition("Ready", "True")
+    assert set(api.conditions()) == {"DRADevicesHealthy", "DRAGPUDevicesHealthy", "Ready"}
+    agent.clock.advance(20)
+    agent.publisher.reconfigure(Config(node_name=NODE, k8s_enabled=True))
+    agent.publisher.step()
+    assert set(api.conditions()) == {"DRADevicesHealthy", "Ready"}
+
+
+def test_condition_of_another_manager_is_taken_over_with_a_warning(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.set_condition("DRADevicesHealthy", "True", manager="kubectl-edit")
+    SteppedAgent(api).show(device("gpu-0", XID))
+    assert condition_of(api)[0] == "False"
+    assert 'conflict with "kubectl-edit"' in caplog.text
+    assert "taken over" in caplog.text
+
+
+# --- one writer ---------------------------------------------------------------------------------------------
+
+
+def test_second_agent_writes_nothing_until_the_lease_ends(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = SteppedAgent(api)
+    first.show(device())
+    second = SteppedAgent(api, identity="agent-2", clock=first.clock)
+    api.writes()
+    for _ in range(6):
+        first.publisher.step()
+        second.show(device("gpu-0", XID))
+        first.clock.advance(10)
+    assert condition_of(api)[0] == "True"
+    assert not second.publisher.status.is_held
+    assert second.publisher.status.holder == "agent-1"
+    assert caplog.text.count("held by another agent, agent-1") == 1
+    second.run_for(DURATION_S + 20)  # the first has ended
+    assert condition_of(api)[0] == "False"
+    assert api.objects[LEASE]["spec"]["holderIdentity"] == "agent-2"
+    assert api.objects[LEASE]["spec"]["leaseTransitions"] == 1
+
+
+def test_agent_that_lost_its_lease_stops_to_write(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device())
+    lease = api.objects[LEASE]
+    api.put(LEASE, {**lease, "spec": {**lease["spec"], "holderIdentity": "agent-2"}})
+    agent.clock.advance(10)
+    agent.show(device("gpu-0", XID))
+    assert condition_of(api)[0] == "True"
+    assert agent.publisher.status.holder == "agent-2"
+
+
+def test_clock_of_another_machine_does_not_end_its_lease(api: ClusterApi) -> None:
+    first = SteppedAgent(api)
+    first.clock.step_wall(-(10**6))
+    first.show(device())
+    second = SteppedAgent(api, identity="agent-2")
+    second.show(device("gpu-0", XID))
+    assert condition_of(api)[0] == "True"
+
+
+def test_deleted_lease_is_created_again(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device())
+    del api.objects[LEASE]
+    agent.clock.advance(10)
+    agent.publisher.step()
+    assert api.objects[LEASE]["spec"]["holderIdentity"] == "agent-1"
+
+
+def test_name_of_a_lease_is_valid_for_the_longest_node_name() -> None:
+    names = {lease_name(".".join(["n" * 60] * 4) + end) for end in ("a", "b")}
+    assert len(names) == 2
+    assert all(len(name) <= 253 for name in names)
+
+
+def test_identity_lasts_over_restarts(tmp_path: Path) -> None:
+    first = load_identity(tmp_path, NODE)
+    assert load_identity(tmp_path, NODE) == first
+    (tmp_path / "cluster-writer").write_text("damaged")
+    assert load_identity(tmp_path, NODE) not in {first, f"{NODE}_damaged"}
+
+
+def test_identity_without_a_state_directory_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_identity(tmp_path / "missing", NODE).startswith(f"{NODE}_")
+    assert "waits for its own lease" in caplog.text
+
+
+# --- an API server that fails -------------------------------------------------------------------------------
+
+
+def test_api_server_away_for_a_day_costs_one_attempt_a_minute(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device())
+    api.refuse = lambda request: Refusal(503, "ServiceUnavailable")
+    api.requests.clear()
+    caplog.clear()
+    flaps = iter(range(10**9))
+    agent.run_for(86_400, lambda: [device("gpu-0", XID) if next(flaps) % 2 else device()])
+    assert len(api.requests) <= 86_400 / RETRY_MAX_S + 40
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) <= 3
+    api.refuse = lambda request: None
+    api.requests.clear()
+    agent.run_for(2 * RETRY_MAX_S, lambda: [device("gpu-1", XID)])
+    assert condition_of(api) == ("False", "DevicesUnhealthy", "gpu-1: gpu.xid.79")
+    assert sum(one.path.endswith("/status") for one in api.requests) == 1
+    assert agent.publisher.status.error == ""
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_refused_condition_is_written_later(api: ClusterApi, status: int) -> None:
+    refused: list[Request] = []
+
+    def refuse_twice(request: Request) -> Refusal | None:
+        if not request.path.endswith("/status") or len(refused) == 2:
+            return None
+        refused.append(request)
+        return Refusal(status, "Refused")
+
+    api.refuse = refuse_twice
+    agent = SteppedAgent(api)
+    agent.show(device("gpu-0", XID))
+    agent.run_for(30)
+    assert len(refused) == 2
+    assert condition_of(api)[0] == "False"
+    assert agent.publisher.status.error == ""
+
+
+def test_retry_after_of_the_api_server_is_respected(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    api.refuse = lambda request: Refusal(429, "TooManyRequests", retry_after="120")
+    agent.show(device())
+    api.requests.clear()
+    agent.run_for(119)
+    assert api.requests == []
+    agent.run_for(2)
+    assert api.requests != []
+
+
+def test_missing_right_is_named_and_stops_nothing_else(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.rights = granted_rights({"lease"}) | {one for one in api.rights if one.resource == "nodes"}
+    agent = SteppedAgent(api)
+    agent.show(device())
+    agent.run_for(60)
+    assert agent.publisher.status.is_held
+    assert "patch of nodes/status" in agent.publisher.status.error
+    assert caplog.text.count("patch of nodes/status") == 1
+
+
+def test_unknown_node_is_named(api: ClusterApi) -> None:
+    del api.objects[f"/api/v1/nodes/{NODE}"]
+    agent = SteppedAgent(api)
+    agent.show(device())
+    assert f"/api/v1/nodes/{NODE} not found" in agent.publisher.status.error
+
+
+# --- thread and start ---------------------------------------------------------------------------------------
+
+
+def test_thread_writes_after_a_changed_report_and_ends(api: ClusterApi) -> None:
+    config = Config(node_name=NODE, k8s_enabled=True)
+    publisher = ClusterPublisher(
+        config, ApiServer(ApiAccess(api.url)), namespace=NAMESPACE, identity="a", jitter=lambda: 0.0
+    )
+    publisher.start()
+    publisher.note_report(report(device()))
+    eventually(lambda: "DRADevicesHealthy" in api.conditions(), "condition is written")
+    assert publisher.close(PATIENCE_S)
+
+
+def test_enabled_without_an_api_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = Config(node_name=NODE, k8s_enabled=True, state_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"set k8s\.kubeconfig"):
+        open_cluster_publisher(config)
+
+
+def test_kubeconfig_of_the_settings_is_used(api: ClusterApi, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(
+        f"current-context: c\nclusters: [{{name: c, cluster: {{server: '{api.url}'}}}}]\n"
+        "contexts: [{name: c, context: {cluster: c}}]\n"
+    )
+    config = Config(
+        node_name=NODE, k8s_enabled=True, state_dir=tmp_path, k8s_kubeconfig=file, k8s_namespace=NAMESPACE
+    )
+    publisher = open_cluster_publisher(config)
+    publisher.note_report(report(device()))
+    publisher.step()
+    assert condition_of(api)[0] == "True"
+    assert publisher.status.lease == f"{NAMESPACE}/drahealth-{NODE}"
