@@ -94,11 +94,13 @@ def test_slices_of_other_nodes_are_not_chosen() -> None:
 def test_reasons_are_counted_if_no_device_is_free() -> None:
     held = allocated_claim("one", "uid-1", ("it", DRIVER, NODE, "d-0"), pods=["p"])
     devices = ["d-0", tainted("d-1", "NoSchedule"), tainted("d-2", "NoExecute")]
-    with pytest.raises(ValueError, match=f"no device of {DRIVER} is free: 1 in claims, 2 with a taint"):
+    with pytest.raises(
+        ValueError, match=f"no device of driver {DRIVER} is free: 1 in claims, 2 with a taint"
+    ):
         chosen(slice_of(*devices), claims=[held])
     with pytest.raises(ValueError, match="is free: its slices have none"):
         chosen(slice_of())
-    with pytest.raises(ValueError, match=f"there is no ResourceSlice of {DRIVER}"):
+    with pytest.raises(ValueError, match=f"no ResourceSlice belongs to driver {DRIVER}"):
         chosen(slice_of("e-0", driver="other.example.com"))
 
 

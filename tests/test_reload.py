@@ -156,12 +156,15 @@ async def test_hung_disk_ends_the_reload_with_an_error(setup: Setup, autojump_cl
             autojump_clock.jump(READ_S)
             await setup.notifier.wait_messages(2)
             assert setup.reloader.last is not None
-            assert setup.reloader.last.error == "the files were not read within 10 s; check the disk"
+            assert (
+                setup.reloader.last.error
+                == "the configuration files were not read within 10 s; check the disk"
+            )
 
             setup.reloader.request()  # no second thread hangs
             await setup.notifier.wait_messages(4)
             assert setup.reloader.last.error == (
-                "the previous reload is still reading its files; check the disk"
+                "the previous reload is still reading the configuration files; check the disk"
             )
             nursery.cancel_scope.cancel()
     finally:

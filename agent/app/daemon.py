@@ -433,7 +433,7 @@ class Daemon:
         """
         for result in results:
             for fault in result.cleared:
-                log.info("%s: fault %s cleared by %s", fault.device, fault.code, fault.operator)
+                log.info("device %s: fault %s cleared by %s", fault.device, fault.code, fault.operator)
             self._sessions.record_clear(result.driver_faults)
         self._clear_requests.answer(results)
 
@@ -556,7 +556,8 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
         except OSError as error:
             reason = open_error_reason(error)
             raise ConfigError(
-                f"{config.runtime_dir / LOCK_FILE}: the lock file cannot be opened: {reason}"
+                f"{config.runtime_dir / LOCK_FILE}: the lock file cannot be opened: {reason}; choose another "
+                "--runtime-dir"
             ) from error
         try:
             make_directory(config.state_dir)

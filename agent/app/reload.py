@@ -78,12 +78,12 @@ class ConfigReloader:
     async def _reload(self) -> tuple[SettingChange, ...]:
         """Read, check and apply the configuration; return the changed settings."""
         if self._is_reading:
-            raise ConfigError("the previous reload is still reading its files; check the disk")
+            raise ConfigError("the previous reload is still reading the configuration files; check the disk")
         loaded = None
         with trio.move_on_after(READ_S):
             loaded = await call_in_thread(self._read, "dh-reload")
         if loaded is None:
-            raise ConfigError(f"the files were not read within {READ_S:g} s; check the disk")
+            raise ConfigError(f"the configuration files were not read within {READ_S:g} s; check the disk")
         check_reloadable(self._config, loaded)
         changes = config_changes(self._config, loaded.config)
         if changes:

@@ -125,7 +125,9 @@ def _show(reports: Iterator[Report], args: Namespace) -> None:
     if args.output == "report":
         newest = deque(reports, maxlen=1)
         if not newest:
-            raise ProbeError("the record has no published report in this time")
+            raise ProbeError(
+                f"the record has no published report{f' up to {args.until}' if args.until else ''}"
+            )
         (last,) = newest
         style = style_of(sys.stdout, args.color, os.environ)
         print(render_report(last, style, now_s=last.at.wall_s, has_since=True), end="")

@@ -68,7 +68,7 @@ def main(args: Namespace) -> int:
     for problem in (problem for one in found for problem in one.problems):
         print(f"drahealth: {problem}", file=sys.stderr)
     if not any(one.steps for one in found):
-        raise ProbeError("none of the records could be read")
+        raise ProbeError(f"no evaluation could be read from {format_count(len(found), 'record')}")
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
         scores = (

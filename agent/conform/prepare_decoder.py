@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Final
 
-from agent.conform.health_list_decoder import TooManyFields, as_bytes, decode_fields
+from agent.conform.health_list_decoder import FIELDS_LIMIT, TooManyFields, as_bytes, decode_fields
 from agent.conform.session_record import ClaimReply, ReturnedDevice
 from agent.model.protobuf_wire import LENGTH
 
@@ -54,7 +54,7 @@ def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
                 error = dict(decode_fields(value, _UNPREPARED, place, fields)).get(UNPREPARE_ERROR, b"")
             answers.append(ClaimReply(uid, tuple(devices), _text(error, f"{place}: error")))
     except TooManyFields:
-        raise ValueError("the answer has more protobuf fields than the limit") from None
+        raise ValueError(f"the answer has more than {FIELDS_LIMIT} protobuf fields") from None
     return tuple(answers)
 
 

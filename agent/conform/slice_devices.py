@@ -42,7 +42,7 @@ def choose_devices(
                 chosen.append((pool, name))
     if not chosen:
         text = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        raise ValueError(f"no device of {driver} is free: {text or 'its slices have none'}")
+        raise ValueError(f"no device of driver {driver} is free: {text or 'its slices have none'}")
     return tuple(sorted(chosen)[:CLAIMS_MADE])
 
 
@@ -53,13 +53,14 @@ def _of_node(specs: Sequence[JsonObject], driver: str, node: str) -> Sequence[Js
     """
     nodes = {get_text(spec, "nodeName", "spec") for spec in specs}
     if not specs:
-        raise ValueError(f"there is no ResourceSlice of {driver}")
+        raise ValueError(f"no ResourceSlice belongs to driver {driver}; does the driver run on a node?")
     if len(nodes) == 1:
         return specs
     if node not in nodes:
         names = ", ".join(sorted(nodes - {""}))
         raise ValueError(
-            f"ResourceSlices of {driver} belong to nodes {names}, not to {node}; choose one with --node-name"
+            f"ResourceSlices of driver {driver} belong to nodes {names}, not to {node}; "
+            "choose one with --node-name"
         )
     return [spec for spec in specs if spec.get("nodeName") == node]
 

@@ -54,7 +54,8 @@ def taint_id(code: str, domain: str) -> TaintId:
 def validate_domain(domain: str, config_key: str) -> None:
     """Raise ConfigError if a domain is not valid in a taint's key."""
     if len(domain) > DOMAIN_CHARS:
-        raise ConfigError(f"{domain!r} is {len(domain)} characters, limit {DOMAIN_CHARS}", key=config_key)
+        text = f"{domain!r} is {len(domain)} characters, limit {DOMAIN_CHARS}; shorten it"
+        raise ConfigError(text, key=config_key)
     if not _DOMAIN.fullmatch(domain):
         raise ConfigError(f"{domain!r} is not a DNS subdomain, such as gpu.example.com", key=config_key)
 

@@ -43,7 +43,7 @@ def validated_finding(finding: Finding) -> Finding:
     if finding.repair is not None and not isinstance(finding.repair, Repair):
         raise TypeError(f"finding: repair is {finding.repair!r}, not one of {', '.join(map(str, Repair))}")
     if (size := len(finding.code.encode("utf-8", "replace"))) > CODE_BYTES:
-        raise ValueError(f"finding: code is {size} bytes, limit {CODE_BYTES}")
+        raise ValueError(f"finding: code is {size} bytes, limit {CODE_BYTES}; shorten it")
     if not _CODE.fullmatch(finding.code):
         raise ValueError(f"finding code {finding.code!r} is not a dotted code, such as fpga.bank_locked")
     evidence = truncate_utf8(sanitize(finding.evidence), EVIDENCE_BYTES) or NO_EVIDENCE

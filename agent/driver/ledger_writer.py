@@ -164,7 +164,9 @@ class LedgerWriter:
             except ThreadStartError as error:
                 self._thread = None
                 log.warning(
-                    "driver %s: cannot start the thread that saves prepare results: %s", self._driver, error
+                    "driver %s: prepare results are not saved: %s; retried with the next result",
+                    self._driver,
+                    error,
                 )
         return self._thread is not None
 

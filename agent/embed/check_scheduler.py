@@ -111,12 +111,13 @@ class DriverCheckScheduler:
             known = dict(self._devices)
             for device in devices:
                 if not isinstance(device, Device):
-                    raise ConfigError(f"{device!r} is not a Device")
+                    raise ConfigError(f"{device!r} is not a device; add objects of drahealth.Device")
                 if device.name in known:
                     raise ConfigError(f"device {device.name!r} exists already; remove it first")
                 known[device.name] = device
             if len(known) > DEVICES_MAX:
-                raise ConfigError(f"driver {self._driver}: {len(known)} devices, limit {DEVICES_MAX}")
+                text = f"driver {self._driver}: {len(known)} devices, limit {DEVICES_MAX}; remove some first"
+                raise ConfigError(text)
             new = {device.name: device.declare(self._driver, self._node) for device in devices}
             self._devices, self._declared = known, self._declared | new
             self._update_schedule(begun=self._schedule(devices, self._checks.values()))

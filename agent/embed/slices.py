@@ -59,7 +59,8 @@ class SliceDevice:
             except ValueError as error:
                 raise ConfigError(f"device {self.name!r}: pool: {error}") from None
         if taken := {"name", "attributes", "capacity", "taints"} & self.fields.keys():
-            raise ConfigError(f"device {self.name!r}: fields: {sorted(taken)[0]!r} is set by drahealth")
+            text = f"device {self.name!r}: fields: {sorted(taken)[0]!r} is set by drahealth; leave it out"
+            raise ConfigError(text)
         self.to_object()
 
     def to_object(self) -> dict[str, Any]:
@@ -87,7 +88,9 @@ class SliceDevice:
         if isinstance(value, Mapping):
             return value
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(f"device {self.name!r}: capacity {key!r}: {value!r} is not a quantity")
+            raise ConfigError(
+                f"device {self.name!r}: capacity {key!r}: {value!r} is not a quantity, such as 16Gi"
+            )
         return {"value": str(value)}
 
 

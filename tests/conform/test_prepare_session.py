@@ -201,7 +201,7 @@ def test_claims_are_made_for_free_devices_of_a_file(driver: ObservedDriver) -> N
 def test_lack_of_free_devices_is_named_and_nothing_is_prepared(driver: ObservedDriver) -> None:
     found = run(driver, "--prepare", "--slices", slices_file(driver, "gpu-9"))
     assert found.code == 64
-    assert found.errors == f"drahealth: --slices: no device of {driver.name} is free: 1 in claims\n"
+    assert found.errors == f"drahealth: --slices: no device of driver {driver.name} is free: 1 in claims\n"
     assert driver.calls == 0
 
 
