@@ -494,7 +494,10 @@ def _check_web_config(config: Config) -> None:
 
 
 def _log_http_failure(error: BaseException) -> None:
-    """Log the exception that ended the HTTP server. The agent goes on: health reports do not need it."""
+    """Log the exception that ended the HTTP server of metrics and the page.
+
+    The agent goes on, since health reports do not need the server.
+    """
     log.error("http: the server ended; metrics are missing until a restart of the agent", exc_info=error)
 
 

@@ -28,14 +28,14 @@ _FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
 
 
 class BudgetGoal(NamedTuple):
-    """Upper limit of one statistic of a result row."""
+    """Upper limit of one statistic of a benchmark's result row, which a report prints."""
 
     statistic: str
-    """Limited statistic: ``median``, ``p99`` or ``max``."""
+    """Statistic that the goal limits: ``median``, ``p99`` or ``max``."""
     limit: float
-    """Limit in the unit of the result row."""
+    """Largest good value of the statistic, in the unit of the result row."""
     reason: str
-    """Reason for this limit."""
+    """Reason why the goal has this limit."""
 
     def describe(self, value: float, unit: Unit) -> str:
         """Format ``value`` after the statistic's name: ``p99 1.20 ms``; a median without: ``1.20 ms``."""
@@ -46,14 +46,14 @@ class BudgetVerdict(NamedTuple):
     """Result of comparing a result row of a benchmark with its budget."""
 
     text: str
-    """Upper limit as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
+    """Upper limit of the budget as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
     met: bool | None
     """True: the row is within its budget. False: over budget. None: no budget, or undecided by the
     samples."""
     measured: str = ""
-    """Measured figure, in the same form as ``text``."""
+    """Figure that was measured, in the same form as the limit in ``text``."""
     reason: str = ""
-    """Reason for the budget."""
+    """Reason why the budget has this limit."""
 
 
 def find_checkout() -> Path | None:
@@ -92,7 +92,7 @@ def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict
 
 
 def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetGoal | None:
-    """Return the goal of a result row; None: the row has no goal."""
+    """Return the goal of a benchmark's result row; None: the row has no goal."""
     goal = budgets.get("goal", {}).get(row.key)
     if not goal:
         return None

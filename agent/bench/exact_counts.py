@@ -79,14 +79,14 @@ WORKLOADS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CoreBenchmarkProgram:
-    """Built driver program (``benchmarks/driver.c``) and the directory of its file trees."""
+    """Built program of ``benchmarks/driver.c``, and the directory of its file trees."""
 
     program: Path
     trees: Path
     nvml: FakeNvml
 
     def command(self, workload: CoreWorkload, times: int) -> list[str]:
-        """Return the command that runs the workload ``times`` times."""
+        """Return the command line with which the program runs the workload ``times`` times."""
         machine = self.trees / f"machine{workload.controllers}"
         roots_by_mode: dict[str, tuple[object, object]] = {
             "machine": (machine / "sys", machine / "proc"),

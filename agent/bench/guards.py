@@ -136,7 +136,7 @@ class GuardKind(NamedTuple):
     tools: tuple[str, ...]
     """Programs that the measurement needs; ``cc`` stands for the C compiler."""
     names: Sequence[str]
-    """Names of the guards, the keys of the table."""
+    """Names of the guards, which are the keys of the table in ``benchmarks/budgets.toml``."""
     check: Callable[[GuardContext, str], GuardResult]
 
 
@@ -258,7 +258,7 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
 
 
 BUILD_TOOLS: Final = ("cc", "gcc", "make")
-"""Tools that build the driver and its fake NVML."""
+"""Tools that build ``benchmarks/driver.c`` and the fake NVML that it loads."""
 KINDS: Final[Mapping[str, GuardKind]] = {
     "bytes": GuardKind((), tuple(MESSAGE_DEVICES), _check_message_bytes),
     "allocations": GuardKind(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _check_allocations),

@@ -65,7 +65,8 @@ WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is du
 
 
 class SamplerStalled(MeasurementError):
-    """The C sampler makes no passes, or the first does not wake its reader; wakeups cannot be counted."""
+    """The C sampler makes no passes, or its first pass does not wake its reader, so wakeups cannot be
+    counted."""
 
 
 def count_sampler_wakes(passes: int = PASSES) -> int:

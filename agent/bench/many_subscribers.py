@@ -39,11 +39,11 @@ INITIAL_WINDOW_SIZE: Final = 4
 
 
 class StreamEnded(Exception):
-    """The server ended the stream and sends no more messages; the text names the frame."""
+    """The server ended a subscriber's stream and sends no more messages; the text names the frame."""
 
 
 class MessageCounter:
-    """Counter of the messages of one stream, fed with the bytes of its connection."""
+    """Counter of the messages of one subscriber's stream, fed with the bytes of its connection."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -124,11 +124,12 @@ def _header_string(text: str) -> bytes:
 
 
 Receive = Callable[[bytes], tuple[int, bytes]]
-"""Function that maps received bytes to the number of completed messages and the bytes to send in reply."""
+"""Function that takes bytes from the server; returns the number of completed messages and the reply."""
 
 
 class DeliveryRounds:
-    """Counter of delivery rounds; a round ends when every subscriber received one message. Thread-safe."""
+    """Counter of delivery rounds: a round ends when every subscriber has received one message.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

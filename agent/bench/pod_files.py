@@ -57,12 +57,12 @@ def write_node_files(directory: Path, pods: int, claims: int) -> NodeFiles:
 
 
 def pod_uid(number: int) -> str:
-    """Return the UID of pod ``number``."""
+    """Return the UID of the made-up pod with this number."""
     return f"{number:08x}-0000-4000-8000-00000000beac"
 
 
 def claim_uid(number: int) -> str:
-    """Return the UID of claim ``number``."""
+    """Return the UID of the made-up claim with this number."""
     return f"{number:08x}-0000-4000-8000-000000000c1a"
 
 

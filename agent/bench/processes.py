@@ -30,7 +30,7 @@ JsonLine = dict[str, Any]
 
 
 class ProcessError(MeasurementError):
-    """A process ended or did not print the expected line in time."""
+    """A process of a benchmark ended, or did not print the expected line in time."""
 
 
 @contextlib.contextmanager
@@ -130,7 +130,7 @@ class ChildProcess:
                 return line
 
     def __str__(self) -> str:
-        """Describe the command and its exit status."""
+        """Return the command of the process and its exit status as text."""
         command = self._process.args
         arguments = command if isinstance(command, list) else [command]
         return f"{' '.join(map(str, arguments[-3:]))} (exit status {self._process.poll()})"
@@ -195,7 +195,7 @@ class ProcessRun(NamedTuple):
 
     took_ns: int
     peak_rss: int
-    """Peak of the resident memory [bytes]."""
+    """Largest resident memory that the process had [bytes]."""
     output: str
 
 

@@ -41,7 +41,7 @@ class FixedBytesServer:
             self._connections.append(self._listener.accept()[0])
 
     def send(self, data: bytes) -> None:
-        """Send ``data`` to all connections."""
+        """Send ``data`` to all connections of the server's socket."""
         for connection in self._connections:
             connection.sendall(data)
 

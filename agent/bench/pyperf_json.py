@@ -23,7 +23,7 @@ _UNITS_BY_NAME: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "intege
 
 
 class FigureMedian(NamedTuple):
-    """Unit and median of one result row of a suite."""
+    """Unit and median of one benchmark figure, which is a result row of a suite."""
 
     unit: Unit
     median: float

@@ -23,7 +23,7 @@ ValueKey = tuple[str, ...]
 For a cgroup it is ``(uid, container, "mem_failcnt")``, then a page size if any.
 """
 ReadFile = tuple[ValueKey, Path, FileParser]
-"""Key of a value, path of the file that contains it, and parser of the file's text."""
+"""Identity of a value, path of the file that contains it, and parser of the file's text."""
 ReadValues = dict[ValueKey, object]
 
 POOL_FILES: Final = {"nr": "nr_hugepages", "surplus": "surplus_hugepages"}
@@ -45,7 +45,7 @@ class KeptDescriptorReader:
         return {key: parse(os.pread(fd, 4096, 0)) for key, fd, parse in self._open}
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close the descriptors of all files."""
         for _, fd, _ in self._open:
             os.close(fd)
 

@@ -32,7 +32,7 @@ class HostFacts(NamedTuple):
     """Description of machine and build in the header of a report."""
 
     date: str
-    """Start of the run, UTC."""
+    """Start of the benchmark run, UTC."""
     version: str
     cpu: str
     cpus: int
@@ -110,14 +110,14 @@ class ReportSection(NamedTuple):
     """Neighbouring tables of one suite with a common heading."""
 
     title: str
-    """Common heading; empty: the table has no section."""
+    """Heading of all tables in the section; empty: the table has no section."""
     tables: tuple[ResultTable, ...]
     common: tuple[str, ...]
-    """Remarks that apply to all tables, printed once."""
+    """Remarks that apply to all tables of the section, printed once."""
 
 
 def group_by_section(tables: Sequence[ResultTable]) -> Iterator[ReportSection]:
-    """Group tables by section, in order."""
+    """Group neighbouring tables of the same section, in their order."""
     for title, group in itertools.groupby(tables, lambda table: table.section):
         group_tables = tuple(group)
         yield ReportSection(title, group_tables, _common_remarks(group_tables) if title else ())

@@ -37,7 +37,7 @@ class ResultRow:
     """Name of the contender and, after a colon, a description: ``psutil 7.2.2: CPU count and times``."""
     unit: Unit
     values: tuple[float, ...]
-    """All samples, in ``unit``."""
+    """All samples of the contender, in ``unit``."""
     median: MedianInterval
     p99: float | None
     max: float
@@ -53,12 +53,12 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Result rows of one workload."""
+    """Result rows of all contenders of one workload."""
 
     title: str
     rows: tuple[ResultRow, ...]
     reference: str = ""
-    """Label of the row that ratios refer to; empty without ratios."""
+    """Label of the row to which the ratios of the table refer; empty without ratios."""
     notes: tuple[str, ...] = ()
     """Remarks: what the figures include or exclude, their bounds, and the checked equality."""
     section: str = ""
@@ -74,7 +74,7 @@ class ResultTable:
 
 @dataclass(slots=True)
 class SuiteOutcome:
-    """Results of one suite."""
+    """Result tables of one benchmark suite."""
 
     tables: list[ResultTable] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class SuiteOutcome:
     """Samples of the reference computation, for the stability of the run."""
 
     def merge(self, other: "SuiteOutcome") -> None:
-        """Add the results of a part of the suite."""
+        """Add the tables of another part of the same suite."""
         self.tables += other.tables
         self.skipped += other.skipped
         self.reference_ns += other.reference_ns

@@ -35,7 +35,7 @@ BUILD: Final = ("-c", "import setuptools; setuptools.setup()", "--quiet", "build
 
 
 Medians = Mapping[str, tuple[Unit, tuple[float, ...]]]
-"""Unit and median of each run, by key of the result row."""
+"""Unit of a figure and its median in each run, by key of the result row."""
 
 
 class FigureComparison(NamedTuple):
@@ -44,7 +44,7 @@ class FigureComparison(NamedTuple):
     key: str
     unit: Unit
     before: tuple[float, ...]
-    """Median of each run; values with the same index in ``after`` form a pair."""
+    """Median of each run of the other revision; values with the same index in ``after`` form a pair."""
     after: tuple[float, ...]
 
     @property
@@ -80,7 +80,7 @@ class FigureComparison(NamedTuple):
 
 
 class RevisionComparison(NamedTuple):
-    """Result of comparing two revisions."""
+    """Result of comparing this tree with another git revision."""
 
     before: str
     """Name and commit of the other revision: ``main (5948652)``."""
@@ -209,7 +209,7 @@ COMPARISON_HEADINGS: Final = ("", "before", "this tree", "change", "95 % interva
 
 
 def comparison_text(host: HostFacts, comparison: RevisionComparison) -> str:
-    """Return the comparison as aligned text."""
+    """Return the comparison of two revisions as aligned text."""
     lines = [
         line for fact in (*host_facts(host), comparison_title(comparison)) for line in wrap_line(fact, "")
     ]
@@ -219,7 +219,7 @@ def comparison_text(host: HostFacts, comparison: RevisionComparison) -> str:
 
 
 def comparison_markdown(host: HostFacts, comparison: RevisionComparison) -> str:
-    """Return the comparison as Markdown."""
+    """Return the comparison of two revisions as Markdown."""
     lines = [f"- {line}" for line in (*host_facts(host), comparison_title(comparison))]
     lines += ["", *markdown_table([COMPARISON_HEADINGS, *map(_comparison_cells, comparison.figures)])]
     lines += ["", *(f"- {remark}" for remark in _comparison_remarks(comparison))]

@@ -9,7 +9,7 @@ class RunSize:
     """Amount of work of one run of the benchmark suites."""
 
     warm_rounds: int
-    """Number of rounds with calls back to back."""
+    """Number of timed rounds with calls back to back."""
     warm_limit_s: float
     """Time limit of one workload [s]; slow contenders complete fewer rounds."""
     cold_rounds: int
@@ -17,9 +17,9 @@ class RunSize:
     cold_baselines: bool
     """Whether the Python baselines are also timed after pauses."""
     groups: tuple[int, ...]
-    """Numbers of cgroups that are polled."""
+    """Numbers of cgroups at which polling is timed."""
     gpus: tuple[int, ...]
-    """Numbers of GPUs of the fake NVML that are polled."""
+    """Numbers of GPUs of the fake NVML at which polling is timed."""
     betterproto_devices: int
     """Number of devices in the longest list that betterproto encodes; 1,000 devices take 150 ms."""
     causes: int
@@ -30,7 +30,7 @@ class RunSize:
     """Number of CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
     detect_periods_ms: tuple[int, ...]
     publications: int
-    """Number of publications to each number of subscribers."""
+    """Number of published reports for each number of subscribers."""
     starts: int
     """Number of times that each program is started and timed."""
     imports: bool
@@ -42,7 +42,7 @@ class RunSize:
     strace_s: float
     """Duration of the system call count after the idle measurement [s]; 0 skips the count."""
     sizes: tuple[int, ...]
-    """Numbers of devices at which growth is measured."""
+    """Numbers of devices at which the growth of costs is measured."""
     pods: int
     """Number of pods on the Kubernetes node whose consumers are resolved; 0 skips consumers and audits."""
     audited: int

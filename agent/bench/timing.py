@@ -23,7 +23,7 @@ _REFERENCE: Final = bytes(range(256)) * 64
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One implementation of a workload."""
+    """One implementation of a workload, which is timed in turns with the others."""
 
     key: str
     """Stable key for budgets and JSON: ``core``."""
@@ -34,7 +34,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class ContenderSamples:
-    """Samples of one contender [ns per call]."""
+    """Timing samples of one contender [ns per call]."""
 
     blocks: tuple[tuple[float, ...], ...]
     """Samples by round; a sample is the mean of ``loops`` calls."""
@@ -44,11 +44,11 @@ class ContenderSamples:
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All samples in the order of measurement."""
+        """All samples of the contender in the order of measurement."""
         return tuple(sample for block in self.blocks for sample in block)
 
     def medians(self) -> list[float]:
-        """Median of each round's block."""
+        """Median of the contender's samples in each round."""
         return [statistics.median(block) for block in self.blocks]
 
 

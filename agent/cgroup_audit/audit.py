@@ -216,7 +216,7 @@ class QosDifferences(NamedTuple):
     """Settings of QoS classes and protections of kubepods that one audit found to differ."""
 
     at_wall_s: float
-    """Time of the audit [s since 1970]."""
+    """Time of the audit that found the differences [s since 1970]."""
     settings: frozenset[tuple[CgroupId, SettingId]]
 
 

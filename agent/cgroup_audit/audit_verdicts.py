@@ -29,13 +29,13 @@ class AuditVerdict(StrEnum):
     """Result of the comparison of one cgroup setting with its expected value."""
 
     MATCH = "match"
-    """The value is as expected."""
+    """The cgroup setting has the expected value."""
     ROUNDED = "rounded"
-    """The value is the expected value after rounding by systemd or the kernel."""
+    """The cgroup setting has the expected value after rounding by systemd or the kernel."""
     LOWER = "lower"
-    """The value is below the expected value."""
+    """The cgroup setting is below the expected value."""
     HIGHER = "higher"
-    """The value is above the expected value."""
+    """The cgroup setting is above the expected value."""
     UNLIMITED = "unlimited"
     """The setting has no limit although one is expected."""
     LIMITED = "limited"
@@ -43,7 +43,7 @@ class AuditVerdict(StrEnum):
     PARENT_TIGHTER = "parent-tighter"
     """The pod's limit is tighter than the limits of its containers."""
     MISSING = "missing"
-    """The controller or the file is missing, or cannot be read."""
+    """The cgroup's controller or the setting's file is missing, or cannot be read."""
     NOT_MISSED = "not-missed"
     """The file does not exist, but no limit is missing.
 
@@ -53,9 +53,9 @@ class AuditVerdict(StrEnum):
     VANISHED = "vanished"
     """The cgroup is gone: its container or pod has ended."""
     QUIET = "quiet"
-    """The value is wrong shortly after a change and may still be written."""
+    """The cgroup setting is wrong shortly after a change and may still be written."""
     UNKNOWN = "unknown"
-    """The expected or the actual value is unknown."""
+    """The expected or the actual value of the cgroup setting is unknown."""
 
 
 DRIFT_VERDICTS: Final = frozenset(
@@ -68,7 +68,7 @@ DRIFT_VERDICTS: Final = frozenset(
         AuditVerdict.MISSING,
     }
 )
-"""Verdicts that mean a wrong setting; the others mean a correct or undecided one."""
+"""Verdicts that mean a wrong cgroup setting; the other verdicts mean a correct or undecided one."""
 
 _LESS: Final = {
     SettingKind.WEIGHT: "on a busy node it gets less CPU time than allocated",
@@ -126,7 +126,7 @@ class SettingComparison(NamedTuple):
     reason: str
     """Compared numbers and the arithmetic of the expected value. It changes only if a number changes."""
     consequence: str
-    """Consequence for the container or pod; empty: none."""
+    """Consequence of a wrong setting for the container or pod; empty: none."""
 
     @property
     def setting(self) -> SettingId:

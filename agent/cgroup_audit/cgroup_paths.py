@@ -18,7 +18,7 @@ class CgroupLevel(StrEnum):
     """Level of a cgroup in the tree of the cgroup kubepods, which holds all pods."""
 
     NODE = "node"
-    """Cgroup of the node: kubepods, or one that the kubelet reserves resources for."""
+    """Cgroup of the Kubernetes node: kubepods, or a cgroup for which the kubelet reserves resources."""
     QOS = "qos"
     """Cgroup that holds the pods of a QoS class. Guaranteed pods are directly in kubepods."""
     POD = "pod"
@@ -33,7 +33,7 @@ class CgroupOwner(NamedTuple):
     pod_uid: str = ""
     """UID in the name of the pod's cgroup; empty: the cgroup of a QoS class."""
     container_id: str = ""
-    """Id of the container; empty: the cgroup of a pod or QoS class."""
+    """Id of the container that owns the cgroup; empty: the cgroup of a pod or QoS class."""
 
 
 _SCOPES: Final = {"containerd": "cri-containerd", "cri-o": "crio", "docker": "docker"}

@@ -7,7 +7,10 @@ from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 UNLIMITED_FROM: Final = 2**62
-"""Smallest value that means no limit: the kubelet's for hugepages; that of v1 for memory is larger."""
+"""Smallest value of a setting that means no limit.
+
+It is the kubelet's for hugepages; that of cgroup v1 for memory is larger.
+"""
 
 
 class SettingKind(StrEnum):

@@ -226,7 +226,10 @@ def _compare_missing(
 
 
 def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict, str]:
-    """Return UNKNOWN, or LOWER for a value that is too low whatever the unknown amounts are."""
+    """Return the verdict on a setting whose expected value is unknown.
+
+    It is LOWER for a value that is too low whatever the unknown amounts are, else UNKNOWN.
+    """
     why = f"the expected value is unknown: {expected.unknown_reason}"
     if expected.at_least is None or normalize_limit(value) >= expected.at_least:
         return AuditVerdict.UNKNOWN, why

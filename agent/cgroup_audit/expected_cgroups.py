@@ -90,7 +90,7 @@ class CgroupId(NamedTuple):
     pod_uid: str = ""
     """Pod UID in the cgroup's name; empty: the cgroup of a QoS class or of the node."""
     container: str = ""
-    """Name of the container in its pod; empty: the pod's cgroup."""
+    """Name of the container that the cgroup belongs to; empty: the pod's cgroup."""
     name: str = ""
     """Name of a cgroup of the node, such as ``kubepods``; empty: another level."""
 

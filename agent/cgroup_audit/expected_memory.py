@@ -315,7 +315,10 @@ def _doubt(pod: Pod) -> str:
 
 
 def _container_request(pod: Pod, container: PodContainer) -> Quantity | UnknownAmount:
-    """Return a container's memory request in effect; without one, its limit is the request."""
+    """Return a container's memory request in effect.
+
+    A container without a request has its limit as request.
+    """
     if pod.resize is None or not pod.resize.pending:
         return _spec_memory(container)
     if container.granted_requests is None:

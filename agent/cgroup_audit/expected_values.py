@@ -82,7 +82,7 @@ class ExpectedSetting:
 
     setting: SettingId
     accepted: tuple[AcceptedValue, ...]
-    """Correct values, the released kubelet's value first. Empty: unknown."""
+    """Values that are correct for the setting, the released kubelet's value first. Empty: unknown."""
     arithmetic: str
     unknown_reason: str = ""
     """Reason why the expected value is unknown; empty: it is known."""
@@ -102,7 +102,7 @@ class ResourceSums(NamedTuple):
     by_kubelet: Amount
     """Sum as this node's kubelet computes it: with claims if NodeFacts.counts_claims."""
     without_claims: Amount
-    """Sum as a kubelet computes it that does not count claims."""
+    """Sum without claims, as a kubelet computes it that does not count them."""
 
 
 def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSums:

@@ -46,11 +46,11 @@ class KubeletConfig:
     """Settings of a kubelet's configuration that decide cgroup values; the defaults are the kubelet's."""
 
     source: str
-    """Description of the source, such as the path of the file."""
+    """Where the configuration was read, such as the path of the file."""
     gates: Mapping[str, bool] = field(default_factory=dict)
-    """Feature gates that are set explicitly."""
+    """Feature gates that the configuration sets explicitly, by name."""
     throttling_factor: float | None = None
-    """``memoryThrottlingFactor``; None: not set."""
+    """Value of ``memoryThrottlingFactor``; None: the configuration does not set it."""
     reservation_policy: str = ""
     """``memoryReservationPolicy``, which exists from 1.36 on; empty: not set."""
     swap_behavior: str = ""

@@ -30,11 +30,11 @@ class NodeFacts:
     cgroup_driver: CgroupDriver = CgroupDriver.SYSTEMD
     page_bytes: int = PAGE_BYTES
     hugepages_kib: tuple[int, ...] = ()
-    """Hugepage sizes in ``/sys/kernel/mm/hugepages``."""
+    """Sizes of hugepages that the machine supports, from ``/sys/kernel/mm/hugepages`` [KiB]."""
     period_us: int = PERIOD_US
-    """CFS period [us]: the kubelet's ``cpuCFSQuotaPeriod``."""
+    """Period of CPU quotas [us]: the kubelet's ``cpuCFSQuotaPeriod``."""
     enforces_quota: bool = True
-    """True: the kubelet sets a CFS quota for each CPU limit. Its ``cpuCFSQuota``."""
+    """True: the kubelet sets a CPU quota for each CPU limit, by its ``cpuCFSQuota``."""
     counts_claims: bool = True
     """True: the kubelet adds the resources of claims to those of pods. False: expected values exclude claims.
 
@@ -65,7 +65,7 @@ class NodeFacts:
 
     @property
     def kubelet_source(self) -> str:
-        """Source of the kubelet's configuration; empty: it is unknown."""
+        """Where the kubelet's configuration was read; empty: it is unknown."""
         return self.kubelet.source if self.kubelet else ""
 
     def reserved(self, resource: str) -> Quantity:

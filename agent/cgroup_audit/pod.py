@@ -16,7 +16,7 @@ HUGEPAGES: Final = "hugepages-"
 """Prefix of the names of hugepage resources: ``hugepages-2Mi``."""
 
 ResourceAmounts = Mapping[str, Quantity]
-"""Amounts by resource name: cpu, memory, hugepages-<size>."""
+"""Amounts of resources by resource name: cpu, memory, hugepages-<size>."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class ClaimResources:
     """
 
     claim: str
-    """Name of the ResourceClaim."""
+    """Name of the ResourceClaim that adds the resources."""
     containers: tuple[str, ...]
-    """Containers that refer to the claim."""
+    """Names of the containers that refer to the claim."""
     shared: ResourceAmounts
-    """Amounts that the claim's containers share."""
+    """Amounts of resources that the claim's containers share."""
     per_pod: ResourceAmounts
     """Overhead for each pod that uses the claim."""
     per_container: ResourceAmounts
@@ -146,18 +146,18 @@ class Pod:
     is_node_critical: bool = False
     """True: a critical pod of the class system-node-critical, which the kernel kills last."""
     is_changed: bool = False
-    """True: its spec changed after it was created, so that running containers may have older values."""
+    """True: the pod's spec changed after it was created, so that running containers may have older values."""
     shared_claims: frozenset[str] = frozenset()
     """Names of claims that the pod declares to share with other pods on purpose."""
 
     @property
     def known_claim_resources(self) -> tuple[ClaimResources, ...]:
-        """Resources that each claim adds; empty if unknown."""
+        """Resources that each of the pod's claims adds; empty: none, or unknown."""
         return () if isinstance(self.claim_resources, UnknownAmount) else self.claim_resources
 
     @property
     def qos(self) -> QosClass:
-        """QoS class from the status, else computed from requests and limits."""
+        """QoS class from the pod's status, else computed from requests and limits."""
         return self.reported_qos or compute_qos_class(self)
 
     @property

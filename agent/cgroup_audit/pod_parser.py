@@ -45,7 +45,7 @@ def name_field(parent: JsonObject, key: str, place: str, default: str | None = N
 
 
 def name_list(parent: JsonObject, key: str, place: str) -> tuple[str, ...]:
-    """Return the names in a list field; empty: the field is missing."""
+    """Return the names in a list field of an API object; empty: the field is missing."""
     value = parent.get(key)
     if value is None:
         return ()
@@ -69,7 +69,7 @@ def time_field(parent: JsonObject, key: str, place: str) -> float | None:
 
 
 def resource_amounts(parent: JsonObject, key: str, place: str) -> ResourceAmounts:
-    """Return the CPU, memory and hugepages in a field; other resources are ignored."""
+    """Return the CPU, memory and hugepages in a field of an API object; other resources are ignored."""
     return parse_amounts(get_mapping(parent, key, place), f"{place}.{key}")
 
 
@@ -170,7 +170,7 @@ def _is_critical(metadata: JsonObject, spec: JsonObject) -> bool:
 
 
 def _integer_field(parent: JsonObject, key: str, place: str) -> int:
-    """Return the whole number in a field; 0: the field is missing."""
+    """Return the whole number in a field of an API object; 0: the field is missing."""
     value = parent.get(key)
     if value is None:
         return 0
@@ -200,7 +200,7 @@ def _parse_qos_class(status: JsonObject) -> QosClass | None:
 
 
 def _parse_resize(status: JsonObject) -> UnfinishedResize | None:
-    """Return the pod's unfinished resize; None: there is none. A pending one takes precedence."""
+    """Return the unfinished resize in a pod's status; None: there is none. A pending one takes precedence."""
     found = {
         one.get("type"): one
         for one in get_mappings(status, "conditions", "status")

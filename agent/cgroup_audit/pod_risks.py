@@ -19,11 +19,11 @@ class PodRisk(NamedTuple):
     code: str
     """Code of the risk, which is a key of :data:`ADVICE`."""
     pod: str
-    """Pod as ``<namespace>/<name>``."""
+    """Pod that has the risk, as ``<namespace>/<name>``."""
     container: str
-    """Container name; empty: the risk concerns the pod."""
+    """Name of the container that has the risk; empty: the risk concerns the pod."""
     description: str
-    """Description with the numbers, on one line."""
+    """Description of the risk with its numbers, on one line."""
     advice: str
 
 
@@ -37,7 +37,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "cpus.exclusive_quota": "remove the container's CPU limit, or raise it to the number of its CPUs",
     "cpus.exclusive_throttled": "remove the container's CPU limit: its cpuset limits it already",
 }
-"""Advice by the code of the risk."""
+"""Advice for the operator by code of the risk."""
 
 
 def pod_risks(

@@ -135,7 +135,7 @@ def container_hugepages(pod: Pod, container: PodContainer, resource: str, *, wit
 
 
 def add_amounts(amounts: Iterable[Amount]) -> Amount:
-    """Add amounts, such as those of one hugepage size under several resource names."""
+    """Add amounts of one resource, such as those of one hugepage size under several resource names."""
     found: ResourceSum | None = None
     for one in amounts:
         if isinstance(one, UnknownAmount):

@@ -64,7 +64,10 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (DrahealthError, INTERNAL),
     (KeyboardInterrupt, 130),
 )
-"""Exit code by exception class; the first match counts. Others are bugs: INTERNAL with a traceback."""
+"""Exit code by exception class; the first match counts.
+
+Other exceptions are bugs: INTERNAL with a traceback.
+"""
 
 
 class UnreadablePath(NamedTuple):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.record.replay import ChangeSettings, VerdictDifference
 
 DIFFERENCES_SHOWN: Final = 20
-"""Largest number of differences that are listed; the others are counted."""
+"""Largest number of differing verdicts that are listed; the others are counted."""
 DIFFERENT: Final = 1
 """Exit code of ``drahealth replay`` if verdicts differ from the recorded ones."""
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from agent.record.what_if import CauseChange, Incident, Interval, RecordComparison, RuleScore, SuccessRate
 
 CHANGES_SHOWN: Final = 40
-"""Largest number of changes that the table lists; ``-o json`` has all."""
+"""Largest number of changed verdicts that the table lists; ``-o json`` has all."""
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
-"""Keys of an incident in a file of labels."""
+"""Keys that an incident in a file of labels may have."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

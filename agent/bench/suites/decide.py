@@ -71,7 +71,7 @@ def _measure(
 
 
 def snapshot_time(snapshot: Snapshot) -> Instant:
-    """Return a time at which no source of the snapshot counts as stalled."""
+    """Return a time for an evaluation at which no source of the snapshot counts as stalled."""
     return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
 
 

@@ -55,7 +55,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
 
 
 def health_entries(count: int) -> list[WireHealth]:
-    """Return entries of ``count`` devices, every eighth Unhealthy with a message."""
+    """Return health entries of ``count`` devices; every eighth device is Unhealthy with a message."""
     text = "mem.hugepages.pool_shrunk: 6 pages, 8 at start"
     return [
         WireHealth(
@@ -66,7 +66,7 @@ def health_entries(count: int) -> list[WireHealth]:
 
 
 def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
-    """Encode with the generated classes of betterproto."""
+    """Encode health entries with the generated classes of betterproto."""
     devices = [
         v1.DeviceHealth(
             device=v1.DeviceIdentifier(pool_name=entry.pool, device_name=entry.device),

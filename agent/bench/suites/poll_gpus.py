@@ -263,7 +263,7 @@ def open_gpu_watch(library: str) -> Iterator[GpuWatch]:
 
 
 def read_gpus(gpus: GpuWatch) -> NvmlSample:
-    """Return what the last pass over the GPUs read."""
+    """Return the values that the last pass over the GPUs has read."""
     gpu_set = gpus.read()
     assert gpu_set is not None, "watch() makes the first pass"
     return gpu_set

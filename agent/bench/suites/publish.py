@@ -46,11 +46,11 @@ class ClientProcesses(NamedTuple):
     publisher: ChildProcess
     crowd: ChildProcess
     size: int
-    """Size of a message [bytes]."""
+    """Size of a message to the clients [bytes]."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
-    """Publish 128 devices to 1, 8 and 64 subscribers."""
+    """Measure the delivery of reports of 128 devices to 1, 8 and 64 subscribers."""
     outcome = SuiteOutcome()
     kinds = [*_grpcio_kind_if_installed(outcome), FRAMES, BARE_SOCKETS]
     with contextlib.ExitStack() as stack:

@@ -59,9 +59,9 @@ class LinearFit(NamedTuple):
     """Straight line through measured points, fitted by least squares."""
 
     slope: float
-    """Increase per item."""
+    """Increase of the measured value per device, cgroup or pod."""
     intercept: float
-    """Value without items."""
+    """Measured value without any device, cgroup or pod."""
     r2: float | None
     """Coefficient of determination; None with fewer than three points or without variation."""
 

@@ -51,7 +51,7 @@ UNKNOWN: Final = Badge("◌", "?", "not evaluated", "magenta")
 IDLE: Final = Badge("·", "-", "not running", "dim")
 _ORDER: Final = (UNEXPECTED, UNKNOWN, EXPECTED, IDLE)
 MAX_LISTED: Final = 20
-"""Limit of listed pods whose cgroups are all as expected."""
+"""Largest number of pods without a wrong cgroup setting that are listed."""
 _SOURCES: Final = {Origin.PODS_API: "the kubelet's pods API", Origin.PODS_FILE: "a file"}
 _CONSEQUENCE: Final = "without the pods' objects, the expected cgroup values cannot be computed"
 _ALTERNATIVE: Final = (
@@ -85,7 +85,7 @@ def exit_of(report: AuditReport) -> int:
 
 
 def unaudited_pods(report: AuditReport) -> tuple[str, ...]:
-    """Return one text for each pod that could not be audited: the pod and the reason."""
+    """Return a text for each pod that could not be audited: its name and the reason."""
     return (*report.invalid_pods, *report.audit.unreadable)
 
 

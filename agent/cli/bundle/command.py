@@ -46,7 +46,7 @@ UNIT: Final = "drahealth.service"
 PACKAGES: Final = (
     "trio", "grpclib", "h2", "betterproto", "msgspec", "cffi", "nvidia-ml-py", "psutil", "pyudev", "pyyaml",
 )  # fmt: skip
-"""Libraries whose versions are in the archive."""
+"""Libraries whose versions the archive has."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -62,14 +62,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 class BundleFile(NamedTuple):
-    """File of the archive."""
+    """File of the archive that ``drahealth bundle`` writes."""
 
     name: str
     content: str
-    """Description of the content, for the list of files."""
+    """What the file has, for the list of files in the archive."""
     data: bytes
     secrets: int
-    """Number of secrets that were left out."""
+    """Number of secrets that were left out of the file."""
     remarks: tuple[str, ...]
 
 
@@ -153,7 +153,7 @@ class _Collector:
         self._timeout_s = timeout_s
 
     def collect(self, name: str, content: str, *argv: str) -> BundleFile:
-        """Return the output of a command of drahealth as a file."""
+        """Return the output of a command of drahealth as a file of the archive."""
         return self._run(name, content, [sys.executable, "-m", "agent", *argv])
 
     def log(self) -> BundleFile:
@@ -166,7 +166,7 @@ class _Collector:
         return self._run("log.txt", content, [program, f"--unit={UNIT}", *options])
 
     def _run(self, name: str, content: str, command: list[str]) -> BundleFile:
-        """Run a command with a limit of time and of output."""
+        """Run a command with a limit of time and of output; return its output as a file of the archive."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:
                 process = subprocess.Popen(

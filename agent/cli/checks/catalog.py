@@ -59,7 +59,7 @@ class CheckDescription(NamedTuple):
     source: str
     meaning: str
     threshold: str
-    """Condition under which the finding is reported."""
+    """Condition under which the check reports its finding."""
     why: str
     """Reason why the finding matters; for an XID, the mildest sufficient repair; for an SXid, its scope."""
     advice: str

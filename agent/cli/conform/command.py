@@ -38,7 +38,7 @@ PREPARE_FLAGS: Final = {
     "cdi_dirs": "--cdi-dir",
     "remove_cdi": "--remove-cdi",
 }
-"""Flags that are only possible with --prepare, by attribute."""
+"""Flags of the command line that are only possible with --prepare, by attribute of the arguments."""
 SLICES_COMMAND: Final = "kubectl get resourceslices,resourceclaims -A -o json"
 HELP: Final = "try 'drahealth conform --help'"
 

@@ -24,7 +24,7 @@ VERDICT_BADGES: Final = {
     CheckVerdict.NOT_RUN: Badge("◌", "?", "not run", "magenta"),
     CheckVerdict.SKIPPED: Badge("○", "-", "skipped", "dim"),
 }
-"""Sign, word and colour of each verdict, worst first."""
+"""Sign, word and colour of each verdict of a conformance check, worst first."""
 
 EXITS: Final = {
     CheckVerdict.FAIL: 2,
@@ -39,15 +39,15 @@ PROFILE: Final = "drahealth-conform/1"
 """Name and version of a profile's set of checks. The number rises with each change of the set, so that an
 older result is never taken for a newer one."""
 KUBELET: Final = "1.37"
-"""Newest kubelet whose behaviour the checks describe."""
+"""Version of the newest kubelet whose behaviour the conformance checks describe."""
 AREAS: Final = {
     "health": ("socket", "health"),
     "registration": ("registration",),
     "prepare": ("prepare", "unprepare"),
 }
-"""Areas of a profile, with the first parts of the codes of their checks."""
+"""Areas of a conformance profile, with the first parts of the codes of their checks."""
 BADGE_COLOURS: Final = {0: "brightgreen", 1: "yellow", 2: "red", 3: "lightgrey"}
-"""Colour of the badge by exit code."""
+"""Colour of the profile's badge by exit code of the command."""
 
 GROUPS: Final = {
     "socket": "The service socket",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.model.consumers import ConsumerEdge, PodView
 
 MAX_DEVICES: Final = 4
-"""Limit of devices that the line of a claim names; the others are counted."""
+"""Largest number of devices that the line of a claim names; the others are counted."""
 _STRENGTHS: Final = {relation: number for number, relation in enumerate(Relation)}
 
 Row = tuple[str, str, str]

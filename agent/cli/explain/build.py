@@ -339,7 +339,7 @@ def _driver_devices(answers: NodeAnswers) -> Iterator[DeviceRef]:
 
 
 class SourceFactIndex:
-    """Index of the sources' answers by device, claim and pod, of which a node has thousands."""
+    """Index of what sources report, by device, claim and pod, since a node has thousands of them."""
 
     def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
         """Index `answers`; `known` is the map of claims, pods and devices derived from them."""

@@ -75,19 +75,19 @@ class SourceResult(NamedTuple):
     """Outcome of querying one source: where and when it was read, or why it gave no answer."""
 
     source: str
-    """A key of :data:`CONSEQUENCES`, or ``pods-file``."""
+    """Name of the source: a key of :data:`CONSEQUENCES`, or ``pods-file``."""
     place: str
     """Path of the file, directory or socket; empty: the source was not queried."""
     read: Instant
     written_s: float | None = None
     """Time at which the file or the agent's report was written [s since 1970]; None: not known."""
     found: str = ""
-    """Summary of the content, such as ``12 claims``; empty: no answer."""
+    """Summary of the source's content, such as ``12 claims``; empty: it gave no answer."""
     absence: Absence | None = None
     reason: str = ""
     """Reason why the source gave no answer; empty: it answered."""
     invalid: tuple[str, ...] = ()
-    """Parts of the answer that could not be used, each with the reason."""
+    """Parts of the source's answer that could not be used, each with the reason."""
 
     @property
     def is_denied(self) -> bool:
@@ -114,9 +114,9 @@ class NodeAnswers:
     driver_reports: Mapping[str, DriverSocketReport] = field(default_factory=dict)
     """Health reports from the drivers' sockets, by driver."""
     consumers: SourceAnswers = field(default_factory=SourceAnswers)
-    """Claims and pods that the kubelet, the drivers, cgroups and the operator's files list."""
+    """Claims and pods, as the kubelet, the drivers, cgroups and the operator's files list them."""
     workloads: tuple[WorkloadRef, ...] = ()
-    """Other objects than pods in the file ``--pods``."""
+    """Objects other than pods in the file of ``--pods``."""
     kubelet_health: tuple[KubeletHealthRecord, ...] = ()
     """Health of each device as the kubelet last stored it."""
     prepares: tuple[PrepareRecord, ...] = ()
@@ -234,7 +234,7 @@ class Explanation:
     risks: tuple[RefusedPod, ...] = ()
     """Pods that the kubelet would refuse if it created their sandbox again."""
     conflicts: tuple[Conflict, ...] = ()
-    """Contradictions between sources."""
+    """Contradictions between the sources about the explained objects."""
     ended: tuple[PodDeviceUsage, ...] = ()
     """Last ended uses of devices; all recorded uses if no source knows the explained object any more."""
     claims_elsewhere: int = 0

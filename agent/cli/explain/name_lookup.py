@@ -23,7 +23,7 @@ class UnknownName(UsageError):
 
 
 MAX_NAMED: Final = 8
-"""Limit of objects that the error for an ambiguous name lists."""
+"""Largest number of objects that the error for an ambiguous name lists."""
 
 
 def full_device_name(device: DeviceRef) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.model.consumers import ConsumerEdge, DeviceEdge
 
 MAX_REQUESTS: Final = 6
-"""Limit of a claim's requests that are listed for one device."""
+"""Largest number of a claim's requests that are listed for one device."""
 
 
 def render(explanation: Explanation, style: TextStyle) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 60.0
 """Timeout of the connect and of each read [s]; Prometheus ends a query after two minutes itself."""
 ANSWER_BYTES: Final = 256 << 20
-"""Largest accepted answer [bytes]."""
+"""Largest accepted answer of a Prometheus server [bytes]."""
 TOKEN_BYTES: Final = 65_536
 OK_STATUS: Final = 200
 
@@ -42,7 +42,7 @@ class _Vector(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct, rename={"error_type": "errorType"}):
-    """Answer of the query API."""
+    """Answer of Prometheus' query API."""
 
     status: str
     data: _Vector = msgspec.field(default_factory=_Vector)
@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct, rename={"error_type": "errorType"}):
 
 
 class PrometheusServer:
-    """Client of one server. Calls block up to 60 s for the connect and for each read."""
+    """Client of one Prometheus server. Calls block up to 60 s for the connect and for each read."""
 
     def __init__(self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None) -> None:
         """Create a client; nothing is called yet.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_SHOWN: Final = 40
-"""Limit of lines in each table without ``--all``."""
+"""Largest number of lines in each table without ``--all``."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def main(args: Namespace) -> int:
 
 
 class _Now(NamedTuple):
-    """Time of the command, and how far back it shows records."""
+    """Time at which the command runs, and how far back it shows records."""
 
     wall_s: float
     age_s: float | None

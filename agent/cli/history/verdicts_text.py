@@ -39,7 +39,7 @@ SEVERITIES: Final = {
     RecordedState.ABSENT: Severity.UNKNOWN,
     **{state: severity for severity, state in STATE_OF_SEVERITY.items() if severity is not Severity.INFO},
 }
-"""Severity whose sign marks each state in tables."""
+"""Severity whose sign marks each state of a device's health in tables."""
 
 
 def short_names(devices: Iterable[DeviceRef]) -> dict[DeviceRef, str]:
@@ -126,7 +126,7 @@ CHANGE_COLUMNS: Final = (
 
 
 def changes_csv(segments: Sequence[Segment], timeline: Timeline) -> str:
-    """Return the changes as CSV, with a line of titles."""
+    """Return changes of verdicts as CSV, with a line of titles."""
     documents = (change_document(one, timeline) for one in segments)
     return format_csv(
         CHANGE_COLUMNS,

@@ -54,7 +54,7 @@ class ObjectKeys:
 
 
 def encode_by_type(value: Any) -> Any:
-    """Return `value` in the form for JSON that follows from its type."""
+    """Return `value` in the form for JSON that follows from its type in Python."""
     match value:
         case Severity():
             return value.name.lower()

@@ -37,7 +37,7 @@ SCROLL_LINES: Final = {
     b"\x1b[A": -1, b"\x1b[B": 1, b"\x1bOA": -1, b"\x1bOB": 1, b"k": -1, b"j": 1,
     b"\x1b[5~": -10, b"\x1b[6~": 10, b" ": 10,
 }  # fmt: skip
-"""Number of lines that a key moves the table: arrows, k, j, page up, page down, space."""
+"""Number of lines by which each key scrolls the table: arrows, k, j, page up, page down, space."""
 
 MIN_PERIOD_S: Final = 0.25
 MAX_PERIOD_S: Final = 1.0

@@ -41,14 +41,17 @@ LEVEL_OF_SEVERITY: Final = {
 }
 
 MAX_QUEUED: Final = 1000
-"""Limit of log lines that wait to be written; when it is exceeded, the oldest lines are dropped."""
+"""Largest number of log lines that wait to be written; when it is exceeded, the oldest are dropped."""
 
 MAX_LINES: Final = 4
 WINDOW_S: Final = 10.0
-"""Window of the rate limit [s]: a topic gets MAX_LINES lines in it; further changes share one later line."""
+"""Window of the rate limit of log lines [s].
+
+A topic gets MAX_LINES lines in it; its further changes share one later line.
+"""
 
 CLOSE_TIMEOUT_S: Final = 0.5
-"""Longest time that closing waits for output [s]: the agent must end within 2 s of its signal."""
+"""Longest time that closing the log waits for the output [s]: the agent must end within 2 s of its signal."""
 
 CHANGE: Final = "report_change"
 """Name of the attribute of a ``logging.LogRecord`` that has the ReportChange which the log line is about."""
@@ -179,7 +182,7 @@ class LogQueue(logging.Handler):
         self._put(self.format(record))
 
     def write(self, text: str) -> None:
-        """Queue a text that is already formatted."""
+        """Queue a log text that is already formatted."""
         with self.shared_lock:
             self._put(text)
 
@@ -192,7 +195,7 @@ class LogQueue(logging.Handler):
         return not self._lines
 
     def take(self) -> str:
-        """Remove and return all queued lines; if lines were dropped, the first line states how many."""
+        """Remove and return all queued log lines; if lines were dropped, the first line states how many."""
         with self.shared_lock:
             lines, lost = list(self._lines), self._lost
             self._lines.clear()

@@ -30,7 +30,7 @@ from agent.model.time import rfc3339
 TEXT_MAX_BYTES: Final = 4096 - len("2026-11-21T10:04:04Z \n")
 """Largest size of a log line without its time and line break [bytes]: a pipe takes 4 KiB as a whole."""
 _FINDING_MIN_BYTES: Final = 64
-"""Size to which a finding is cut at most [bytes]."""
+"""Size to which a finding in a log line is cut at most [bytes]."""
 
 
 class ReportChange(NamedTuple):

@@ -64,7 +64,10 @@ MAX_NAMED_CODES: Final = 8
 """Limit of rules listed by name; more are only counted. For a GPU that hangs, no rule is evaluated."""
 
 AdvisedCause = tuple[str, str, str]
-"""Code, evidence and advice of a cause that is already printed, so that its advice is not repeated."""
+"""Code, evidence and advice of a cause that is already printed.
+
+Advice for the same cause is not repeated.
+"""
 
 
 def render_report(
@@ -113,7 +116,7 @@ class DeviceLine(NamedTuple):
 
     device: DeviceHealth
     instances: str
-    """Text about those MIG instances, such as ``and its 7 instances``; empty: none."""
+    """Text about the MIG instances of the line, such as ``and its 7 instances``; empty: none."""
 
 
 def fold_instances(devices: Sequence[DeviceHealth]) -> list[DeviceLine]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
 
 GAP: Final = "  "
-"""Space between two columns."""
+"""Space between two columns of a table."""
 
 
 class TableCell(NamedTuple):
@@ -28,7 +28,7 @@ class Paragraph(NamedTuple):
     text: str
     paint: tuple[str, ...] = ()
     hanging: int = 0
-    """Extra indent of all lines but the first [columns]."""
+    """Extra indent of all lines of the paragraph but the first [columns]."""
 
 
 def advice(text: str, style: TextStyle) -> Paragraph:

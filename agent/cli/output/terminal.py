@@ -28,13 +28,13 @@ class TextStyle:
     width: int | None = None
     """Width [columns]; None: no terminal, lines are not wrapped, so that grep finds them whole."""
     height: int | None = None
-    """Height [lines]; None: no terminal, or not known."""
+    """Height of the terminal [lines]; None: no terminal, or not known."""
     colour: bool = False
     unicode: bool = True
 
     @property
     def arrow(self) -> str:
-        """Sign before an advice."""
+        """Sign before a paragraph of advice."""
         return "→ " if self.unicode else "> "
 
     @property

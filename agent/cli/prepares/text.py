@@ -43,7 +43,7 @@ URGENCY_BADGES: Final = (
 
 
 class PrepareRecord(NamedTuple):
-    """How a driver's last attempt to prepare a claim ended."""
+    """Result of a driver's last attempt to prepare a claim."""
 
     driver: str
     version: str
@@ -96,7 +96,10 @@ def prepare_records(found: Iterable[LedgerFileContent]) -> tuple[PrepareRecord, 
 
 
 def exit_of(records: Iterable[PrepareRecord]) -> int:
-    """Return the exit code. 0: no claim fails; 1: a retry may resolve each failure; 2: one is permanent."""
+    """Return the exit code of ``drahealth prepares``.
+
+    0: no claim fails; 1: a retry may resolve each failure; 2: one failure is permanent.
+    """
     return max(0, max((record.urgency for record in records), default=0) - 1)
 
 

@@ -71,18 +71,18 @@ class FieldAgreement(StrEnum):
 
     AGREES = "agrees"
     UNREAD = "unread"
-    """Neither reader could read the field."""
+    """Neither the native core nor pynvml could read the field."""
     MOVED = "moved"
-    """The values differ, but the field changed while they were read."""
+    """The values of native core and pynvml differ, but the field changed while they were read."""
     DIFFERS = "differs"
-    """The values contradict each other: one reader is wrong."""
+    """The values of native core and pynvml contradict each other: one of them is wrong."""
 
 
 class FieldComparison(NamedTuple):
-    """Values of one GPU field from both readers, and whether they agree."""
+    """Values of one GPU field from the native core and pynvml, and whether they agree."""
 
     gpu: str
-    """UUID, or ``GPU <index>`` if the GPU reports none."""
+    """UUID of the GPU, or ``GPU <index>`` if it reports none."""
     field: GpuField
     before: Reading
     pynvml: FieldValue
@@ -110,7 +110,7 @@ class GpuReaderComparison(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the readers contradict each other about a field, the GPUs or NVML."""
+        """True: native core and pynvml contradict each other about a field, the GPUs or NVML."""
         return bool(self.problems) or any(
             comparison.agreement is FieldAgreement.DIFFERS for comparison in self.comparisons
         )
@@ -329,7 +329,7 @@ def read_in_child(read: Callable[[], T]) -> T:
 
 
 def _send_result(sender: int, read: Callable[[], T]) -> NoReturn:
-    """Write the result of `read` or the text of its error, and end this process."""
+    """Write the result of `read`, or the text of its error, to the parent process, and end this process."""
     status = 1
     try:
         with suppress(ValueError, OSError):  # a lower limit is set already
