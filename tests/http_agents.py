@@ -63,6 +63,7 @@ class FakeAgent:
             latest=LatestValue(),
             config=lambda: Config(node_name="n"),
             snapshot=lambda: None,
+            consumers=lambda: None,
             pass_durations=dict,
             status=no_status,
             totals=HealthTotals(),

@@ -18,10 +18,21 @@ from patience import PATIENCE_S
 from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
+from agent.devices.consumers.edges import pod_consumer
 from agent.health.availability import Timeline, device_segments
 from agent.http.page import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
-from agent.model.claim import DeviceRef
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import AllocatedDevice, Origin, OwnerReference, PodObject, PodRef, Provenance
+from agent.model.consumers import (
+    ClaimView,
+    ConsumerEdge,
+    ConsumerMap,
+    ContainerEdge,
+    DeviceEdge,
+    PodView,
+    Relation,
+)
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
 from agent.model.pod_findings import PodsSample
 from agent.model.report import AgentStatus, Report
@@ -64,7 +75,7 @@ def history(*changes: tuple[float, RecordedState], lasted_h: float = 30.0) -> Hi
 
 
 def given(shown: Report, **changes: Any) -> PageInput:
-    empty = PageInput(shown, at(100), None, (), history(), STATUS)
+    empty = PageInput(shown, at(100), None, None, (), history(), STATUS)
     return replace(empty, **changes)
 
 
@@ -113,9 +124,40 @@ def test_pods_of_a_device_are_named_and_bounded() -> None:
     uses = {f"uid-{number:02}": (served,) for number in range(PODS_MAX + 2)}
     pods = PodsSample(source, uses, {"uid-00": "team-a/train-0"})
     row = page_content(given(report([device()]), pods=pods, drivers={"cpu.example.com"})).rows[0]
-    assert row.pods[0] == "pod UID uid-01"
+    assert row.pods[0].name == "pod UID uid-01"
     assert len(row.pods) == PODS_MAX
     assert row.more_pods == 2
+
+
+def test_pods_of_a_device_have_their_claims_owners_and_possible_uses() -> None:
+    ref = ClaimRef("team-a", "gpus", "c-1")
+    served = DeviceRef("cpu.example.com", "node-a", "cpu-node0")
+    fact = Provenance(Origin.CHECKPOINT, at(1))
+    train = PodRef("team-a", "train-0", "p-1")
+    job = OwnerReference("batch/v1", "Job", "train", "j-1", controller=True)
+    certain = PodView(train, ((PodObject(train, owners=(job,)), fact),))
+    possible = PodView(PodRef("team-a", "wait-0", "p-2"), running=False)
+    device_edge = DeviceEdge(ref, AllocatedDevice(served, ("r",)), Relation.PREPARED, fact)
+    consumers = tuple(
+        ConsumerEdge(ref, pod_consumer(pod.ref), relation, fact)
+        for pod, relation in ((possible, Relation.RESERVED), (certain, Relation.PREPARED))
+    )
+    containers = (ContainerEdge(ref, certain.ref, "main", (), fact),)
+    known = ConsumerMap(
+        claims={ref: ClaimView(ref, (device_edge,), consumers, containers)},
+        pods={certain.ref: certain, possible.ref: possible},
+        devices={served: (ref,)},
+    )
+    uses = PodsSample(
+        SourceSample("pods", SourceState.OK, 0, NS, 0, ""), {"p-1": (served,)}, {"p-1": "team-a/train-0"}
+    )
+    row = page_content(
+        given(report([device()]), pods=uses, consumers=known, drivers={"cpu.example.com"})
+    ).rows[0]
+    assert [(pod.name, pod.facts, pod.is_certain) for pod in row.pods] == [
+        ("team-a/train-0", "claim team-a/gpus, container main, Job train", True),
+        ("team-a/wait-0", "claim team-a/gpus, no process", False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,7 @@ class Daemon:
             latest=LatestValue(),
             config=lambda: self._config,
             snapshot=lambda: self._source.newest,
+            consumers=lambda: self._pods.newest_map,
             pass_durations=lambda: self._node.pass_durations(),
             status=self._read_status,
             totals=HealthTotals(),

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.http.health_totals import HealthTotals
+from agent.model.consumers import ConsumerMap
 from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
@@ -40,6 +41,8 @@ class AgentView:
     """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]
     """Function that returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
+    consumers: Callable[[], ConsumerMap | None]
+    """Function that returns the newest map of claims, devices and pods; None: it is not known yet."""
     pass_durations: Callable[[], Mapping[str, PassDurations]]
     """Function that returns the durations of the passes of each source."""
     status: Callable[[], AgentStatus]

@@ -96,6 +96,7 @@ class Page:
                 report=report,
                 now=self._clock(),
                 pods=snapshot.pods if (snapshot := self._view.snapshot()) else None,
+                consumers=self._view.consumers(),
                 drivers=frozenset(self._view.config().drivers),
                 history=await self._history.read(),
                 status=self._view.status(),

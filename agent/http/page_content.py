@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
+from agent.devices.consumers.affected_pods import affected_pods, pod_owner, pod_state
 from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.health.availability import Segment, Timeline
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
+from agent.model.consumers import AffectedPod, ConsumerMap
 from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Repair, Severity, most_needed_first
 from agent.model.pod_findings import PodsSample
 from agent.model.report import AgentStatus, Report
@@ -88,6 +90,16 @@ class CauseText(NamedTuple):
     """Repair of the fault, worded as on the command line; empty: none."""
 
 
+class PagePod(NamedTuple):
+    """Pod that uses or may use a device."""
+
+    name: str
+    facts: str
+    """Claim, containers, controller, pod group and state of the pod; empty: none is known."""
+    is_certain: bool
+    """False: the pod may use the device; for example, the claim is only reserved for it."""
+
+
 class PageDevice(NamedTuple):
     """Row of the page's table of devices."""
 
@@ -108,10 +120,10 @@ class PageDevice(NamedTuple):
     """Time since ``since`` as text."""
     verified: str
     attributes: tuple[tuple[str, str], ...]
-    pods: tuple[str, ...]
-    """Names of pods that use the device, at most PODS_MAX."""
+    pods: tuple[PagePod, ...]
+    """Pods that use or may use the device, at most PODS_MAX."""
     more_pods: int
-    """Number of further pods that use the device."""
+    """Number of further pods that use or may use the device."""
     strip: Strip | None
     """Health of the last 24 hours; None: the history has no record of the device."""
 
@@ -179,6 +191,8 @@ class PageInput:
     now: Instant
     pods: PodsSample | None
     """Pods that use devices; None: the agent does not track them."""
+    consumers: ConsumerMap | None
+    """Claims, devices and pods, as ``drahealth explain`` joins them; None: not known yet."""
     drivers: Container[str]
     """Names of the drivers that the agent serves."""
     history: "History"
@@ -238,20 +252,31 @@ def _pods_problem(pods: PodsSample | None) -> str:
     return f"the source {pods.source.name} is {pods.source.state}: {pods.source.detail or 'no detail'}"
 
 
-def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[str]]:
-    """Return the names of the pods that use each device, by the device's key."""
-    if given.pods is None:
-        return {}
+def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[PagePod]]:
+    """Return the pods that use or may use each device, by the device's key; certain uses come first."""
     health_of = health_lookup(given.report, given.drivers)
-    users: dict[tuple[str, str, str], list[str]] = {}
-    for uid, refs in given.pods.uses.items():
-        for ref in refs:
+    users: dict[tuple[str, str, str], list[PagePod]] = defaultdict(list)
+    if given.consumers is not None:
+        for ref in given.consumers.devices:
             if device := health_of(ref):
-                users.setdefault(device.key, []).append(given.pods.names.get(uid, f"pod UID {uid}"))
-    return {key: sorted(set(names)) for key, names in users.items()}
+                users[device.key] += map(_pod, affected_pods(given.consumers, ref))
+    for uid, refs in given.pods.uses.items() if given.pods is not None else ():
+        name = given.pods.names.get(uid, f"pod UID {uid}") if given.pods is not None else ""
+        for device in filter(None, map(health_of, refs)):
+            if all(name != pod.name for pod in users[device.key]):
+                users[device.key].append(PagePod(name, "", is_certain=True))
+    return {key: sorted(pods, key=lambda pod: (not pod.is_certain, pod)) for key, pods in users.items()}
 
 
-def _row(device: DeviceHealth, given: PageInput, pods: Sequence[str]) -> PageDevice:
+def _pod(affected: AffectedPod) -> PagePod:
+    names = [one.name if one.is_certain else f"{one.name}?" for one in affected.containers]
+    containers = f"container{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
+    owner, state = pod_owner(affected.pod, affected.group), pod_state(affected.pod)
+    facts = filter(None, (f"claim {affected.claim}", containers, owner, state))
+    return PagePod(str(affected.pod.ref), ", ".join(facts), affected.is_certain)
+
+
+def _row(device: DeviceHealth, given: PageInput, pods: Sequence[PagePod]) -> PageDevice:
     default_pool = given.report.node
     pool = "" if device.pool == default_pool else device.pool
     return PageDevice(

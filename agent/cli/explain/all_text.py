@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.explain.build import devices_of_claim
-from agent.cli.explain.device_text import claim_name, pod_name_with_state, pod_owner
+from agent.cli.explain.device_text import claim_name, pod_name_with_state
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import TextTable
 from agent.cli.output.text import BADGES, clean, format_count
-from agent.devices.consumers.affected_pods import direct_consumers
+from agent.devices.consumers.affected_pods import direct_consumers, pod_owner
 from agent.model.claim_sources import ConsumerKind
 from agent.model.consumers import Relation
 from agent.model.health import Severity
@@ -89,13 +89,13 @@ def _consumer_rows(
     claim: ClaimFacts, pods: dict[PodRef, PodView], members: Iterable[PodView]
 ) -> Iterator[Row]:
     for ref, edges in direct_consumers(claim.view).items():
-        yield pod_name_with_state(pods[ref]), _strongest(edges), pod_owner(pods[ref])
+        yield pod_name_with_state(pods[ref]), _strongest(edges), clean(pod_owner(pods[ref]))
     for edge in dict.fromkeys(edge.consumer for edge in claim.view.consumers if not edge.consumer.pod):
         is_group = edge.kind is ConsumerKind.POD_GROUP
         kind = edge.kind.value if is_group else edge.resource or "object"
         yield clean(f"{kind} {edge.name}"), Relation.RESERVED, ""
     for pod in members:
-        yield pod_name_with_state(pod), "member", pod_owner(pod)
+        yield pod_name_with_state(pod), "member", clean(pod_owner(pod))
 
 
 def _strongest(edges: Sequence[ConsumerEdge]) -> str:

@@ -11,6 +11,7 @@ from agent.cli.explain.model import AGENT
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, hardware_identity, shorten_ids
+from agent.devices.consumers.affected_pods import pod_owner, pod_state
 from agent.model.claim_sources import Origin
 from agent.model.consumers import AffectedPod, PodView
 from agent.model.health import DeviceHealth, Severity, most_needed_first
@@ -209,7 +210,7 @@ def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:
         container.name if container.is_certain else f"{container.name}?" for container in affected.containers
     )
     sources = format_sources(edge.provenance for edge in affected.edges)
-    owner = pod_owner(affected.pod, affected.group)
+    owner = clean(pod_owner(affected.pod, affected.group))
     return (
         claim_name(affected.claim),
         pod_name_with_state(affected.pod),
@@ -221,21 +222,8 @@ def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:
 
 def pod_name_with_state(pod: PodView) -> str:
     """Return the pod's name, with ``no process`` or the phase of an ended pod in brackets."""
-    state = "no process" if pod.running is False else ""
-    if pod.known and pod.has_ended:
-        state = pod.known.phase
+    state = pod_state(pod)
     return clean(f"{pod.ref}{state and f' ({state})'}")
-
-
-def pod_owner(pod: PodView, group: str = "") -> str:
-    """Return the controller and the pod group of a pod.
-
-    `group` is the pod group through which the pod uses a claim; empty: the group in the pod's object.
-    """
-    known = pod.known
-    owner = known.controller if known else None
-    group = group or (known.group if known else "")
-    return clean(", ".join(filter(None, [str(owner or ""), group and f"pod group {group}"])))
 
 
 def claim_name(ref: ClaimRef) -> str:

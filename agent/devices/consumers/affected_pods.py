@@ -59,6 +59,24 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
                     yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
 
 
+def pod_state(pod: PodView) -> str:
+    """Return ``no process``, or the phase of an ended pod; empty: the pod runs, or its state is not known."""
+    if pod.known and pod.has_ended:
+        return pod.known.phase
+    return "no process" if pod.running is False else ""
+
+
+def pod_owner(pod: PodView, group: str = "") -> str:
+    """Return the controller and the pod group of a pod: ``Job train, pod group workers``.
+
+    ``group`` is the pod group through which the pod uses a claim; empty: the group in the pod's object.
+    """
+    known = pod.known
+    owner = known.controller if known else None
+    group = group or (known.group if known else "")
+    return ", ".join(filter(None, [str(owner or ""), group and f"pod group {group}"]))
+
+
 def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
     """Return the UIDs of all claims that are used by a pod which also uses the claim with this UID.
 
