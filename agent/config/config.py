@@ -63,7 +63,7 @@ CHECKPOINT: Final = "dra_manager_state"
 PODS_API: Final = "pods-api/pods-api.sock"
 """Socket of the kubelet's pods API, relative to the kubelet's directory."""
 DRIVERS: Final = "drivers"
-"""Subdirectory of the runtime directory (drivers' sockets) and of the state directory (drivers' state)."""
+"""Name of the subdirectory for drivers, in the runtime directory (sockets) and in the state directory."""
 PREFIX: Final = "DRAHEALTH_"
 CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
 """Environment variable with the path of the configuration file."""
@@ -84,33 +84,33 @@ HELD_MAX: Final = 32 << 20
 It counts towards the memory limit of the systemd unit.
 """
 RECORD_MAX: Final = 1 << 40
-"""Upper limit of the size of a record [bytes]."""
+"""Upper limit of the size of a record of snapshots [bytes]."""
 GPUS_MAX: Final = 32
 """Largest number of GPUs that the native core watches."""
 
 
 class Setting(NamedTuple):
-    """Setting of the agent: key in the file, flag, variable, and how its value is parsed and checked."""
+    """Setting of the agent: its key in a file, flag, variable, and how its value is parsed and checked."""
 
     key: str
-    """Key in the file: ``agent.period`` is ``period`` in ``[agent]``."""
+    """Key of the setting in a file: ``agent.period`` is ``period`` in the table ``[agent]``."""
     field: str
-    """Name of the field in :class:`Config` that holds the value."""
+    """Name of the field in :class:`Config` that holds the setting's value."""
     kind: ValueKind
     """Kind of the value: its parser, its form in a file, and its JSON schema."""
     check_limits: Callable[[Any], None] = lambda _: None
-    """Raises ValueError, with value and limit in its text, if the value is out of range."""
+    """Function that raises ValueError, with value and limit in its text, if a value is out of range."""
     flag: str = ""
     """Command-line flag; empty: the setting can only be set in the file."""
     metavar: str = ""
     help: str = ""
     """Meaning of the setting, for ``--help`` and the JSON schema."""
     is_repeatable: bool = False
-    """Whether the flag may be repeated and the variable may hold several values."""
+    """True: the setting's flag may be repeated, and its variable may hold several values."""
     is_switch: bool = False
-    """Whether the setting is a boolean whose flag takes no value; its variable is 1, 0, true or false."""
+    """True: the setting is a boolean whose flag takes no value; its variable is 1, 0, true or false."""
     is_fixed: bool = False
-    """Whether only a restart of the agent applies a change: a reload of the configuration refuses it."""
+    """True: only a restart of the agent applies a change of the setting; a reload refuses it."""
 
     @property
     def parse(self) -> Callable[[object], object]:
@@ -343,9 +343,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     expect_gpus: int | None = None
     """Expected number of GPUs; None: the number when the agent starts."""
     gpu_watch: bool = True
-    """Whether GPUs are watched."""
+    """True: the agent watches GPUs."""
     gpu_process: bool = True
-    """Whether NVML is called by a process of its own; False: by threads of this process."""
+    """True: NVML is called by a process of its own. False: by threads of the agent's process."""
     gpu_slow_ns: int = 10 * S
     """Interval between two reads of GPU fields that seldom change [ns]; at least ``period_ns``."""
     gpu_deadline_ns: int = 5 * S
@@ -368,11 +368,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     history_age_s: int = 30 * 86_400
     """Age up to which ended device uses are kept [s]."""
     record_dir: Path | None = None
-    """Directory of the record of snapshots; None: nothing is recorded."""
+    """Directory of the record of snapshots; None: no snapshots are recorded."""
     record_size: int = 256 << 20
-    """Largest size of all recorded segments [bytes]."""
+    """Largest size of all segment files of the record together [bytes]."""
     record_age_s: int = 30 * 86_400
-    """Age up to which recorded segments are kept [s]."""
+    """Age up to which segment files of the record are kept [s]."""
     k8s_enabled: bool = False
     """Whether the devices' health is written to the API server."""
     k8s_kubeconfig: Path | None = None
@@ -390,7 +390,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     taint_unknown: bool = True
     """Whether Unknown devices are tainted ``unmonitored``, effect ``None``."""
     taint_inform: bool = True
-    """Whether taints of effect ``None`` are published."""
+    """True: taints of effect ``None`` are published for drivers' devices."""
     taint_wait_s: float = 2.0
     """Longest time for which an embedded driver's error about a failed device waits for its taint [s]."""
 
@@ -433,7 +433,7 @@ class ValueOriginKind(StrEnum):
 
 
 class ValueOrigin(NamedTuple):
-    """Place that a setting's value comes from."""
+    """Place that the value of a setting comes from, such as a line of a file or a flag."""
 
     kind: ValueOriginKind
     name: str = ""
@@ -448,13 +448,13 @@ DEFAULT: Final = ValueOrigin(ValueOriginKind.DEFAULT)
 
 
 class LoadedConfig(NamedTuple):
-    """Configuration, with the place that each of its values comes from."""
+    """Configuration of the agent, with the place that each of its values comes from."""
 
     config: Config
     origins: Mapping[str, ValueOrigin]
     """Origins by key of the setting; a key that is missing has its default."""
     files: tuple[Path, ...]
-    """Files that were read."""
+    """Paths of the configuration files that were read."""
 
 
 def load(

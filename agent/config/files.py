@@ -21,11 +21,11 @@ DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 DROP_INS: Final = "config.d"
 """Directory of drop-ins, next to the default file: files ``*.toml``, read in the order of their names."""
 DROP_INS_MAX: Final = 64
-"""Largest number of drop-ins."""
+"""Largest number of drop-in files of the configuration."""
 
 
 class ConfigFile(NamedTuple):
-    """Parsed configuration file."""
+    """Configuration file with its parsed content."""
 
     path: Path
     table: dict[str, Any]

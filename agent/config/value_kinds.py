@@ -39,13 +39,19 @@ class ValueKind(NamedTuple):
     """Kind of the value of a setting, such as a duration or a list of CPUs."""
 
     parse: Callable[[object], object]
-    """Converts the value in file, variable or flag to the field's type; raises ValueError or TypeError."""
+    """Function that converts the value in a file, variable or flag to the type of the field in Config.
+
+    It raises ValueError or TypeError.
+    """
     show: Callable[[Any], Any]
-    """Converts the field's value to the value that a file has for it."""
+    """Function that converts the value of the field in Config to the value that a file has for it."""
     schema: Mapping[str, Any]
-    """JSON schema of the value in a file."""
+    """JSON schema of such a value in a configuration file."""
     merge: Callable[[Any, Any], Any] | None = None
-    """Joins the values of two files, the later one second; None: the later value replaces the earlier one."""
+    """Function that joins the values of two files, the later one second.
+
+    None: the later value replaces the earlier one.
+    """
 
 
 def _fractional_seconds(value: object) -> float:

@@ -37,9 +37,9 @@ SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
 """Texts that the environment variable of a boolean setting may have, with their values."""
 LOG_FORMATS: Final = ("text", "json")
 HTTP_PORT: Final = 14680
-"""Port of the HTTP server where an address has none; free in Prometheus' list of default ports."""
+"""Port of the HTTP server for an address without a port; Prometheus' list of default ports has it free."""
 LISTEN_MAX: Final = 4
-"""Largest number of addresses of the HTTP server."""
+"""Largest number of addresses of the agent's HTTP server."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
@@ -99,7 +99,7 @@ def parse_string(value: object) -> str:
 
 
 def parse_count(value: object) -> int:
-    """Return `value` as a whole number; a boolean is an error."""
+    """Return `value` if it is a whole number; raise TypeError for others, also for a boolean."""
     try:
         return msgspec.convert(value, int)
     except msgspec.ValidationError:
@@ -114,7 +114,7 @@ def parse_path(value: object) -> Path:
 
 
 def parse_bool(value: object) -> bool:
-    """Return `value` if it is a boolean; 1 and "yes" are errors."""
+    """Return `value` if it is a boolean; raise TypeError for others, such as 1 and "yes"."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value

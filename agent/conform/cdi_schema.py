@@ -197,7 +197,7 @@ _FILE: Final = {
 
 
 def _check_version(document: Mapping[str, object]) -> None:
-    """Raise ValueError if the file uses a feature that its CDI version does not have."""
+    """Raise ValueError if a CDI file uses a feature that its CDI version does not have."""
     version = str(document["cdiVersion"])
     for needed, feature in _features(document):
         if VERSIONS.index(needed) > VERSIONS.index(version):

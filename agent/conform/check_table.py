@@ -79,7 +79,7 @@ class ConformCheck(NamedTuple):
 
     code: str
     title: str
-    """Property that the driver should have."""
+    """Property that the driver should have, in one sentence."""
     why: str
     """What happens in a kubelet if the driver lacks the property."""
     advice: str

@@ -40,7 +40,7 @@ CAUSAL_DELAY_S: Final = 0.25
 UNUSUAL_FACTOR: Final = 2
 """A pause between health lists is unusual if it is longer than every other pause times this factor."""
 PAUSES_MIN: Final = 3
-"""Number of other pauses that are needed to call a pause unusual."""
+"""Least number of other pauses between health lists for a pause to be called unusual."""
 LONGER_FACTOR: Final = 3
 """Factor by which a longer session is recommended if no health list arrived while the reader was stopped."""
 REOPENED: Final = {"cancel": "after a cancel", "close": "on a new connection"}

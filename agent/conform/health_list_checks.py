@@ -43,9 +43,9 @@ from agent.conform.stream_queries import (
 MESSAGE_LIMIT: Final = 1024
 """Longest health message of a device that the kubelet keeps whole [bytes]."""
 MESSAGE_KEPT: Final = 1021
-"""Length to which the kubelet cuts a longer message, before it adds three dots [bytes]."""
+"""Length to which the kubelet cuts a longer health message, before it adds three dots [bytes]."""
 LIST_LIMIT: Final = 4 << 20
-"""Largest message that grpc-go reads by default [bytes]."""
+"""Largest gRPC message that grpc-go, and so a kubelet, reads by default [bytes]."""
 LARGE_LIST: Final = 1 << 20
 """Size of a health list above which a check warns [bytes]."""
 FUTURE_S: Final = 60
@@ -63,7 +63,10 @@ HEARTBEAT_FRACTION: Final = 0.6
 It is half a lease, and a tenth for delays of a busy machine.
 """
 TIME_ROUNDING_S: Final = 2.0
-"""Age of last_updated_time that is not counted [s]: it is in whole seconds, and the list takes time."""
+"""Age of a device's last_updated_time that is not counted [s].
+
+The time is in whole seconds, and the health list takes time.
+"""
 REPORTED_ONCE: Final = "no device was reported twice: try a longer --for"
 EMPTY_LISTS: Final = "every list is empty"
 EXPIRING: Final = (1, 2)
@@ -74,7 +77,7 @@ LABEL: Final = re.compile(_LABEL)
 POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
 """Pattern of a valid pool name: DNS subdomains with slashes between them."""
 POOL_LIMIT: Final = 253
-"""Longest valid pool name [bytes]."""
+"""Longest valid name of a pool [bytes]."""
 
 
 def check_stable_text(session: SessionRecord) -> CheckOutcome:

@@ -17,7 +17,10 @@ from agent.model.protobuf_wire import FIXED_SIZES, LAST_FIELD, LENGTH, VARINT, d
 DEVICES_LIMIT: Final = 16_384
 """Largest number of device entries of a health list that are decoded."""
 FIELDS_LIMIT: Final = 16 * DEVICES_LIMIT
-"""Largest number of protobuf fields of a list that are decoded: twice what DEVICES_LIMIT entries need."""
+"""Largest number of protobuf fields of a health list that are decoded.
+
+It is twice what DEVICES_LIMIT device entries need.
+"""
 
 # field numbers of NodeWatchResourcesResponse and of the messages in it
 DEVICES: Final = 1
@@ -30,7 +33,7 @@ _IDENTIFIER: Final = {POOL: LENGTH, NAME: LENGTH}
 
 
 class TooManyFields(Exception):
-    """The list has more protobuf fields than are decoded."""
+    """The health list has more protobuf fields than FIELDS_LIMIT."""
 
 
 def decode_health_list(data: bytes, at_s: float, decoded_entries: dict[bytes, DeviceEntry]) -> HealthList:

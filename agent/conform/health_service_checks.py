@@ -33,7 +33,7 @@ SOON_S: Final = 1.0
 LATE_S: Final = 5.0
 """Delay of the first health list above which a check fails [s]."""
 LISTS_PER_S: Final = 20
-"""Lists per second of one stream above which a check warns."""
+"""Number of health lists per second on one stream above which a check warns."""
 
 
 def check_socket_path(session: SessionRecord) -> CheckOutcome:

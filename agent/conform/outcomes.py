@@ -21,7 +21,7 @@ class CheckVerdict(StrEnum):
     SKIPPED = "skipped"
     """The options of the session exclude the check."""
     NOT_RUN = "not run"
-    """The session recorded nothing that the check could evaluate."""
+    """The session recorded too little to evaluate the check."""
     WARN = "warn"
     FAIL = "fail"
 

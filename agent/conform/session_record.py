@@ -14,7 +14,7 @@ from agent.model.claim import ClaimRef
 
 V1: Final = "v1"
 V1ALPHA1: Final = "v1alpha1"
-"""Versions of the DRA health API (service DRAResourceHealth)."""
+"""Version of the DRA health API (service DRAResourceHealth) that kubelet 1.36 calls; 1.37 calls V1."""
 
 SESSION_MIN_S: Final = 2
 """Shortest duration of a session [s]."""
@@ -50,13 +50,13 @@ class HealthList(NamedTuple):
 
     received_s: float
     size: int
-    """Size of the encoded message [bytes]."""
+    """Size of the encoded health list [bytes]."""
     devices: tuple[DeviceEntry, ...]
-    """Entries of the list; empty if the list cannot be decoded."""
+    """Entries of the health list, one per device; empty if the list cannot be decoded."""
     decode_error: str = ""
-    """Reason why the list cannot be decoded; empty: it is a valid message."""
+    """Reason why the health list cannot be decoded; empty: it is a valid message."""
     is_truncated: bool = False
-    """True: the list has more entries than were decoded."""
+    """True: the health list has more entries than were decoded."""
 
 
 class StreamEnd(NamedTuple):
@@ -78,9 +78,9 @@ class StreamRecord(NamedTuple):
     opened_s: float
     lists: tuple[HealthList, ...]
     ended: StreamEnd | None
-    """End of the stream; None: the stream was open until the session closed it."""
+    """End of the health stream; None: it was open until the session closed it."""
     closed_s: float
-    """Time at which the session or the server closed the stream."""
+    """Time at which the session or the server closed the health stream."""
     goaway: str = ""
     """Code and text of the server's HTTP/2 GOAWAY on the connection; empty: no GOAWAY."""
 
@@ -93,7 +93,7 @@ class ApiVersionStreams(NamedTuple):
 
     @property
     def is_unimplemented(self) -> bool:
-        """True if a stream ended with UNIMPLEMENTED before its first list."""
+        """True: a stream of this version ended with UNIMPLEMENTED before its first health list."""
         return any(
             not stream.lists and stream.ended is not None and stream.ended.status == "UNIMPLEMENTED"
             for stream in self.streams
@@ -101,7 +101,7 @@ class ApiVersionStreams(NamedTuple):
 
     @property
     def has_lists(self) -> bool:
-        """True if any stream of this version received a list."""
+        """True: a stream of this version received a health list."""
         return any(stream.lists for stream in self.streams)
 
 
@@ -126,10 +126,10 @@ class UnaryCallResult(NamedTuple):
     """Status and duration of a unary gRPC call to the driver."""
 
     method: str
-    """Path of the gRPC method."""
+    """Path of the gRPC method that was called."""
     took_s: float
     status: str
-    """Name of the gRPC status; empty: no status was received."""
+    """Name of the gRPC status of the answer; empty: no status was received."""
     text: str = ""
 
     @property
@@ -156,7 +156,7 @@ class RegistrationFile(NamedTuple):
     get_info: UnaryCallResult | None
     """Result of GetInfo; None: not called, because the file is not a socket or its path is too long."""
     info: PluginInfo | None
-    """Answer to GetInfo; None: no valid answer."""
+    """Answer of the server on the socket to GetInfo; None: no valid answer."""
 
 
 class PluginEndpoint(NamedTuple):
@@ -164,10 +164,10 @@ class PluginEndpoint(NamedTuple):
 
     path: str
     size: int
-    """Length of the path in bytes."""
+    """Length of the socket's path [bytes]."""
     is_absolute: bool
     is_in_kubelet_dir: bool
-    """True: the path is below the kubelet's directory."""
+    """True: the path of the socket is below the kubelet's directory."""
     error: str
     """Reason why a connection to the endpoint fails; empty: the connection succeeds."""
 
@@ -221,7 +221,7 @@ class PrepareStage(StrEnum):
     OTHER_UID = "other uid"
     """Prepares a claim by its name and another UID."""
     BAD = "bad"
-    """Prepares bad claims and the good ones, in two equal calls."""
+    """Prepares bad claims and the good ones in one call, twice."""
     RESTARTED = "restarted"
     """Prepares all claims after a restart of the driver."""
     REBOOTED = "rebooted"
@@ -255,9 +255,9 @@ class ClaimReply(NamedTuple):
 
     uid: str
     devices: tuple[ReturnedDevice, ...] = ()
-    """Prepared devices; empty for an unprepare."""
+    """Devices that the driver prepared for the claim; empty for an unprepare."""
     error: str = ""
-    """Error of the claim; empty: success."""
+    """Error of the driver for the claim; empty: success."""
 
 
 class PrepareCall(NamedTuple):
@@ -267,9 +267,9 @@ class PrepareCall(NamedTuple):
     """Claims that the call has in its request."""
     result: UnaryCallResult
     answers: tuple[ClaimReply, ...] = ()
-    """Answers in the order in which the driver sent them."""
+    """Replies for single claims, in the order in which the driver sent them."""
     decode_error: str = ""
-    """Reason why the answer cannot be decoded; empty: it is a valid message."""
+    """Reason why the driver's answer cannot be decoded; empty: it is a valid message."""
 
     def answer(self, uid: str) -> ClaimReply | None:
         """Return the last answer of the call for a claim, which is the one that counts; None: no answer."""
@@ -293,9 +293,9 @@ class CdiFile(NamedTuple):
 
     path: str
     document: object
-    """Decoded JSON or YAML; None: the file cannot be read."""
+    """Decoded JSON or YAML of the CDI file; None: it cannot be read."""
     error: str = ""
-    """Reason why the file cannot be read; empty: it was read."""
+    """Reason why the CDI file cannot be read; empty: it was read."""
 
 
 class CdiSnapshot(NamedTuple):
@@ -318,7 +318,7 @@ NO_CDI: Final = CdiSnapshot()
 
 
 class ClaimSessionRecord(NamedTuple):
-    """Record of preparing and unpreparing claims."""
+    """Record of the stages that prepare and unprepare claims."""
 
     version: str
     """Advertised service that was called, such as ``v1.DRAPlugin``; empty: none."""
@@ -326,7 +326,7 @@ class ClaimSessionRecord(NamedTuple):
     bad_claims: tuple[ClaimRef, ...]
     """Claims whose prepare must fail."""
     calls: Mapping[PrepareStage, tuple[PrepareCall, ...]]
-    """Calls of each stage that ran."""
+    """Prepare and unprepare calls of each stage that ran."""
     omitted: Mapping[PrepareStage, CheckOutcome]
     """Outcome of the checks of each stage that did not run, with the reason."""
     cdi_before: CdiSnapshot = NO_CDI
@@ -351,12 +351,12 @@ class SessionRecord(NamedTuple):
     socket: str
     """Absolute path of the service socket; empty: the path is unknown."""
     socket_size: int
-    """Length of ``socket`` [bytes]."""
+    """Length of the service socket's path ``socket`` [bytes]."""
     window_s: float
     """Requested duration of the session; 0: no socket accepted a connection."""
     began_wall_s: float
     versions: tuple[ApiVersionStreams, ...] = ()
-    """Records of v1 and v1alpha1; none if the socket accepts no connection."""
+    """Streams of v1 and v1alpha1 of the health API; none if the socket accepts no connection."""
     second_kubelet: StreamRecord | None = None
     """Stream of a second kubelet, which disconnects while the first stays; None: not recorded."""
     stopped_reader: StoppedReader | None = None
@@ -368,7 +368,7 @@ class SessionRecord(NamedTuple):
     recorded_s: float = 0.0
     """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
     prepare: ClaimSessionRecord | None = None
-    """Record of preparing claims; None: claims were not prepared."""
+    """Record of the stages that prepare claims; None: claims were not prepared."""
 
     def version(self, version: str) -> ApiVersionStreams:
         """Return the streams of an API version; there are none if nothing was recorded."""
@@ -389,7 +389,7 @@ class SessionRecord(NamedTuple):
 
     @property
     def streams(self) -> tuple[StreamRecord, ...]:
-        """All recorded health streams."""
+        """Health streams of all simulated kubelets that were recorded."""
         visitors = [self.second_kubelet, self.stopped_reader.stream if self.stopped_reader else None]
         return (
             *self.watched_streams,

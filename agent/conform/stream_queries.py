@@ -37,7 +37,10 @@ def format_device(key: RawDeviceKey) -> str:
 
 
 def effective_lease_s(device: DeviceEntry) -> float:
-    """Return the lease that the kubelet uses for an entry [s]; 0: the lease is too long and overflows."""
+    """Return the lease that the kubelet uses for a device entry of a health list [s].
+
+    0: the lease is too long and overflows.
+    """
     if device.lease_s > LEASE_OVERFLOW_S:
         return 0.0
     return device.lease_s if device.lease_s > 0 else DEFAULT_LEASE_S
@@ -60,7 +63,7 @@ def consecutive_reports(stream: StreamRecord) -> Iterator[tuple[RawDeviceKey, Ti
 
 
 def distinct_entries(stream: StreamRecord) -> Iterator[DeviceEntry]:
-    """Yield each different entry of a stream once, in the order of its first receipt."""
+    """Yield each different device entry of a health stream once, in the order of its first receipt."""
     yield from dict.fromkeys(device for item in stream.lists for device in item.devices)
 
 

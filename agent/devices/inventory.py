@@ -63,15 +63,15 @@ class InventoryDevice(NamedTuple):
     name: str
     kind: DeviceKind
     numa_node: int
-    """NUMA node of the device; 0 on a machine without NUMA."""
+    """NUMA node that the device belongs to; 0 on a machine without NUMA."""
     size_kib: int = 0
-    """Hugepage size [KiB]; 0 for other kinds."""
+    """Size of the device's hugepages [KiB]; 0 for other kinds of devices."""
     gpu_number: int = 0
     """Stable number of the GPU, or of the GPU of a MIG instance; 0 for other kinds."""
     gi: int = -1
-    """GPU instance of a MIG instance; -1 for other kinds."""
+    """Number of the MIG instance's GPU instance; -1 for other kinds of devices."""
     ci: int = -1
-    """Compute instance of a MIG instance; -1 for other kinds."""
+    """Number of the MIG instance's compute instance; -1 for other kinds of devices."""
     driver: str = ""
     """Driver that declared the device; empty: a host device."""
     pool: str = ""

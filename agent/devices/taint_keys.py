@@ -15,7 +15,7 @@ MORE_CAUSES: Final = "more-causes"
 """Name in the taint key for a device that has more faults than it may have taints."""
 DOMAIN_CHARS: Final = 253
 NAME_CHARS: Final = 63
-"""Largest length of a key's name, and of a taint's value."""
+"""Largest length of the name in a taint's key, and of a taint's value [characters]."""
 
 _DOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME: Final = re.compile(rf"(?=.{{1,{NAME_CHARS}}}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")

@@ -46,7 +46,7 @@ class TaintPolicy:
     quiet_s: float = 60
     """Time for which a fault must be gone before its taint is removed [s]."""
     domain: str = ""
-    """Domain of the taint keys; empty: the driver's name."""
+    """Domain of the taints' keys; empty: the name of the driver."""
     report_unknown: bool = True
     """True: a device that is Unknown for a minute gets the taint ``unmonitored`` with effect ``None``."""
     inform: bool = True
@@ -74,7 +74,7 @@ class TaintPolicy:
 
 
 class PublishedTaint(NamedTuple):
-    """A published taint, and since when no fault requires it."""
+    """A published taint of a device, and the time since which no fault requires it."""
 
     taint: Taint
     cleared_ns: int | None = None
@@ -85,7 +85,7 @@ class PublishedTaint(NamedTuple):
 
     @property
     def identity(self) -> TaintId:
-        """Key and value of the taint."""
+        """Key and value of the published taint."""
         return TaintId(self.taint.key, self.taint.value)
 
 

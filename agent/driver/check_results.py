@@ -56,12 +56,12 @@ def _check_string(label: str, text: object) -> None:
 
 
 class _Reported(NamedTuple):
-    """Newest result of one check of one device."""
+    """Newest result of one health check of one device, as the driver reported it."""
 
     sample: DriverCheckSample
     run: int
     same_results: int
-    """Number of consecutive runs with this result."""
+    """Number of consecutive runs of the check that had this result."""
 
 
 class ReportedChecks:

@@ -75,7 +75,7 @@ class HostAndDriverSource:
         self._clear_requests: tuple[ClearRequest, ...] = ()
         self._custom_checks: tuple[CustomCheckResult, ...] = ()
         self.newest: Snapshot | None = None
-        """Snapshot that :meth:`read` returned last; None: none yet."""
+        """Snapshot that :meth:`read` returned last; None: it has returned none yet."""
 
     def open(self, host: SnapshotSource, on_declared: Callable[[Declarations], None] | None = None) -> None:
         """Use a source for the host's samples and for waking the engine loop.
@@ -90,7 +90,7 @@ class HostAndDriverSource:
                 on_declared(self._declared or ())
 
     def close(self) -> None:
-        """Stop using the host's source, so that the caller can close it."""
+        """Stop using the host's snapshot source, so that the caller can close it."""
         with self._lock:
             self._host = self._on_declared = None
 

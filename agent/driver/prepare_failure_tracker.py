@@ -161,7 +161,7 @@ class PrepareFailureTracker:
         return self._writer.update(record)
 
     def set_patterns(self, patterns: Sequence[ErrorPattern]) -> None:
-        """Replace the patterns for error texts, for failures from now on. Thread-safe."""
+        """Replace the patterns for texts of prepare errors, for failures from now on. Thread-safe."""
         self._patterns = tuple(patterns)
 
     def classify(
@@ -371,7 +371,8 @@ class PrepareFailureTracker:
     def _save_failure(
         self, record: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
     ) -> PrepareVerdict:
-        """Record a failure, wait up to 1.5 s for the disk, and report the faults to the engine."""
+        """Record a failed prepare, wait up to 1.5 s for the disk, and report its faults to the health
+        engine."""
         verdict = self._writer.update(record, urgent=True)
         self._report_faults()
         return verdict

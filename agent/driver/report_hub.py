@@ -42,7 +42,7 @@ class ReportHub:
         return health.get(device)
 
     def publish(self, report: Report) -> None:
-        """Replace the report and pass it to all subscribers."""
+        """Replace the newest report, and pass it to all subscribers."""
         with self._changed:
             self._report = report
             for subscriber in self._subscribers:
@@ -70,7 +70,7 @@ class ReportHub:
         return latest
 
     def unsubscribe(self, latest: LatestValue[Report]) -> None:
-        """Remove the subscriber of a cell; an unknown cell is ignored."""
+        """Remove the subscriber that has a cell; an unknown cell is ignored."""
         with self._changed:
             if latest in self._subscribers:
                 self._subscribers.remove(latest)

@@ -227,7 +227,7 @@ class DriverSession:
         self._checks.report(results)
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
-        """Return for each claim the verdict that a prepare is known to have; None: it may succeed."""
+        """Return, for each claim, the verdict that its prepare is known to have; None: it may succeed."""
         return [self._tracker.known_blocker(claim) for claim in claims]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:

@@ -252,7 +252,7 @@ class TaintPublisher:
     # --- disk ----------------------------------------------------------------------------------------------
 
     async def _save(self, path: Path) -> None:
-        """Save changed taints until cancelled, one write at a time, and at the end the last change."""
+        """Save changed taints to the file until cancelled, one write at a time; at the end the last ones."""
         logged_errno: int | None = None
         try:
             while True:
@@ -288,7 +288,7 @@ class _CallResult(NamedTuple):
 
     error: BaseException | None = None
     awaitable: Awaitable[object] | None = None
-    """Awaitable of an async callback; None: a plain callback."""
+    """Awaitable that an async callback returned; None: the callback is a plain function."""
 
 
 def _call_safely(callback: TaintCallback, taints: Taints) -> _CallResult:

@@ -36,13 +36,13 @@ class DriverCallbackRunner:
 
     @property
     def runs_in_driver_loop(self) -> bool:
-        """Whether the caller runs in the driver's loop."""
+        """True: the caller runs in the driver's event loop."""
         current = DriverCallbackRunner()
         return (current._trio, current._loop) == (self._trio, self._loop) != (None, None)
 
     @property
     def has_loop_ended(self) -> bool:
-        """Whether the driver's loop has ended, so that its async functions can never run again."""
+        """True: the driver's event loop has ended, so that its async functions can never run again."""
         if self._trio is not None:
             try:
                 self._trio.run_sync_soon(_do_nothing, idempotent=True)

@@ -295,7 +295,7 @@ class _CheckCall:
 
     def __init__(self, check: HealthCheck, device: Device) -> None:
         self.returned = threading.Event()
-        """Set when the function has returned, or was never called."""
+        """Event that is set when the check's function has returned, or was never called."""
         self.result: HealthCheckResult | None = None
         self.ended = trio.Event()
         self.scope = trio.CancelScope()

@@ -83,15 +83,15 @@ class HealthCheck:
     function: HealthCheckFunction
     """Function of the driver: plain (called in a worker thread) or async (in the core thread's loop)."""
     every_s: float
-    """Period of the calls [s]."""
+    """Period of the health check's calls [s]."""
     timeout_s: float
-    """Longest duration of a call [s]."""
+    """Longest duration of a call of the health check [s]."""
     devices: tuple[str, ...]
-    """Shell patterns of device names."""
+    """Shell patterns of the names of devices that the health check applies to."""
     raise_after: int
-    """Number of failing calls in a row before a fault is reported."""
+    """Number of failing calls in a row before the health check's fault is reported."""
     clear_after: int
-    """Number of passing calls in a row before a fault is cleared."""
+    """Number of passing calls in a row before the health check's fault is cleared."""
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -160,11 +160,11 @@ class HealthCheckResult(NamedTuple):
     """Result of one call of a health check: no fault, a finding, or no result."""
 
     finding: Finding | None = None
-    """Fault of the device; None: no fault, or no result."""
+    """Fault of the device that the call found; None: no fault, or no result."""
     unread: str = ""
     """Reason why the call has no result; empty: it has a result."""
     error: BaseException | None = None
-    """Exception that the health check raised; None: it raised none."""
+    """Exception that the health check's function raised; None: it raised none."""
 
 
 def result_from_answer(answer: object) -> HealthCheckResult:

@@ -17,14 +17,14 @@ class Cpus:
     """CPUs that a declared device consists of."""
 
     cpus: str
-    """CPUs in the kernel's list format, ``0-3,8``."""
+    """CPUs of the device in the kernel's list format, ``0-3,8``."""
     _: KW_ONLY
     numa: int | None = None
-    """NUMA node that all CPUs must belong to; None: any."""
+    """NUMA node that all CPUs of the device must belong to; None: any."""
     exclusive: bool = False
     """Whether only the claim's containers run on these CPUs; they must not be throttled."""
     isolated: bool = False
-    """Whether the CPUs must be in the kernel's isolated set."""
+    """Whether the CPUs of the device must be in the kernel's isolated set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Hugepages:
     """Page size as a Kubernetes quantity, ``2Mi``."""
     _: KW_ONLY
     pages: int
-    """Number of pages."""
+    """Number of hugepages that the device consists of."""
     numa: int = 0
-    """NUMA node of the pages."""
+    """NUMA node that the hugepages belong to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Memory:
     """Memory of one NUMA node that a declared device consists of."""
 
     size: str = ""
-    """Size as a Kubernetes quantity, ``64Gi``; empty: unspecified."""
+    """Size of the memory as a Kubernetes quantity, ``64Gi``; empty: unspecified."""
     numa: int = 0
-    """NUMA node of the memory."""
+    """NUMA node that the memory belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class Gpu:
     """GPU or MIG instance of a declared device, identified by PCI address, UUID or both."""
 
     pci: str = ""
-    """PCI address, ``0000:3b:00.0``."""
+    """PCI address of the GPU, ``0000:3b:00.0``."""
     uuid: str = ""
-    """UUID, ``GPU-...`` for a GPU, ``MIG-...`` for a MIG instance."""
+    """UUID of the GPU (``GPU-...``) or of the MIG instance (``MIG-...``)."""
     gi: int | None = None
     """ID of the MIG GPU instance; set only together with ``ci``."""
     ci: int | None = None
@@ -69,7 +69,7 @@ class Pci:
     """PCI function of a declared device that is neither a GPU nor an RDMA network adapter."""
 
     address: str
-    """PCI address, ``0000:3b:00.0``."""
+    """Address of the PCI function, ``0000:3b:00.0``."""
     _: KW_ONLY
     driver: str = ""
     """Kernel driver that must be bound to the PCI function; empty: any driver or none."""
@@ -80,9 +80,9 @@ class Nic:
     """RDMA network adapter of a declared device, identified by PCI address or RDMA name."""
 
     pci: str = ""
-    """PCI address, ``0000:41:00.0``; set only without ``rdma``."""
+    """PCI address of the network adapter, ``0000:41:00.0``; set only without ``rdma``."""
     rdma: str = ""
-    """RDMA name, ``mlx5_0``; set only without ``pci``."""
+    """RDMA name of the network adapter, ``mlx5_0``; set only without ``pci``."""
 
 
 DevicePart = Cpus | Hugepages | Memory | Gpu | Pci | Nic

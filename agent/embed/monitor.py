@@ -49,7 +49,7 @@ STOPPED: Final = "health monitor stopped"
 REEVALUATE_S: Final = 0.1
 """Interval of evaluations while a failed prepare waits for the health of its devices [s]."""
 STOP_S: Final = 2.0
-"""Default timeout for stopping all threads [s]."""
+"""Default timeout for stopping all threads of a monitor [s]."""
 CHECKS_STOP_S: Final = 0.2
 """Longest wait of a stop for health checks that still run, after the core has stopped [s]."""
 
@@ -175,7 +175,7 @@ class Monitor:
 
     @property
     def node(self) -> str:
-        """Name of the Kubernetes node, which is also the pool of devices that name no pool."""
+        """Name of the Kubernetes node, which is also the DRA pool of devices that name no pool."""
         return self._config.node_name
 
     @property
@@ -270,7 +270,7 @@ class Monitor:
 
     @property
     def failure(self) -> BaseException | None:
-        """Exception that ended the core thread; None: it has not failed."""
+        """Exception that ended the core thread; None: the monitor has not failed."""
         return self._failure
 
     @property

@@ -62,7 +62,7 @@ class PrepareWorker:
         self.stopping = False
         """True: the server stops, so no call of the driver may begin."""
         self.callbacks = DriverCallbackRunner()
-        """Runner of the driver's functions."""
+        """Runner of the functions that the driver provides, plain or async."""
         self._monitor = monitor
         self._driver = driver
         self._get_claim = get_claim
@@ -179,7 +179,7 @@ class PrepareWorker:
             yield
 
     def _check_stopping(self, ref: ClaimRef) -> None:
-        """Raise PrepareError if the server is stopping."""
+        """Raise PrepareError for a claim if the server is stopping."""
         if self.stopping:
             raise self._not_called_error(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
 
@@ -200,7 +200,7 @@ class _FetchTracker:
         self.jitter = tracker.jitter
 
     def cached_failure(self, claim: Claim) -> None:
-        """Return None, no cached failure: the claim may have changed."""
+        """Return None: a failure that is cached may not hold, since the claim may have changed."""
 
     def classify_by_newer_health(
         self,
@@ -276,7 +276,7 @@ class PluginServer:
             registry_dir=as_path("registry_dir", registry_dir),
             pod_uid=pod_uid,
         )
-        """Paths of the server's sockets."""
+        """Paths of the plugin server's sockets."""
         self.failure: BaseException | None = None
         """Exception that ended the server; None: there was none."""
         self._monitor = monitor
@@ -424,7 +424,10 @@ class PluginServer:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """Store the failure and call ``on_error``. Runs in the failed thread, after its sockets are gone."""
+        """Store the exception that ended the plugin server and call ``on_error``.
+
+        Runs in the failed thread, after its sockets are gone.
+        """
         self.failure = error
         log.error(
             "driver %s: plugin server failed; the kubelet can no longer reach the driver",

@@ -30,12 +30,15 @@ CONFLICT, INVALID = 409, 422
 ATTEMPTS: Final = 4
 """Largest number of attempts to write ResourceSlices that others change at the same time."""
 RETRY_S: Final = 1.0
-"""First pause after a failure or a change by others, doubled for each further one within CALM_S [s]."""
+"""First pause after a failed comparison or a change of the slices by others [s].
+
+It is doubled for each further one within CALM_S.
+"""
 RETRY_MAX_S: Final = 60.0
 CALM_S: Final = 120.0
-"""Time without changes by others after which the pause is short again [s]."""
+"""Time without changes of the slices by others after which the pause is short again [s]."""
 STOP_S: Final = 2.0
-"""Default timeout for the end of the threads [s]."""
+"""Default timeout for the end of the publisher's threads [s]."""
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,15 @@ NESTED_VERSION: Final = "v1beta1"
 """Version of ``resource.k8s.io`` in which a device's fields, except its name, are in ``basic``."""
 
 AttributeValue = str | bool | int | Mapping[str, object]
-"""Value of an attribute; an object is used unchanged, such as ``{"version": "1.2.0"}``."""
+"""Value of a device's attribute.
+
+An object is used unchanged, such as ``{"version": "1.2.0"}``.
+"""
 CapacityValue = str | int | Mapping[str, object]
-"""Quantity such as ``"16Gi"``; an object is used unchanged, with ``value`` and ``requestPolicy``."""
+"""Value of a device's capacity, a quantity such as ``"16Gi"``.
+
+An object is used unchanged, with ``value`` and ``requestPolicy``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ class SliceDevice:
     pool: str = ""
     """Pool of the device; empty: the name of the Kubernetes node."""
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    """Attributes for selectors, by name."""
+    """Attributes of the device for the selectors of claims, by name."""
     capacity: Mapping[str, CapacityValue] = field(default_factory=dict)
-    """Capacities, by name."""
+    """Capacities of the device, by name."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Further fields of the device in ``resource.k8s.io/v1``, such as ``allowMultipleAllocations``."""
 
@@ -154,7 +160,7 @@ def _plan_pool(
 
 
 def slice_base_name(driver: str, node: str, pool: str) -> str:
-    """Return the beginning of the names of a pool's slices, which no other pool or driver has."""
+    """Return the beginning of the names of a pool's ResourceSlices, which no other pool or driver has."""
     base = f"{node}-{driver}"
     if pool == node and len(base) <= NAME_BYTES:
         return base

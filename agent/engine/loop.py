@@ -35,7 +35,7 @@ MAX_DUTY_CYCLE: Final = 4
 REREAD_PAUSE_S: Final = 0.25
 """Pause before the sources are read again because one seems to be stalled [s]."""
 LATE_REREADS: Final = 8
-"""Largest number of further reads if the loop itself was late."""
+"""Largest number of times that the sources are read again if the loop itself was late."""
 LATE_NS: Final = NS // 2
 """Delay of a wake after which the agent or the machine may have been stopped [ns]."""
 
@@ -70,7 +70,7 @@ class LoopTiming:
     """Intervals of the engine loop."""
 
     heartbeat_s: float
-    """Time between two reports without a change [s]."""
+    """Longest time between two reports: without a change a heartbeat is published [s]."""
     debounce_ns: int
     """Shortest time between two reports of changes [ns]."""
     watchdog_s: float | None
@@ -83,7 +83,8 @@ class LoopTiming:
 
 
 class EngineLoop:
-    """Loop that evaluates health in steps and publishes the reports. Event loop only."""
+    """Loop that evaluates the machine's health again and again, and publishes the reports. Event loop
+    only."""
 
     def __init__(
         self,
@@ -136,13 +137,13 @@ class EngineLoop:
         self._throttled_until_ns = 0
         self._heartbeat_ns = 0
         self._full_ns = 0
-        """Monotonic time from which the next evaluation is a full one [ns]."""
+        """Monotonic time from which the next evaluation includes all GPUs [ns]."""
         self._has_skipped = False
-        """Whether the last evaluation was not a full one."""
+        """True: the last evaluation left out unchanged GPUs."""
         self._watchdog_ns = 0
 
     async def run(self) -> None:
-        """Evaluate and publish until cancelled."""
+        """Evaluate the machine's health and publish reports until cancelled."""
         now_ns = self._clock().mono_ns
         self._heartbeat_ns, self._watchdog_ns = now_ns, now_ns
         while True:

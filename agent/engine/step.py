@@ -78,7 +78,7 @@ two runs in a row have no lease in common."""
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """State of the health engine that one evaluation passes to the next."""
+    """State that one evaluation of the health engine passes to the next."""
 
     settings: EngineSettings
     host: HostRuleState = field(default_factory=HostRuleState)
@@ -98,7 +98,7 @@ class EngineState:
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by name of the device."""
     started: Instant | None = None
-    """Time of the first evaluation; None before it."""
+    """Time of the first evaluation since the agent's start; None: there was none."""
     evaluated: Instant | None = None
     """Time of the evaluation that produced this state; None before the first one."""
     last_clear_request: int = 0
@@ -110,7 +110,8 @@ class EngineState:
     start_basis: Basis = ()
     """Values from which those at start in ``checkpoint`` were computed; the same values save the work."""
     due_ns: int | None = None
-    """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
+    """Monotonic time of the next evaluation if no source wakes the engine earlier [ns]; None: no such
+    time."""
 
 
 class StepUse(IntEnum):

@@ -51,7 +51,7 @@ class DeviceAvailability(NamedTuple):
 
     device: DeviceRef
     begin_s: float
-    """Start of the window, or the device's first record if that is later."""
+    """Start of the window of time [s since 1970], or the device's first record if that is later."""
     end_s: float
     state: RecordedState
     """Newest state of the device's health."""
@@ -60,7 +60,7 @@ class DeviceAvailability(NamedTuple):
     not_observed_s: float
     """Time in which the agent did not observe the device, because it did not run [s]."""
     changes: int
-    """Number of changes of the verdict."""
+    """Number of changes of the device's verdict in the window."""
     faults: int
     """Number of faults that began: the device became Unhealthy, and had been usable since the last one."""
     mean_between_faults_s: float | None

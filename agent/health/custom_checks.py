@@ -43,7 +43,7 @@ def custom_check_sources(
 
 
 class CustomCheckEvaluation:
-    """Custom checks of one evaluation: their samples for each device, and for the node."""
+    """Results of the custom checks in one evaluation, for each device and for the Kubernetes node."""
 
     def __init__(
         self, evaluation: Evaluation, checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult]

@@ -52,7 +52,7 @@ class CachedOkResults(NamedTuple):
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """Delays after which the rules must be evaluated again [ns]."""
+    """Delays after the cached evaluation when the rules must be evaluated again [ns]."""
     sources: Set[str]
     """Names of the sources that existed when the results were cached; only rules of these sources ran."""
 
@@ -62,9 +62,9 @@ class SubjectConditions:
     """Conditions (raised or pending faults) of one device or cgroup, before and after an evaluation."""
 
     previous_codes: list[str] = field(default_factory=list)
-    """Finding codes of the conditions before this evaluation."""
+    """Finding codes of the subject's conditions before this evaluation."""
     current: dict[str, Condition] = field(default_factory=dict)
-    """Conditions after this evaluation, by finding code."""
+    """Conditions of the subject after this evaluation, by finding code."""
     is_changing: bool = False
     """True: equal rule results in the next evaluation would still change a condition, such as clear it."""
     has_finding: bool = False
@@ -80,7 +80,7 @@ class Evaluation:
 
     settings: EngineSettings
     previous: Conditions
-    """Conditions of the last evaluation."""
+    """Conditions (raised or pending faults) after the last evaluation."""
     sources: Mapping[str, SourceSample]
     now: Instant
     cached_ok: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
@@ -90,13 +90,13 @@ class Evaluation:
     conditions: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
     """Conditions (raised or pending faults) after this evaluation."""
     not_applicable: list[NotApplicable] = field(default_factory=list)
-    """Rules that do not apply to a subject, with the reason."""
+    """Rules that do not apply to a device or cgroup, with the reason, for the report."""
     not_evaluated: list[NotApplicable] = field(default_factory=list)
-    """Rules that could not decide yet, with the reason."""
+    """Rules that could not decide yet, with the reason, for the report."""
     due_ns: list[int] = field(default_factory=list)
-    """Times at which the next evaluation is needed even if no source wakes the engine [ns]."""
+    """Monotonic times at which an evaluation is needed even if no source wakes the engine [ns]."""
     rule_changes: RuleChanges = field(init=False)
-    """Changes of rules by the operator."""
+    """Changes of rules that the operator has configured."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
     """Record of each device and cgroup that has conditions or findings; the others have no record."""
 

@@ -24,9 +24,12 @@ from agent.conform.session_record import (
 from agent.serve.grpc.channel import RawChannel
 
 RETRY_S: Final = 5.0
-"""Delay after the end of a stream before a kubelet opens it again [s]."""
+"""Delay after the end of a health stream before a kubelet opens it again [s]."""
 FIRST_LIST_S: Final = 2.0
-"""Time to wait for a first list before v1alpha1 is used instead of v1, or a late stream is given up [s]."""
+"""Longest time to wait for the first health list [s].
+
+Then v1alpha1 is used instead of v1, or a late stream is given up.
+"""
 
 LEAVES_AT_FRACTION: Final = 0.45
 """Fraction of the recording after which the second kubelet closes its connection."""
@@ -45,7 +48,7 @@ UNKNOWN_METHODS: Final = (
 
 
 class StreamRecords(NamedTuple):
-    """Recorded streams and calls of all simulated kubelets."""
+    """Recorded health streams and calls of all simulated kubelets."""
 
     versions: tuple[ApiVersionStreams, ...]
     second_kubelet: StreamRecord | None

@@ -35,7 +35,7 @@ ENTRIES_LIMIT: Final = 64
 FILES_LIMIT: Final = 256
 """Largest number of files in the directory of registration sockets that are examined."""
 REFUSAL_TEXT: Final = "test by drahealth conform: reports one failed registration"
-"""Error that NotifyRegistrationStatus reports to the driver."""
+"""Error text with which NotifyRegistrationStatus reports a failed registration to the driver."""
 
 
 async def find_plugins(directory: str, clock: SessionClock) -> tuple[RegistrationFile, ...]:

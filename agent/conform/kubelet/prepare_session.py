@@ -58,7 +58,7 @@ READY_S: Final = 60.0
 """Time to wait for a restarted driver, or for a device that was restored [s]."""
 RETRY_S: Final = 1.0
 CDI_BYTES: Final = 4 << 20
-"""Largest CDI file that is read [bytes]."""
+"""Largest size of a CDI file that is read [bytes]."""
 CDI_FILES: Final = 4096
 """Largest number of CDI files that are read."""
 CDI_SUFFIXES: Final = (".json", ".yaml")
@@ -68,10 +68,10 @@ REQUEST: Final = "device"
 
 
 class PrepareOptions(NamedTuple):
-    """Options of preparing claims; empty commands are not run."""
+    """Options of the stages that prepare claims; a command that is empty is not run."""
 
     claims: tuple[JsonObject, ...]
-    """Allocated ResourceClaims to prepare."""
+    """Allocated ResourceClaims that the session prepares."""
     bad_claims: tuple[JsonObject, ...]
     """Allocated ResourceClaims whose prepare must fail; empty: claims that do not exist."""
     devices: tuple[tuple[str, str], ...]
@@ -79,7 +79,7 @@ class PrepareOptions(NamedTuple):
     slices: tuple[JsonObject, ...]
     """ResourceSlices; some of the driver's devices in them are chosen for claims. Empty: none are chosen."""
     other_claims: tuple[JsonObject, ...]
-    """ResourceClaims whose devices are not chosen."""
+    """ResourceClaims that hold devices; the session does not choose these devices."""
     node: str
     """Name of the Kubernetes node whose devices are chosen, if the slices belong to several nodes."""
     api: ApiServer | None
@@ -87,11 +87,11 @@ class PrepareOptions(NamedTuple):
     claim_command: str
     """Command that gets ``create`` or ``delete``, and the ResourceClaim on its standard input."""
     device_command: str
-    """Command that gets ``remove`` or ``restore``."""
+    """Command of the user that removes or restores the devices; gets ``remove`` or ``restore``."""
     restart_command: str
     cdi_dirs: tuple[str, ...]
     remove_cdi: bool
-    """True: remove the CDI files of the prepared claims."""
+    """True: the session removes the CDI files of the prepared claims to simulate a reboot."""
 
 
 def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[ConformClaim, ...]:
@@ -192,7 +192,7 @@ class PrepareSession:
         self._omitted: dict[PrepareStage, CheckOutcome] = {}
         self._cdi: dict[str, CdiSnapshot] = {}
         self._held: dict[str, ClaimRef] = {}
-        """Claims that may be prepared, by UID."""
+        """Identities of the claims that may be prepared, by UID."""
         self._running = set[asyncio.Future[tuple[UnaryCallResult, bytes]]]()
         """Calls to the driver without an answer; they outlive an interruption."""
         self._is_device_removed = False
@@ -504,7 +504,7 @@ class PrepareSession:
 
 
 def encode_claims(refs: Iterable[ClaimRef]) -> bytes:
-    """Encode a request to prepare or unprepare claims."""
+    """Encode a request of NodePrepareResources or NodeUnprepareResources with these claims."""
     return b"".join(
         message_field(
             1, string_field(1, ref.namespace) + string_field(2, ref.uid) + string_field(3, ref.name)

@@ -51,11 +51,11 @@ class SessionOptions(NamedTuple):
     """Name of the driver, if the directory has several; empty: the only driver."""
     kubelet_dir: str
     window_s: float
-    """Duration of the recording [s]."""
+    """Duration for which the health streams are recorded [s]."""
     refuse: bool
-    """True: report once to the driver that its registration failed."""
+    """True: the session reports once to the driver that its registration failed."""
     notify: bool
-    """True: report to the driver that it is registered."""
+    """True: the session reports to the driver that it is registered."""
     prepare: PrepareOptions | None = None
     """Claims to prepare after the recording; None: no claims are prepared."""
 

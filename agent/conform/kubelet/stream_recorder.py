@@ -15,11 +15,11 @@ from agent.serve.grpc.channel import RawChannel, ResponseTooLarge
 TRAILERS_S: Final = 1.0
 """Time to wait for the gRPC status after the last message of a stream [s]."""
 LISTS_LIMIT: Final = 20_000
-"""Largest number of lists that are recorded of one stream."""
+"""Largest number of health lists that are recorded of one stream."""
 DEVICES_LIMIT: Final = 100_000
 """Largest number of device entries, in all lists, that are recorded of one stream."""
 BYTES_LIMIT: Final = 64 << 20
-"""Largest number of bytes that are read of one stream."""
+"""Largest number of bytes that are read of one health stream."""
 
 
 def health_method(version: str) -> str:
@@ -42,7 +42,7 @@ class StreamRecorder:
     def __init__(self, clock: SessionClock, on_change: Callable[[], None] | None = None) -> None:
         self.lists: list[HealthList] = []
         self.devices_seen: set[RawDeviceKey] = set()
-        """Devices that the stream has reported so far."""
+        """Devices that the health stream has reported so far."""
         self.ended: StreamEnd | None = None
         self._clock = clock
         self._on_change = on_change
@@ -80,7 +80,7 @@ class StreamRecorder:
             self._closed_s = self._clock.now_s()
 
     async def wait_for_change(self) -> None:
-        """Wait for the next list or the end of the stream."""
+        """Wait for the next health list or the end of the stream."""
         self._changed.clear()
         await self._changed.wait()
 

@@ -13,9 +13,9 @@ from agent.serve.grpc.channel import RawChannel, ResponseTooLarge
 from agent.serve.sockets import connection_failure_reason
 
 CALL_S: Final = 5.0
-"""Timeout of a unary call [s]."""
+"""Timeout of a unary gRPC call to the driver [s]."""
 CONNECT_S: Final = 2.0
-"""Timeout for connecting to a socket [s]."""
+"""Timeout for connecting to a socket of the driver [s]."""
 
 PEER_FAULTS: Final = (
     GRPCError,

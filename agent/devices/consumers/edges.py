@@ -16,7 +16,10 @@ Edge = DeviceEdge | ConsumerEdge | ContainerEdge
 
 
 def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
-    """Yield all edges that the answers report; an edge that a source reports twice is yielded twice."""
+    """Yield all edges (reported relations of claims, devices, pods, containers) in the sources' answers.
+
+    An edge that a source reports twice is yielded twice.
+    """
     yield from _prepared(answers, names)
     yield from _listed(answers, names)
     yield from _known_claims(answers, names)

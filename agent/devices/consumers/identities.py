@@ -36,7 +36,7 @@ class UidsAndNames:
     """UIDs and names of all claims, or of all pods, with the sources that report them."""
 
     def __init__(self, pairs: Iterable[tuple[NamespacedName, str, Provenance]]) -> None:
-        """Collect reports; each has a name, a UID and the source that reported them together."""
+        """Collect pairs of a name and a UID, each with the source that reported them together."""
         self.by_name: dict[NamespacedName, dict[str, set[Provenance]]] = {}
         self.by_uid: dict[str, dict[NamespacedName, set[Provenance]]] = {}
         for name, uid, provenance in pairs:
@@ -89,12 +89,12 @@ class Identities:
     """UIDs of the pods that are pending according to the kubelet."""
 
     def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
-        """Return a claim's identity with the known name of its UID."""
+        """Return the identity of the claim with a UID, with its name if that is known."""
         name = self.claims.name_of(ref.uid)
         return ClaimRef(*name, ref.uid) if name else ref
 
     def claim_by_name(self, namespace: str, name: str) -> ClaimRef:
-        """Return a claim's identity from its name; with an empty UID if the name is ambiguous."""
+        """Return the identity of the claim with a name; its UID is empty if the name is ambiguous."""
         return ClaimRef(namespace, name, self.claims.uid_of((namespace, name)))
 
     def claim_of_pod(self, namespace: str, name: str, pod_uid: str) -> ClaimRef:
@@ -110,12 +110,12 @@ class Identities:
         return self.claim_by_name(namespace, name)
 
     def pod_by_uid(self, uid: str) -> PodRef:
-        """Return a pod's identity from its UID; with an empty name if it is unknown."""
+        """Return the identity of the pod with a UID; its name is empty if it is unknown."""
         uid = self.mirrors.get(uid, uid)
         return PodRef(*(self.pods.name_of(uid) or ("", "")), uid)
 
     def pod_by_name(self, namespace: str, name: str) -> PodRef:
-        """Return a pod's identity from its name; with an empty UID if the name is ambiguous."""
+        """Return the identity of the pod with a name; its UID is empty if the name is ambiguous."""
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
     def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:

@@ -28,7 +28,7 @@ MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 _IMPLICIT_RESOURCES: Final = "deviceclass.resource.kubernetes.io/"
 """Prefix of the name of the extended resource that Kubernetes provides for each DeviceClass."""
 INVALID_LISTED_MAX: Final = 16
-"""Largest number of invalid objects whose error is listed."""
+"""Largest number of invalid API objects whose errors are listed."""
 
 
 def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:

@@ -76,9 +76,9 @@ class ExistingReservationTargets(NamedTuple):
     """Pods, pod groups and other objects that exist, with which reservations of claims are compared."""
 
     uids: frozenset[tuple[str, str]]
-    """(namespace, UID) of each pod."""
+    """Existing pods, by (namespace, UID)."""
     groups: frozenset[tuple[str, str]]
-    """(namespace, name) of each pod group that has pods."""
+    """Existing pod groups, which have pods, by (namespace, name)."""
     workloads: Mapping[tuple[str, str], frozenset[tuple[str, str]]]
     """(namespace, UID) of each other object, by (API group, resource). A missing key: no object of the
     resource is given, so that nothing is known about it."""
@@ -126,8 +126,10 @@ class KubeletsRefusingPod(StrEnum):
 
     ALL = "all kubelets"
     WITHOUT_GROUPS = "kubelets without DRAWorkloadResourceClaims: before 1.36 all, to 1.37 by default"
-    """Kubelets without pod groups. The gate is alpha in 1.36 and beta in 1.37, off in both, and needs
-    GenericWorkload."""
+    """Kubelets that do not know pod groups.
+
+    The feature gate for pod groups is alpha in 1.36 and beta in 1.37, off in both, and needs GenericWorkload.
+    """
 
 
 class RefusedPod(NamedTuple):

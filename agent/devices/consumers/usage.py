@@ -38,9 +38,9 @@ class UsageState:
     """State of the tracking of device uses between two updates."""
 
     agent_run_id: str
-    """Unique id of this run of the agent."""
+    """Unique id of this run of the agent, which begins the ids of its usages."""
     begun_count: int = 0
-    """Number of usages that began in this run."""
+    """Number of usages of devices that began in this run of the agent."""
     running: Mapping[UsageKey, ActiveUsage] = field(default_factory=dict)
     """Usages that have not ended, by (pod, claim, device)."""
     ended: frozenset[UsageKey] = frozenset()
@@ -54,13 +54,13 @@ class UsageState:
 
 
 class UsageUpdate(NamedTuple):
-    """Result of one update of the usages."""
+    """Result of one update of the tracked usages of devices."""
 
     usages: UsageState
     changed: tuple[PodDeviceUsage, ...]
-    """Usages that began, changed or ended."""
+    """Usages of devices that began, changed or ended in the update."""
     merged: tuple[str, ...]
-    """Ids of usages that were merged into another one."""
+    """Ids of usages that the update merged into another usage."""
 
 
 def update_usages(
@@ -128,7 +128,7 @@ class _UpdateInputs(NamedTuple):
 
     in_use_now: Mapping[UsageKey, CurrentUse]
     endings: Mapping[str, UsageEndKind]
-    """How each pod that has ended did so, by pod UID."""
+    """End of each pod that has ended, failed or succeeded, by pod UID."""
     claims: Mapping[tuple[str, str], str]
     """UID of each claim in use, by (namespace, name)."""
     complete: frozenset[Origin]

@@ -81,20 +81,23 @@ _EXPIRED: Final = "?"
 FIRST_RESULT_NS: Final = 2 * NS
 """Time that a driver has for the first result of a check after it declared the device [ns]."""
 NEVER_STALLED_NS: Final = 1 << 62
-"""Stall limit of a check with a lease [ns]: the lease ends for each device on its own."""
+"""Stall limit of a check whose results have a lease [ns].
+
+It never stalls as a source: the lease ends for each device on its own.
+"""
 NEVER_BY_TIME_NS: Final = 1 << 62
 """Clearing time that never ends [ns]: a fault from a health check clears after a number of good runs."""
 
 STORED_MAX: Final = 256
-"""Largest number of stored faults; the most severe are stored."""
+"""Largest number of check faults in the checkpoint; the most severe are stored."""
 _SUBJECT: Final = "check:"
 
 CheckSamplesByDevice = Mapping[Subject, Sequence[DriverCheckSample]]
-"""Samples (newest results) of health checks by device."""
+"""Newest results (samples) of health checks, by device."""
 
 
 def samples_by_device(samples: Iterable[DriverCheckSample]) -> CheckSamplesByDevice:
-    """Group samples of health checks by device."""
+    """Group the newest results of health checks by device."""
     found: dict[Subject, list[DriverCheckSample]] = {}
     for sample in samples:
         found.setdefault(sample.subject, []).append(sample)
@@ -290,7 +293,7 @@ def device_check_source(sample: DriverCheckSample) -> SourceSample:
 
 
 def is_custom(check: str) -> bool:
-    """Return whether a check is an operator's, not a driver's, from its name in samples."""
+    """Return whether a check is configured by an operator, not by a driver, from the check's name."""
     return check.startswith(CUSTOM_PREFIX)
 
 

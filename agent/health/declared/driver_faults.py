@@ -41,7 +41,7 @@ class OpenDriverFault(NamedTuple):
 
     fault: DriverFault
     since: Instant
-    """Time at which the agent received the report."""
+    """Time at which the agent received the driver's report of the fault."""
     verified: bool = False
     """Whether an evaluation after the report found the device without fault."""
     cleared: bool = False

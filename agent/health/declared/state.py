@@ -36,13 +36,13 @@ class DeclaredState:
     """Declared devices of all drivers, with recently removed devices and invalid files."""
 
     declarations: Declarations = ()
-    """Declarations from which this state was derived."""
+    """Contents of the declaration files from which this state was derived."""
     devices: Mapping[str, DriverDevice] = field(default_factory=dict)
     """Declared devices by subject (the device's name in reports)."""
     since: Mapping[str, Instant] = field(default_factory=dict)
     """Time of the last change of each declaration, by subject."""
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
-    """Removed devices by subject."""
+    """Removed devices that are still reported, by subject."""
     invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
     """Declaration files that cannot be used, by driver, with the error."""
     declaring: tuple[str, ...] = ()

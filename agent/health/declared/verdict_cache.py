@@ -42,7 +42,7 @@ class CachedVerdict(NamedTuple):
     """Throttle events of the device's CPU cores, and of their packages; None: not counted for the device."""
     causes: tuple[Cause, ...]
     raised: tuple[tuple[str, str], ...]
-    """Raised faults, as (finding code, source)."""
+    """Raised faults of the device, as (finding code, source)."""
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]

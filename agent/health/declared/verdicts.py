@@ -233,7 +233,7 @@ def _with_check_causes(
 
 
 def invalid_file_notes(state: DeclaredState) -> Iterator[NonDeviceCause]:
-    """Yield a note for each invalid declaration file."""
+    """Yield a note of the report for each declaration file that cannot be used."""
     for driver, wrong in state.invalid.items():
         yield NonDeviceCause(f"driver {driver}", cause_from_row(INVALID_FILE, wrong.error, wrong.since))
 

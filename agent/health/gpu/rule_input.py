@@ -46,7 +46,7 @@ class GpuRuleInput(NamedTuple):
     sample: GpuSample | None
     """Newest sample; None: a known or expected GPU that NVML has not listed since the agent started."""
     name: str
-    """Name of the device, ``gpu-3``."""
+    """Name of the GPU's device in reports, such as ``gpu-3``."""
     seen: SeenGpuFeatures
     gpu_set: NvmlSample
     host: GpuOsSample
@@ -57,7 +57,7 @@ class GpuRuleInput(NamedTuple):
     limits: GpuLimits
     now_ns: int
     is_log_readable: bool = True
-    """Whether the kernel log can be read."""
+    """True: the kernel log, in which the driver reports XIDs, can be read."""
     pci_function: PciSample | None = None
     """PCI function of the GPU; None: not found on the bus, or NVML never listed the GPU."""
     rule_limit: int | None = None
@@ -127,11 +127,11 @@ class GrowthLimit(NamedTuple):
     """Smallest growth of the counter within the window that is a finding."""
     window_s: int
     events_text: str
-    """Name of the counted events in evidence texts."""
+    """Name of the counted events, for the texts of evidence."""
 
     @property
     def text(self) -> str:
-        """Limit in words: ``PCIe replays: at least 9 in 1 min``."""
+        """Limit in words, for the threshold of a rule: ``PCIe replays: at least 9 in 1 min``."""
         return f"{self.events_text}: at least {self.events} in {format_duration(self.window_s)}"
 
     @property

@@ -45,7 +45,7 @@ class RestoredFaults(NamedTuple):
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day."""
     saved: PersistentState = PersistentState()
-    """GPUs and GPU faults as the checkpoint has them."""
+    """Known GPUs and latched GPU faults, as the checkpoint has them."""
 
 
 # --- save ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ SHARED: Final = -1
 XID_PREFIX: Final = "gpu.xid."
 SXID_PREFIX: Final = "gpu.fabric.sxid."
 LOST_XID: Final = 79
-"""XID "GPU has fallen off the bus"."""
+"""Number of the XID "GPU has fallen off the bus"."""
 LOST_CODE: Final = f"{XID_PREFIX}{LOST_XID}"
 DAY_NS: Final = 86_400 * NS
 
@@ -33,11 +33,11 @@ class FaultKey(NamedTuple):
     gpu_number: int
     """Number of the GPU that has the fault; SHARED: all GPUs have it."""
     code: str
-    """Finding code, for example ``gpu.xid.48``."""
+    """Finding code of the fault, for example ``gpu.xid.48``."""
     gi: int = WHOLE_GPU
-    """GPU instance (MIG); WHOLE_GPU: not a single instance."""
+    """GPU instance (MIG) that has the fault; WHOLE_GPU: not a single instance."""
     ci: int = WHOLE_GPU
-    """Compute instance (MIG); WHOLE_GPU: not a single instance."""
+    """Compute instance (MIG) that has the fault; WHOLE_GPU: not a single instance."""
 
     def affects_only(self, mig: MigSample) -> bool:
         """Return whether the fault affects this MIG instance and not the whole GPU."""
@@ -63,7 +63,7 @@ NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """State of one latched fault: its occurrences, log lines and end."""
+    """State of one latched GPU fault: its occurrences, log lines and end."""
 
     xid: int
     """Number of the XID or SXid of the fault; 0 for an NVML event."""
@@ -89,7 +89,7 @@ class Fault:
     earlier_boots: int = 0
     """Number of earlier boots in which the fault occurred, too."""
     resolved: Instant | None = None
-    """Time when the fault was resolved; None: unresolved."""
+    """Time at which the fault was resolved; None: it is not resolved."""
     last_decision: FaultDecision | None = None
     """Decision on the fault when it was resolved, or from the checkpoint; None: neither."""
 
@@ -119,7 +119,7 @@ class Occurrence(NamedTuple):
     first: Instant
     last: Instant
     read_ns: int
-    """Monotonic time at which the agent read the report [ns]."""
+    """Monotonic time at which the agent read the report of the occurrence [ns]."""
     reporter: FaultChannel
     log_us: int = 0
     text: str = ""
@@ -145,11 +145,11 @@ class FaultLog:
     """Reports of log lines for which NVML has yet to name the MIG instance."""
     started_ns: int = 0
     registry: tuple[KnownGpu, ...] = ()
-    """Known GPUs, from which the GPU numbers of the faults are."""
+    """GPUs that the agent knows, with the stable numbers that the faults name."""
     nvml_counted: Mapping[tuple[int, int, int, int], NvmlEventCount] = field(default_factory=dict)
     """Number of counted XIDs by NVML index, XID number, GPU instance and compute instance."""
     events_counted: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)
-    """Number of counted NVML events by NVML index and event."""
+    """Number of counted NVML events by index of the GPU in NVML and kind of event."""
     lines: tuple[LogLine, ...] = ()
     """Kernel log lines of the last snapshot."""
     lines_counted: Mapping[tuple[int, int, str], int] = field(default_factory=dict)

@@ -32,7 +32,7 @@ VOLATILE_COUNTERS: Final = (
     GpuField.ECC_CORRECTABLE_SRAM,
     GpuField.PCIE_REPLAY,
 )
-"""Counters that only a reset of the GPU or a reload of the driver clears: smaller values show one."""
+"""Counters that only a reset of the GPU or a reload of the driver clears, so that smaller values show one."""
 _PENDING: Final = (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
 
 
@@ -40,11 +40,11 @@ class RecoverySigns(NamedTuple):
     """Readings of a GPU, or of all GPUs together, that show a recovery such as a reset."""
 
     counters: tuple[Reading, ...] = ()
-    """Last readings of the counters in VOLATILE_COUNTERS, in its order."""
+    """Last readings of the GPU's counters in VOLATILE_COUNTERS, in its order."""
     action: int = 0
     """Last recovery action that the driver requested for the GPU; 0: no action, or never read."""
     reset_required: bool = False
-    """Whether NVML returned RESET_REQUIRED in the last pass."""
+    """True: NVML returned RESET_REQUIRED in the last pass over the GPU."""
     generation: int = 0
     """Number of NVML initialisations at the last evaluation; a reload of the driver adds one."""
     reloaded_at: Instant | None = None
@@ -52,7 +52,7 @@ class RecoverySigns(NamedTuple):
     read_ns: int = 0
     """Monotonic time of the GPU's last reading [ns]: a fault is resolved only by later readings."""
     reset_at: Instant | None = None
-    """Time at which the last reset was detected; None: no reset."""
+    """Time at which the last reset of the GPU was detected; None: no reset."""
     calm_since: Instant | None = None
     """Time since which no recovery action is requested, and no memory waits for a reset.
 
