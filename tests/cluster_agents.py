@@ -10,6 +10,7 @@ from agent.cluster.cluster_publisher import ClusterPublisher
 from agent.config.api_access import ApiAccess
 from agent.config.config import Config
 from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Repair, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
@@ -69,12 +70,14 @@ class SteppedAgent:
         self, api: ClusterApi, *, identity: str = "agent-1", clock: StepClock | None = None, **settings: Any
     ) -> None:
         self.clock = clock or StepClock()
+        self.consumers: ConsumerMap | None = None
         self.config = Config(node_name=NODE, k8s_enabled=True, **settings)
         self.publisher = ClusterPublisher(
             self.config,
             ApiServer(ApiAccess(api.url)),
             namespace=NAMESPACE,
             identity=identity,
+            consumer_map=lambda: self.consumers,
             clock=self.clock,
             jitter=lambda: 0.5,
         )

@@ -508,11 +508,11 @@ def test_status_shows_the_last_reload(reload, line):
                 conditions=(ClusterCondition("DRADevicesHealthy", "True", "AllDevicesHealthy"),),
             ),
             "lease drahealth/drahealth-a held by this agent; DRADevicesHealthy True (AllDevicesHealthy); "
-            "7 requests, 0 failures; last success 4s ago",
+            "7 requests, 0 failures, 0 events; last success 4s ago",
         ),
         (
             ClusterStatus("d/l", failures=2, error="lease: no answer", maintenance=("Drained",)),
-            "lease d/l held by no agent; in maintenance: Drained; 0 requests, 2 failures; "
+            "lease d/l held by no agent; in maintenance: Drained; 0 requests, 2 failures, 0 events; "
             "last success never; failing: lease: no answer",
         ),
     ],

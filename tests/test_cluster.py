@@ -105,7 +105,7 @@ def test_message_is_the_same_when_only_evidence_moves() -> None:
 
 
 def test_first_step_creates_the_lease_and_the_condition(api: ClusterApi) -> None:
-    agent = SteppedAgent(api)
+    agent = SteppedAgent(api, k8s_events=False)
     agent.show(device("gpu-0", XID))
     assert condition_of(api) == ("False", "DevicesUnhealthy", "gpu-0: gpu.xid.79")
     lease = api.objects[LEASE]
@@ -154,12 +154,12 @@ def test_flapping_device_writes_the_condition_once_in_ten_seconds(api: ClusterAp
 
 
 def test_restarted_agent_adopts_lease_and_condition_without_a_write(api: ClusterApi) -> None:
-    first = SteppedAgent(api)
+    first = SteppedAgent(api, k8s_events=False)
     first.show(device("gpu-0", XID))
     since = api.conditions()["DRADevicesHealthy"]["lastTransitionTime"]
     api.writes()
     first.clock.advance(5)
-    second = SteppedAgent(api, clock=first.clock)
+    second = SteppedAgent(api, clock=first.clock, k8s_events=False)
     second.show(device("gpu-0", XID))
     assert [one.verb for one in api.writes()] == ["update"]
     assert api.objects[LEASE]["spec"]["leaseTransitions"] == 0

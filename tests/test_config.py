@@ -144,6 +144,7 @@ enabled = true
 kubeconfig = "/etc/drahealth/kubeconfig"
 namespace = "monitoring"
 condition-kinds = ["gpu", "nic"]
+events = false
 
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
@@ -281,6 +282,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         k8s_kubeconfig=Path("/etc/drahealth/kubeconfig"),
         k8s_namespace="monitoring",
         k8s_condition_kinds=("gpu", "nic"),
+        k8s_events=False,
         record_dir=Path("/var/lib/drahealth/record"),
         record_size=64 << 20,
         record_age_s=172_800,

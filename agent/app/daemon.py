@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from agent.driver.session import DriverSession
     from agent.http.agent_view import AgentView, Documents
     from agent.http.server import HttpServer
+    from agent.model.consumers import ConsumerMap
     from agent.record.recorder import SnapshotRecorder
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
@@ -169,7 +170,7 @@ class Daemon:
         self._cluster: ClusterPublisher | None = None
         try:
             _check_web_config(config)
-            self._cluster = _cluster_publisher(config)
+            self._cluster = _cluster_publisher(config, lambda: self._pods.newest_map)
             if config.listen and documents is not None:
                 self._http = self._open_http(documents(), history.path)
             self._node = open_node_source(
@@ -466,14 +467,16 @@ def _snapshot_recorder(
     return SnapshotRecorder(config.record_dir, limits, head, previous=previous)
 
 
-def _cluster_publisher(config: Config) -> "ClusterPublisher | None":
+def _cluster_publisher(
+    config: Config, consumer_map: "Callable[[], ConsumerMap | None]"
+) -> "ClusterPublisher | None":
     """Return the publisher to the API server; None: ``k8s.enabled`` is false. Raises the same errors as
     :func:`run`."""
     if not config.k8s_enabled:
         return None
     from agent.cluster.cluster_publisher import open_cluster_publisher  # with the HTTP client, 3 MiB
 
-    return open_cluster_publisher(config)
+    return open_cluster_publisher(config, consumer_map)
 
 
 class _Http(NamedTuple):

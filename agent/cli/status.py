@@ -106,7 +106,8 @@ def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText
         f"lease {cluster.lease} {holder}",
         *(f"{one.type} {one.status} ({one.reason})" for one in cluster.conditions),
         *([f"in maintenance: {', '.join(cluster.maintenance)}"] if cluster.maintenance else ()),
-        f"{format_count(cluster.requests, 'request')}, {format_count(cluster.failures, 'failure')}",
+        f"{format_count(cluster.requests, 'request')}, {format_count(cluster.failures, 'failure')}, "
+        f"{format_count(cluster.events, 'event')}",
         f"last success {age}",
         *([f"failing: {cluster.error}"] if cluster.error else ()),
     ]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from agent.cluster.device_events import DeviceEvents
+from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
     active_maintenance,
     are_on_node,
@@ -22,15 +24,16 @@ from agent.cluster.node_lease import CONFLICT, RENEW_S, NodeLease, load_identity
 from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
 from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
+from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
 from agent.model.report import ClusterCondition, ClusterStatus, Report
 from agent.model.time import NS, Instant
-from agent.serve.kube_api.api_server import ApiServer, path_of
+from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, path_of
 from agent.sources.kubeconfig import read_kubeconfig
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
-from agent.system.timing import random_fraction, read_clocks
+from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
 MANAGER: Final = "drahealth"
 """Name of the agent's field manager, and of the source of its events."""
@@ -50,8 +53,10 @@ RETRY_S: Final = 1.0
 [s]."""
 RETRY_MAX_S: Final = 60.0
 """Limit of that doubling [s]."""
-NODE_AGE_S: Final = 5.0
-"""Age up to which a Node that was read is used again [s]."""
+EVENTS_S: Final = 10.0
+"""Interval at which due events are looked for without a changed report [s]: pods come and go."""
+MAINTENANCE_S: Final = 60.0
+"""Interval at which the Node is read while events wait for the end of its maintenance [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +77,10 @@ class _ClusterTask:
         self.name = name
         self.run = run
         self.failures = 0
+        self.error = ""
+        """Error of the last run; empty: it succeeded, or had nothing to do."""
         self.logged = ""
+        """Error of the last run that called the API server; empty: it succeeded."""
         self.due_ns = 0
         self.earliest_ns = 0
         """Time before which a changed report does not run the task [ns]."""
@@ -88,6 +96,7 @@ class ClusterPublisher:
         *,
         namespace: str,
         identity: str,
+        consumer_map: Callable[[], ConsumerMap | None] = lambda: None,
         clock: Callable[[], Instant] = read_clocks,
         jitter: Callable[[], float] = random_fraction,
     ) -> None:
@@ -98,11 +107,13 @@ class ClusterPublisher:
             api: Client of the API server, for this publisher alone.
             namespace: Namespace of the lease.
             identity: Identity of this agent; see :func:`load_identity`.
+            consumer_map: Returns the newest map of the pods that use devices; None: not known.
             clock: Returns the current time.
             jitter: Returns a random number from 0 to 1.
         """
         self._config = config
         self._api = api
+        self._consumer_map = consumer_map
         self._clock = clock
         self._jitter = jitter
         self._node = config.node_name
@@ -116,10 +127,18 @@ class ClusterPublisher:
         self._stopping = False
         # --- the thread's own ---
         self._lease_task = _ClusterTask("lease", self._renew_lease)
-        self._tasks = (self._lease_task, _ClusterTask("conditions", self._apply_conditions))
+        self._tasks = (
+            self._lease_task,
+            _ClusterTask("conditions", self._apply_conditions),
+            _ClusterTask("events", self._record_events),
+        )
+        self._events = DeviceEvents()
+        self._recorder = EventRecorder(api, self._node)
+        self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._node_conditions: Mapping[str, JsonObject] = {}
         self._node_uid = ""
-        self._node_read_ns: int | None = None
+        self._node_is_fresh = False
+        """True: the Node was read in this step."""
         self._failed_calls = 0
         self._success_wall_s: float | None = None
         self._status = self._new_status()
@@ -196,6 +215,7 @@ class ClusterPublisher:
         its place. Blocks up to 10 s for the connect and for each read of each call."""
         with self._changed:
             is_changed, self._is_changed = self._is_changed, False
+        self._node_is_fresh = False
         if is_changed:
             for task in self._tasks[1:]:
                 task.due_ns = min(task.due_ns, task.earliest_ns)
@@ -213,6 +233,7 @@ class ClusterPublisher:
 
     def _run_task(self, task: _ClusterTask, now: Instant) -> None:
         pause, failure, asked_s = TaskPause(0.0), "", 0.0
+        requests = self._api.requests
         try:
             pause = task.run(now)
         except ApiError as error:
@@ -222,12 +243,13 @@ class ClusterPublisher:
         except Exception:  # a bug here must end neither the thread nor the agent
             log.exception("cluster: %s: internal error; will retry", task.name)
             failure = "internal error"
+        task.error = failure
         if failure:
             pause = self._note_failure(task, failure, asked_s)
-        elif task.failures:
-            log.info("cluster: %s: succeeded after %d failures", task.name, task.failures)
+        elif self._api.requests > requests:
+            if task.logged:
+                log.info("cluster: %s: succeeded after %d failures", task.name, task.failures)
             task.failures, task.logged = 0, ""
-        if not failure:
             self._success_wall_s = now.wall_s
         task.due_ns = now.mono_ns + round(pause.idle_s * NS)
         task.earliest_ns = now.mono_ns + round(pause.changed_s * NS)
@@ -244,14 +266,14 @@ class ClusterPublisher:
 
     def _new_status(self) -> ClusterStatus:
         now = self._clock()
-        failing = [task for task in self._tasks if task.logged]
+        failing = [task for task in self._tasks if task.error]
         return ClusterStatus(
             lease=f"{self._lease.namespace}/{self._lease.name}",
             holder=self._lease.holder,
             is_held=self._lease.is_held(now),
             requests=self._api.requests,
             failures=self._failed_calls,
-            error=f"{failing[0].name}: {failing[0].logged}" if failing else "",
+            error=f"{failing[0].name}: {failing[0].error}" if failing else "",
             success_wall_s=self._success_wall_s,
             conditions=tuple(
                 ClusterCondition(name, str(entry.get("status")), str(entry.get("reason")))
@@ -259,13 +281,14 @@ class ClusterPublisher:
                 if name.startswith("DRA")
             ),
             maintenance=active_maintenance(self._node_conditions),
+            events=self._recorder.sent,
         )
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def _renew_lease(self, now: Instant) -> TaskPause:
         if not self._node_uid:
-            self._read_node(now)
+            self._read_node()
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
         self._lease.renew(now, owner)
         return TaskPause(RENEW_S)
@@ -275,7 +298,7 @@ class ClusterPublisher:
         if report is None:
             return TaskPause(RESYNC_S)
         wanted = decide_conditions(report, config.k8s_condition_kinds)
-        self._read_node(now)
+        self._read_node()
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         if are_on_node(wanted, self._node_conditions):
             return TaskPause(resync_s)
@@ -288,23 +311,61 @@ class ClusterPublisher:
                 raise
             log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, error)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
-        self._note_node(node, now)
+        self._note_node(node)
         return TaskPause(resync_s, WRITE_S)
 
-    def _read_node(self, now: Instant) -> None:
-        """Read the Node, unless it was read in this step. Raises the errors of :meth:`ApiServer.call`."""
-        read_ns = self._node_read_ns
-        if read_ns is None or now.mono_ns - read_ns > NODE_AGE_S * NS:
-            self._note_node(self._api.call("GET", self._node_path), now)
+    def _record_events(self, now: Instant) -> TaskPause:
+        report, config = self._report, self._config
+        if report is None or not config.k8s_events:
+            return TaskPause(EVENTS_S)
+        node = EventObject("Node", self._node, self._node_uid)
+        due = self._events.due(report, self._consumer_map(), config.drivers, node, now)
+        if not due:
+            return TaskPause(EVENTS_S)
+        self._read_node()
+        if active_maintenance(self._node_conditions):
+            return TaskPause(MAINTENANCE_S, MAINTENANCE_S)
+        for key, event in due:
+            if not self._recorder.may_record(event.object, now):
+                continue  # stays due: events of other objects may still be allowed
+            try:
+                self._recorder.record(event, now)
+            except ApiError as error:
+                if event.object.kind != "Pod" or error.status not in {FORBIDDEN, NOT_FOUND}:
+                    raise
+                self._log_lost_event(event.object, error)  # the pod's namespace is being deleted
+            self._events.note_sent(key, now)
+        return TaskPause(EVENTS_S)
 
-    def _note_node(self, node: dict[str, Any], now: Instant) -> None:
+    def _log_lost_event(self, obj: EventObject, error: ApiError) -> None:
+        if count := self._lost_events.tick():
+            log.warning(
+                "cluster: event of pod %s/%s: %s; %d such events are lost",
+                obj.namespace,
+                obj.name,
+                error,
+                count,
+            )
+
+    def _read_node(self) -> None:
+        """Read the Node, unless it was read in this step. Raises the errors of :meth:`ApiServer.call`."""
+        if not self._node_is_fresh:
+            self._note_node(self._api.call("GET", self._node_path))
+
+    def _note_node(self, node: dict[str, Any]) -> None:
         self._node_conditions = conditions_by_type(node)
         self._node_uid = str(node["metadata"].get("uid", ""))
-        self._node_read_ns = now.mono_ns
+        self._node_is_fresh = True
 
 
-def open_cluster_publisher(config: Config) -> ClusterPublisher:
+def open_cluster_publisher(
+    config: Config, consumer_map: Callable[[], ConsumerMap | None] = lambda: None
+) -> ClusterPublisher:
     """Return the publisher of a configuration with ``k8s.enabled``. Blocks on the disk.
+
+    Args:
+        config: Configuration of the agent.
+        consumer_map: Returns the newest map of the pods that use devices; None: not known.
 
     Raises:
         ConfigError: No access to an API server is configured, or it cannot be used.
@@ -313,7 +374,7 @@ def open_cluster_publisher(config: Config) -> ClusterPublisher:
     api = ApiServer(_api_access(config))
     namespace = config.k8s_namespace or _pod_namespace() or DEFAULT_NAMESPACE
     identity = load_identity(config.state_dir, config.node_name)
-    return ClusterPublisher(config, api, namespace=namespace, identity=identity)
+    return ClusterPublisher(config, api, namespace=namespace, identity=identity, consumer_map=consumer_map)
 
 
 def _api_access(config: Config) -> ApiAccess:

@@ -253,6 +253,8 @@ SETTINGS: Final = (
             help="namespace of the node's lease; default: that of the pod, else drahealth", is_fixed=True),
     Setting("k8s.condition-kinds", "k8s_condition_kinds", kinds.NAMES, check_device_kinds,
             help="kinds of devices with a condition of their own on the Node"),
+    Setting("k8s.events", "k8s_events", kinds.SWITCH,
+            help="whether faults of devices are events of the Node and of pods"),
     Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
             help="texts of prepare errors and their classes"),
     Setting("taints.evict", "taint_evict", kinds.CODES,
@@ -381,6 +383,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Namespace of the node's Lease; empty: that of the agent's pod, else ``drahealth``."""
     k8s_condition_kinds: tuple[str, ...] = ()
     """Kinds of devices that have a condition of their own on the Node."""
+    k8s_events: bool = True
+    """Whether faults of devices are events of the Node and of the pods that use them."""
     prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()

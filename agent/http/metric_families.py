@@ -346,6 +346,9 @@ CLUSTER_LEASE: Final = _gauge(
 )
 CLUSTER_REQUESTS: Final = _counter("cluster_requests", "Requests to the API server.")
 CLUSTER_FAILURES: Final = _counter("cluster_failures", "Failed attempts to write to the API server.")
+CLUSTER_EVENTS: Final = _counter(
+    "cluster_events", "Events of the Node and of pods, and repetitions of them, that were written."
+)
 CLUSTER_SUCCESS: Final = _gauge(
     "cluster_last_success_timestamp_seconds", "Time of the last successful work at the API server."
 )
@@ -404,6 +407,7 @@ AGENT_FAMILIES: Final = (
     CLUSTER_LEASE,
     CLUSTER_REQUESTS,
     CLUSTER_FAILURES,
+    CLUSTER_EVENTS,
     CLUSTER_SUCCESS,
     CORE_PASSES,
     CORE_WAKES,

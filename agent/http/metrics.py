@@ -202,6 +202,7 @@ class MetricsRenderer:
             yield _rows(families.CLUSTER_LEASE, [((), cluster.is_held)])
             yield _rows(families.CLUSTER_REQUESTS, [((), cluster.requests)])
             yield _rows(families.CLUSTER_FAILURES, [((), cluster.failures)])
+            yield _rows(families.CLUSTER_EVENTS, [((), cluster.events)])
             if cluster.success_wall_s is not None:
                 yield _rows(families.CLUSTER_SUCCESS, [((), cluster.success_wall_s)])
         counts = self._server()

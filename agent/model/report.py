@@ -104,6 +104,8 @@ class ClusterStatus(NamedTuple):
     success_wall_s: float | None = None
     """Time of the last success [s since 1970]; None: there was none."""
     conditions: tuple[ClusterCondition, ...] = ()
+    events: int = 0
+    """Events, and repetitions of events, that were written since the agent started."""
     maintenance: tuple[str, ...] = ()
     """Conditions of the Node with which it is drained or maintained now (KEP-5683), when it was last read."""
 

@@ -246,7 +246,7 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
         file.parent.mkdir(exist_ok=True)
         file.write_text(objects["ConfigMap"]["data"][item["key"]])
     config = load({}, {}, default_file=tmp_path / "config.toml", needs_runtime_dir=False)
-    assert (config.k8s_enabled, config.k8s_condition_kinds) == (True, ("gpu",))
+    assert (config.k8s_enabled, config.k8s_condition_kinds, config.k8s_events) == (True, ("gpu",), True)
     assert config.period_ns == 500_000_000
 
 

@@ -114,6 +114,7 @@ def _cluster_of(cluster: v1.ClusterStatus) -> ClusterStatus:
             for condition in cluster.conditions
         ),
         maintenance=tuple(cluster.maintenance),
+        events=cluster.events,
     )
 
 

@@ -138,6 +138,7 @@ def _cluster(cluster: ClusterStatus) -> bytes:
             double_field(7, cluster.success_wall_s or 0.0),
             *(message_field(8, _cluster_condition(condition)) for condition in cluster.conditions),
             *(repeated_string_field(9, name) for name in cluster.maintenance),
+            int_field(10, cluster.events),
         )
     )
 

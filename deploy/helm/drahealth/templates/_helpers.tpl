@@ -16,6 +16,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 [k8s]
 enabled = true
 condition-kinds = {{ .Values.cluster.conditionKinds | toJson }}
+events = {{ .Values.cluster.events }}
 {{- end }}
 
 {{- define "drahealth.serviceAccount" -}}

@@ -516,6 +516,11 @@ class ClusterStatus(betterproto.Message):
     Conditions of the Node with which it is drained or maintained now, such as "DrainInProgress".
     """
 
+    events: int = betterproto.int64_field(10)
+    """
+    Events, and repetitions of events, that were written since the agent started.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class ClusterCondition(betterproto.Message):

@@ -1,0 +1,173 @@
+"""Events that the newest report justifies: of the Node and of the pods that use a device with a fault. Pure.
+
+The wanted events follow from the report alone, so that no queue grows while the API server is away: a fault
+that came and went meanwhile has no event, and one that lasts has one. A fault that ends and returns has
+another event only EVENT_S after its last one.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from agent.cluster.event_recorder import DeviceEvent, EventObject
+from agent.cluster.node_conditions import device_name
+from agent.devices.consumers.affected_pods import affected_pods
+from agent.devices.consumers.device_health_lookup import health_lookup
+from agent.model.claim import DeviceRef
+from agent.model.claim_sources import PodRef
+from agent.model.consumers import ConsumerMap
+from agent.model.health import Cause, DeviceHealth, Repair, Severity
+from agent.model.report import Report
+from agent.model.time import NS, Instant
+
+EVENT_S: Final = 300.0
+"""Shortest time between two events about the same object, device and code [s]."""
+UNKNOWN_S: Final = 60.0
+"""Time for which a device must be Unknown before it has an event [s]: a driver's restart makes it so for a
+moment."""
+RECOVERED: Final = ""
+"""Code of the event about a device that has recovered."""
+REASONS: Final = {
+    Severity.UNHEALTHY: "DeviceUnhealthy",
+    Severity.UNKNOWN: "DeviceUnknown",
+    Severity.DEGRADED: "DeviceDegraded",
+}
+"""Reason of an event by the severity of the fault, the most urgent first."""
+RECOVERED_REASON: Final = "DeviceRecovered"
+POD_SEVERITIES: Final = frozenset({Severity.UNHEALTHY, Severity.UNKNOWN})
+"""Severities of faults with an event on the pods, too: a degraded device still works."""
+
+
+class EventKey(NamedTuple):
+    """Identity of a fault on an object."""
+
+    object: EventObject
+    device: DeviceRef
+    code: str
+
+
+class WantedEvent(NamedTuple):
+    """Event that is due, with its fault."""
+
+    key: EventKey
+    event: DeviceEvent
+
+
+class _Sent(NamedTuple):
+    """Last event about a fault on an object."""
+
+    at_ns: int
+    lasts: bool
+    """True: the fault has been in every report since. False: it has ended."""
+
+
+class DeviceEvents:
+    """Memory of the faults that have had an event. For one thread."""
+
+    def __init__(self) -> None:
+        self._sent: dict[EventKey, _Sent] = {}
+        self._announced: set[DeviceRef] = set()
+        """Devices with an event about a fault, and none about their recovery."""
+        self._unknown_ns: dict[EventKey, int] = {}
+        """Time since which a fault is Unknown [ns]."""
+
+    def due(
+        self,
+        report: Report,
+        consumers: ConsumerMap | None,
+        served: Container[str],
+        node: EventObject,
+        now: Instant,
+    ) -> list[WantedEvent]:
+        """Return the events that are due, the most urgent first.
+
+        Args:
+            report: Newest report.
+            consumers: Pods that use devices; None: not known.
+            served: Drivers that the agent serves.
+            node: The Node.
+            now: Current time.
+        """
+        wanted = {one.key: one for one in _wanted(report, consumers, served, node)}
+        unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
+        self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}
+        for key in unknown:
+            if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
+                del wanted[key]
+        by_device = {DeviceRef(*device.key): device for device in report.devices}
+        self._announced &= by_device.keys()
+        for ref in sorted(self._announced):
+            if by_device[ref].severity <= Severity.INFO:
+                recovered = _recovered(by_device[ref], ref, node)
+                wanted[recovered.key] = recovered
+        self._forget(wanted.keys(), now)
+        return [one for key, one in wanted.items() if key not in self._sent]
+
+    def note_sent(self, key: EventKey, now: Instant) -> None:
+        """Remember that the event about a fault was written, or cannot be."""
+        self._sent[key] = _Sent(now.mono_ns, lasts=True)
+        if key.code == RECOVERED:
+            self._announced.discard(key.device)
+        elif key.object.kind == "Node":
+            self._announced.add(key.device)
+
+    def _forget(self, wanted: Container[EventKey], now: Instant) -> None:
+        """Forget faults that have ended, once they may have another event."""
+        kept = {}
+        for key, sent in self._sent.items():
+            lasts = sent.lasts and key in wanted
+            if lasts or now.mono_ns - sent.at_ns < EVENT_S * NS:
+                kept[key] = sent._replace(lasts=lasts)
+        self._sent = kept
+
+
+def _wanted(
+    report: Report, consumers: ConsumerMap | None, served: Container[str], node: EventObject
+) -> Iterator[WantedEvent]:
+    """Yield the events that a report justifies, the most urgent first."""
+    users = _users(report, consumers, served) if consumers is not None else {}
+    for severity in REASONS:
+        for device in report.devices:
+            ref = DeviceRef(*device.key)
+            for cause in _faults(device, severity):
+                yield _fault_event(node, ref, device, cause)
+                if severity in POD_SEVERITIES:
+                    for pod in users.get(ref, ()):
+                        obj = EventObject("Pod", pod.name, pod.uid, pod.namespace)
+                        yield _fault_event(obj, ref, device, cause)
+
+
+def _faults(device: DeviceHealth, severity: Severity) -> Iterable[Cause]:
+    """Return the causes with a severity, one per code."""
+    return {cause.code: cause for cause in reversed(device.causes) if cause.severity is severity}.values()
+
+
+def _users(report: Report, consumers: ConsumerMap, served: Container[str]) -> dict[DeviceRef, list[PodRef]]:
+    """Return the pods that certainly use a device and have not ended, by the device's key in the report."""
+    health_of: Callable[[DeviceRef], DeviceHealth | None] = health_lookup(report, served)
+    users: dict[DeviceRef, list[PodRef]] = {}
+    for ref in consumers.devices:
+        health = health_of(ref)
+        if health is None or health.severity not in POD_SEVERITIES:
+            continue
+        pods = (use.pod for use in affected_pods(consumers, ref) if use.is_certain and not use.pod.has_ended)
+        named = dict.fromkeys(pod.ref for pod in pods if pod.ref.namespace and pod.ref.name and pod.ref.uid)
+        users.setdefault(DeviceRef(*health.key), []).extend(named)
+    return users
+
+
+def _fault_event(obj: EventObject, ref: DeviceRef, device: DeviceHealth, cause: Cause) -> WantedEvent:
+    state = cause.severity.name.capitalize()
+    name = device_name(device)
+    subject = name if obj.kind == "Node" else f"device {name} of this pod"
+    message = f"[{cause.code}] {subject} is {state}: {cause.evidence}"
+    if cause.advice:
+        message += f". Advice: {cause.advice}"
+    if cause.repair is not Repair.NONE:
+        message += f" (repair: {cause.repair})"
+    event = DeviceEvent(obj, "Warning", REASONS[cause.severity], message)
+    return WantedEvent(EventKey(obj, ref, cause.code), event)
+
+
+def _recovered(device: DeviceHealth, ref: DeviceRef, node: EventObject) -> WantedEvent:
+    event = DeviceEvent(node, "Normal", RECOVERED_REASON, f"{device_name(device)} is Healthy again")
+    return WantedEvent(EventKey(node, ref, RECOVERED), event)

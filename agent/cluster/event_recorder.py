@@ -1,0 +1,203 @@
+"""Recorder of Kubernetes events with the limits of client-go's: combination, counts of repetitions, a spam
+filter.
+
+Events of one object, type and reason with many different messages are combined into one event; an event with
+the same message is counted up; and one object gets 25 events at once and one in five minutes afterwards. All
+limits use the monotonic clock.
+"""
+
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple, TypeVar
+
+from agent.errors import ApiError
+from agent.model.time import NS, Instant, rfc3339
+from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, path_of
+
+SOURCE: Final = "drahealth"
+"""Component that reports the events."""
+COMBINE_MESSAGES: Final = 10
+"""Number of different messages from which events of one object, type and reason are combined."""
+COMBINE_S: Final = 600.0
+"""Time without such an event after which the messages are forgotten [s]."""
+COMBINED: Final = "(combined from similar events): "
+OBJECT_BURST: Final = 25
+"""Number of events that one object gets at once."""
+OBJECT_EVENT_S: Final = 300.0
+"""Time for one further event of an object [s]."""
+NODE_BURST: Final = 50
+"""Number of events of all objects of the node at once."""
+NODE_EVENT_S: Final = 3.0
+"""Time for one further event of all objects [s]."""
+CACHE_MAX: Final = 4096
+"""Largest number of objects, of combined events and of counted events that are remembered."""
+MESSAGE_CHARS: Final = 1024
+"""Longest message [characters]."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class EventObject(NamedTuple):
+    """Object that an event concerns."""
+
+    kind: str
+    name: str
+    uid: str
+    namespace: str = ""
+    """Namespace of the object; empty: it has none, and its events are in ``default``."""
+
+
+class DeviceEvent(NamedTuple):
+    """Event to record."""
+
+    object: EventObject
+    type: str
+    """``Normal`` or ``Warning``."""
+    reason: str
+    message: str
+
+
+class TokenBucket:
+    """Limit of a rate: a burst at once, and one token per interval afterwards."""
+
+    def __init__(self, burst: int, interval_s: float) -> None:
+        self._burst, self._interval_ns = burst, round(interval_s * NS)
+        self._tokens = float(burst)
+        self._filled_ns: int | None = None
+
+    def has_token(self, now: Instant) -> bool:
+        """Return whether a token is left."""
+        if self._filled_ns is not None:
+            gained = (now.mono_ns - self._filled_ns) / self._interval_ns
+            self._tokens = min(float(self._burst), self._tokens + gained)
+        self._filled_ns = now.mono_ns
+        return self._tokens >= 1.0
+
+    def take(self) -> None:
+        """Take a token, after :meth:`has_token`."""
+        self._tokens -= 1.0
+
+
+class _Written(NamedTuple):
+    """Event that is in the API server."""
+
+    path: str
+    times: int
+    """Number of its occurrences, the ``count`` of the event."""
+
+
+class _Messages(NamedTuple):
+    """Different messages of one object, type and reason."""
+
+    texts: frozenset[str]
+    at_ns: int
+
+
+class EventRecorder:
+    """Recorder of the events of one node, with the limits above. For one thread."""
+
+    def __init__(self, api: ApiServer, node: str) -> None:
+        """Create a recorder of the node with this name; nothing is called yet."""
+        self.sent = 0
+        """Number of events, and of repetitions, that were written."""
+        self._api = api
+        self._node = node
+        self._all = TokenBucket(NODE_BURST, NODE_EVENT_S)
+        self._objects: OrderedDict[EventObject, TokenBucket] = OrderedDict()
+        self._messages: OrderedDict[DeviceEvent, _Messages] = OrderedDict()
+        self._written: OrderedDict[DeviceEvent, _Written] = OrderedDict()
+
+    def may_record(self, obj: EventObject, now: Instant) -> bool:
+        """Return whether the limits of the object and of the node allow an event now."""
+        bucket = _remembered(self._objects, obj)
+        return (bucket is None or bucket.has_token(now)) and self._all.has_token(now)
+
+    def record(self, event: DeviceEvent, now: Instant) -> None:
+        """Write an event, or count an earlier one up. Only after :meth:`may_record`. Blocks up to 10 s for
+        the connect and for each read.
+
+        Raises:
+            ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`. The limits count successes
+            only.
+        """
+        bucket = _remembered(self._objects, event.object)
+        if bucket is None:
+            bucket = TokenBucket(OBJECT_BURST, OBJECT_EVENT_S)
+            bucket.has_token(now)
+            _remember(self._objects, event.object, bucket)
+        key, event = self._combined(event._replace(message=event.message[:MESSAGE_CHARS]), now)
+        written = _remembered(self._written, key)
+        if written is not None and self._try_repeat(written, event, now):
+            _remember(self._written, key, written._replace(times=written.times + 1))
+        else:
+            _remember(self._written, key, _Written(self._create(event, now), 1))
+        bucket.take()
+        self._all.take()
+        self.sent += 1
+
+    def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
+        """Return the key under which an event is counted, and the event, whose message may be a combined
+        one."""
+        group = event._replace(message="")
+        known = _remembered(self._messages, group)
+        if known is None or now.mono_ns - known.at_ns > COMBINE_S * NS:
+            known = _Messages(frozenset(), now.mono_ns)
+        texts = known.texts if len(known.texts) >= COMBINE_MESSAGES else known.texts | {event.message}
+        _remember(self._messages, group, _Messages(texts, now.mono_ns))
+        if len(texts) < COMBINE_MESSAGES:
+            return event, event
+        return group, event._replace(message=f"{COMBINED}{event.message}"[:MESSAGE_CHARS])
+
+    def _try_repeat(self, written: _Written, event: DeviceEvent, now: Instant) -> bool:
+        """Count an event up; return False if the API server has it no longer."""
+        change = {
+            "count": written.times + 1,
+            "lastTimestamp": rfc3339(now.wall_s),
+            "message": event.message,
+        }
+        try:
+            self._api.call("PATCH", written.path, change)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def _create(self, event: DeviceEvent, now: Instant) -> str:
+        """Create an event; return its path."""
+        obj, stamp = event.object, rfc3339(now.wall_s)
+        namespace = obj.namespace or "default"
+        name = f"{obj.name[:220].rstrip('-.')}.{max(0, round(now.wall_s * NS)):x}.{self.sent:x}"
+        reference = {"apiVersion": "v1", "kind": obj.kind, "name": obj.name, "uid": obj.uid}
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": reference | ({"namespace": obj.namespace} if obj.namespace else {}),
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
+            "source": {"component": SOURCE, "host": self._node},
+            "reportingComponent": SOURCE,
+            "reportingInstance": self._node,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        collection = path_of("api", "v1", "namespaces", namespace, "events")
+        self._api.call("POST", collection, body)
+        return f"{collection}{path_of(name)}"
+
+
+def _remembered(cache: "OrderedDict[K, V]", key: K) -> V | None:
+    """Return a remembered value, which becomes the last to be forgotten."""
+    if key in cache:
+        cache.move_to_end(key)
+    return cache.get(key)
+
+
+def _remember(cache: "OrderedDict[K, V]", key: K, value: V) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > CACHE_MAX:
+        cache.popitem(last=False)
