@@ -1,0 +1,1 @@
+"""Scores of the agent and of other detectors on the labelled incidents of ``corpus/``."""
