@@ -1,0 +1,114 @@
+"""Scores of the agent and of other detectors on labelled incidents: ``python -m agent.scoreboard``.
+
+Exit status: 0; 1 if the incidents are missing or invalid, or a file cannot be written; 2 for invalid options;
+74 if the output could not be written, 141 if its reader closed it, 130 after Ctrl-C.
+"""
+
+import argparse
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.errors import OutputError, OutputPipeClosed, ProbeError
+from agent.scoreboard.detectors import DetectorRun, load_detectors
+from agent.scoreboard.incidents import (
+    CorpusError,
+    LabelledIncident,
+    Split,
+    find_corpus,
+    load_incidents,
+    select_split,
+)
+from agent.scoreboard.report import (
+    build_scoreboard,
+    encode_json,
+    format_markdown,
+    format_misses,
+    format_text,
+)
+from agent.scoreboard.scores import Findings, run_own
+from agent.system.output import print_last_error
+from agent.version import VERSION
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+UNREAD: Final = 128 + signal.SIGPIPE
+ALL: Final = "all"
+
+
+def main() -> int:
+    """Parse the command line, let the incidents happen, and print the scores; return the exit status."""
+    try:
+        args = _parse_arguments()
+        corpus = find_corpus()
+        incidents, others = load_incidents(corpus), load_detectors(corpus)
+        if args.write:
+            _write_file(args.write, lambda: render_page(incidents, run_own(incidents), others))
+            return 0
+        split = None if args.split == ALL else Split(args.split)
+        findings = run_own(select_split(incidents, split))
+        board = build_scoreboard(incidents, split, findings, VERSION, others)
+        print(encode_json(board) if args.json else format_text(board), end="\n" if args.json else "")
+        if args.misses:
+            print("\n" + format_misses((*board.scores, board.nvml)), end="")
+    except (CorpusError, ProbeError, TimeoutError) as error:
+        print_last_error(f"python -m agent.scoreboard: {error}")
+        return 1
+    except OutputPipeClosed:
+        return UNREAD
+    except OutputError as error:
+        print_last_error(f"python -m agent.scoreboard: {error}")
+        return os.EX_IOERR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def render_page(
+    incidents: Iterable[LabelledIncident], findings: Findings, others: Sequence[DetectorRun]
+) -> str:
+    """Return docs/scoreboard.md.
+
+    Args:
+        incidents: All incidents.
+        findings: The agent's findings on them.
+        others: Other detectors.
+    """
+    boards = [
+        build_scoreboard(incidents, split, findings, VERSION, others)
+        for split in (Split.OPEN, Split.HELD_OUT, None)
+    ]
+    return format_markdown(boards, others)
+
+
+def _write_file(path: Path, render: Callable[[], str]) -> None:
+    """Write a file; an unusable path fails before the incidents are run."""
+    try:
+        with path.open("a"):
+            pass
+        path.write_text(render())
+    except OSError as error:
+        raise CorpusError(f"file {path}: {error.strerror}") from None
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m agent.scoreboard", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--split",
+        choices=[*Split, ALL],
+        default=ALL,
+        help="part of the incidents: open (rules may be written from them), held-out, or all (default)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--misses", action="store_true", help="print also what each detector missed, and its false alarms"
+    )
+    form.add_argument(
+        "--write", type=Path, metavar="FILE.md", help="write the scores as a page: docs/scoreboard.md"
+    )
+    args = parser.parse_args()
+    if args.write and args.split != ALL:
+        parser.error("--write has all incidents: it cannot be combined with --split")
+    return args
