@@ -163,7 +163,7 @@ def test_pods_of_a_device_have_their_claims_owners_and_possible_uses() -> None:
 @pytest.mark.parametrize(
     ("pods", "problem"),
     [
-        (None, "the agent does not track pods here"),
+        (None, "the agent does not track the pods of this node"),
         (
             PodsSample(SourceSample("pods", SourceState.FAILING, 0, NS, 3, "kubelet.sock: refused")),
             "the source pods is failing: kubelet.sock: refused",
@@ -235,7 +235,7 @@ def test_page_of_an_agent_that_does_not_report_says_so(fake: FakeAgent) -> None:
         assert "does not report" not in get(server.addresses[0], "/").text
         fake.now = at(33)
         page = get(server.addresses[0], "/").text
-        assert "The agent does not report: the last report is 31 s old, limit 30 s." in page
+        assert "The agent does not report: the agent's last report is 31 s old, limit 30 s." in page
         fake.view.latest.publish(report([device()], second=33))
         assert "does not report" not in get(server.addresses[0], "/").text
 

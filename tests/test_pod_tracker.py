@@ -360,7 +360,9 @@ def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, fol
         assert following.uses == {"u-1": ["gpu-0"]}
         following.take(bad("gpu-0", health=Health.UNKNOWN))
         eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
-    assert following.lines[0] == "pod tracker: poll failed; the last known uses of devices stay"
+    assert (
+        following.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
+    )
 
 
 def test_query_without_free_thread_is_retried() -> None:

@@ -206,7 +206,7 @@ def test_damaged_segment_is_named_and_the_rest_is_replayed(
     path.write_bytes(path.read_bytes()[:-5])
     code, out, err = run(capsys, "replay", day)
     assert code == 0
-    assert "cut at byte" in err
+    assert "not readable from byte" in err
     assert out
 
 

@@ -49,7 +49,7 @@ class RuleInputUnreadable(NamedTuple):
     """Rule result: a file or counter that could be read before can no longer be read."""
 
     name: str
-    """Name of the file or counter."""
+    """Name of the file or counter that can no longer be read."""
     reading: Missing
 
 
@@ -123,11 +123,11 @@ class CatalogRow:
     source: str
     """Name of the source whose passes are counted; ``gpu`` stands for the source of the evaluated GPU."""
     threshold: str
-    """Limit with its unit, as text for operators."""
+    """Limit of the rule with its unit, as text for operators."""
     why: str
-    """Consequence of the fault."""
+    """Consequence of the fault: why it matters to operators."""
     advice: str
-    """Action for the operator."""
+    """Action with which the operator ends the fault."""
     repair: Repair
     """Repair that the advice describes."""
     try_it: str = ""

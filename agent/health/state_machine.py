@@ -105,7 +105,7 @@ class Condition(NamedTuple):
     run_start_pass: int
     """Pass number of the source at which the current run of passes with (or without) a finding began."""
     run_start_ns: int
-    """CLOCK_MONOTONIC at which this run, or the probation, began [ns]."""
+    """CLOCK_MONOTONIC at which the run of ``run_start_pass``, or the probation, began [ns]."""
     last_pass: int
     """Pass number of the source at the last evaluation."""
 

@@ -101,7 +101,7 @@ class _Metrics(Collector):
 
 
 class MetricsRenderer:
-    """Renderer of the metrics of one agent. Event loop only."""
+    """Renderer of the agent's metrics as text for a scrape. Event loop only."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class Page:
 
     @property
     def routes(self) -> list[Route]:
-        """Routes of the page and its files."""
+        """Routes of the HTML page, its event stream and its files."""
         files = [Route(f"/{name}", partial(self._file, name)) for name in self._files]
         return [Route("/", self._show), Route("/events", self._events), *files]
 

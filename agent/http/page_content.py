@@ -23,7 +23,7 @@ from agent.model.time import NS, Instant, format_age, rfc3339
 from agent.model.verdict_history import RecordedState
 
 ROWS_MAX: Final = 200
-"""Largest number of devices on one page; links lead to the others."""
+"""Largest number of devices in one part of the page; links lead to the other parts."""
 NOTES_MAX: Final = 100
 """Largest number of findings about pods or the node (not about a device) on the page."""
 PODS_MAX: Final = 20
@@ -37,7 +37,7 @@ _WORST_FIRST: Final = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED, 
 
 
 class StateStyle(NamedTuple):
-    """Word, sign and CSS class of a severity."""
+    """Appearance of a severity on the page: word, sign and CSS class."""
 
     word: str
     sign: str
@@ -246,7 +246,7 @@ def page_content(given: PageInput, first: int = 0) -> PageContent:
 
 def _pods_problem(pods: PodsSample | None) -> str:
     if pods is None:
-        return "the agent does not track pods here"
+        return "the agent does not track the pods of this node"
     if pods.source.state is SourceState.OK:
         return ""
     return f"the source {pods.source.name} is {pods.source.state}: {pods.source.detail or 'no detail'}"

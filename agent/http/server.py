@@ -217,7 +217,10 @@ class HttpServer:
             if isinstance(error, PermissionError):
                 raise PermissionDeniedError(text) from error
             if error.errno == EADDRINUSE:
-                raise ResourceBusyError(f"http.listen: {address}: another process listens there") from error
+                raise ResourceBusyError(
+                    f"http.listen: {address}: another process listens there; "
+                    "stop it, or choose another address with --listen"
+                ) from error
             raise ConfigError(text) from error
         return sock
 

@@ -209,7 +209,10 @@ def _users(table: Mapping[str, Any]) -> dict[str, bytes]:
         if found is None or ":" in user:
             raise ValueError(f"basic_auth_users: {user}: not the bcrypt hash of a password; see htpasswd -B")
         if int(found[1]) > COST_MAX:
-            raise ValueError(f"basic_auth_users: {user}: cost {found[1]} is over the limit of {COST_MAX}")
+            raise ValueError(
+                f"basic_auth_users: {user}: cost {found[1]} is over the limit of {COST_MAX}; "
+                f"make the hash with htpasswd -B -C {COST_MAX}"
+            )
         users[user] = value.encode()
     return users
 

@@ -73,9 +73,9 @@ class Claim:
     uid: str
     _: KW_ONLY
     devices: tuple[ClaimDevice, ...] = ()
-    """Devices of this driver, in the order of the allocation."""
+    """Allocated devices of this driver, in the order of the allocation."""
     configs: tuple[ClaimConfig, ...] = ()
-    """Parameters for this driver; later entries override earlier ones."""
+    """Opaque parameters for this driver; later ones override earlier ones."""
 
     @property
     def ref(self) -> ClaimRef:

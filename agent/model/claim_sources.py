@@ -163,7 +163,7 @@ class ContainerClaim(NamedTuple):
     """An entry of a container's ``resources.claims``: a claim of the pod that the container uses."""
 
     name: str
-    """Name of the entry in the pod's ``spec.resourceClaims``."""
+    """Name of the claim in the pod's ``spec.resourceClaims``."""
     request: str = ""
     """Request of the claim that the container uses; empty: all."""
 
@@ -216,7 +216,7 @@ class ConsumerKind(StrEnum):
     POD = "pod"
     POD_GROUP = "pod group"
     OTHER = "other"
-    """Any other kind of object."""
+    """The claim is reserved for an object that is neither a pod nor a pod group."""
 
 
 class Reservation(NamedTuple):
@@ -249,7 +249,7 @@ class ClaimObject:
 
 
 class ContainerCgroup(NamedTuple):
-    """Cgroup of one container."""
+    """Cgroup of one container, found below kubepods."""
 
     id: str
     running: bool | None
@@ -257,7 +257,7 @@ class ContainerCgroup(NamedTuple):
 
 
 class PodCgroup(NamedTuple):
-    """Cgroup of one pod, with the cgroups of its containers."""
+    """Cgroup of one pod below kubepods, with the cgroups of its containers."""
 
     uid: str
     running: bool | None
@@ -269,16 +269,16 @@ class WorkloadRef(NamedTuple):
     """Identity of an object that is neither a pod nor a claim, such as a Job or a Deployment."""
 
     api_group: str
-    """API group, such as ``batch``; empty: the core group."""
+    """API group of the object, such as ``batch``; empty: the core group."""
     resource: str
-    """Resource name, such as ``jobs``."""
+    """Resource name of the object, such as ``jobs``."""
     namespace: str
     name: str
     uid: str
 
 
 class KubeletHealthRecord(NamedTuple):
-    """A device's health as the kubelet last wrote it to ``dra_health_state``."""
+    """Health of a device as the kubelet last wrote it to its file ``dra_health_state``."""
 
     device: DeviceRef
     health: Health

@@ -10,7 +10,7 @@ NO_LOGIN_UID: Final = -1
 
 
 class Operator(NamedTuple):
-    """Process that requests a clear, as the kernel identifies it."""
+    """Process that requests a clear of faults, as the kernel identifies it."""
 
     uid: int
     pid: int
@@ -38,7 +38,7 @@ class ClearRefusal(StrEnum):
     """Reason why a request clears no fault."""
 
     UNKNOWN = "unknown"
-    """The device is not known, or has no such fault."""
+    """The device is not known, or has no fault with the requested code."""
     NOT_LATCHED = "not-latched"
     """The fault is not latched: a present reading decides it, so that it ends with the reading."""
     STILL_PRESENT = "still-present"
@@ -58,7 +58,7 @@ class ClearedFault(NamedTuple):
 
     @property
     def operator(self) -> Operator:
-        """Process that requested the clear."""
+        """Process that requested the clear of the fault."""
         return Operator(self.uid, self.pid, self.login_uid)
 
 
@@ -68,7 +68,7 @@ class ClearResult(NamedTuple):
     number: int
     """Number of the answered request."""
     cleared: tuple[ClearedFault, ...] = ()
-    """Cleared faults; empty: the request is refused."""
+    """Faults that the request cleared; empty: the request is refused."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Driver-reported faults among the cleared ones, which must end in the prepare ledgers, too."""
     refusal: ClearRefusal | None = None

@@ -135,7 +135,7 @@ class MissingSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """Everything that the sources report about one claim."""
+    """Information of all sources about one claim."""
 
     ref: ClaimRef
     devices: tuple[DeviceEdge, ...] = ()
@@ -152,7 +152,7 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """Everything that the sources report about one pod."""
+    """Information of all sources about one pod."""
 
     ref: PodRef
     objects: tuple[tuple[PodObject, Provenance], ...] = ()

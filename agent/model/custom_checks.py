@@ -27,9 +27,9 @@ class CustomCheck(NamedTuple):
     advice: str = ""
     repair: Repair = Repair.NONE
     raise_after: int = 1
-    """Consecutive failing runs before the fault is raised."""
+    """Number of consecutive failing runs before the check's fault is raised."""
     clear_after: int = 1
-    """Consecutive passing runs before the fault is cleared."""
+    """Number of consecutive passing runs before the check's fault is cleared."""
     user: str = ""
     """Name or number of the command's user; empty: 65534 for an agent of root, else the agent's own."""
     memory: int = 64 << 20
@@ -60,9 +60,9 @@ class CustomCheckResult(NamedTuple):
     device: str
     """Device for which the command ran; empty: one run for the node or for all devices."""
     finding: Finding | None
-    """Fault that the check found; None: no fault, or no result."""
+    """Fault that the command reported; None: no fault, or no result."""
     no_result_reason: str
-    """Reason why the run gave no result; empty: it gave one."""
+    """Reason why the command's run gave no result; empty: it gave one."""
     passes: int
     """Number of runs of the command that have finished."""
     beat_ns: int

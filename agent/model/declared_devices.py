@@ -39,7 +39,7 @@ class DeclaredGpu(NamedTuple):
     """GPU or MIG instance that a driver declares as one device."""
 
     pci: str
-    """PCI address, ``0000:3b:00.0``; empty: ``uuid`` is set."""
+    """PCI address of the GPU, ``0000:3b:00.0``; empty: ``uuid`` is set."""
     uuid: str
     """UUID of the GPU, ``GPU-...``, or of the MIG instance, ``MIG-...``; empty: ``pci`` is set."""
     gi: int
@@ -60,9 +60,9 @@ class DeclaredNic(NamedTuple):
     """RDMA network adapter (NIC) that a driver declares as one device."""
 
     pci: str
-    """PCI address of its function; empty: ``rdma`` is set."""
+    """PCI address of the NIC; empty: ``rdma`` is set."""
     rdma: str
-    """RDMA name, ``mlx5_0``; empty: ``pci`` is set."""
+    """RDMA name of the NIC, ``mlx5_0``; empty: ``pci`` is set."""
 
 
 class DeclaredOther(NamedTuple):
@@ -113,7 +113,7 @@ class DeclaredFile(NamedTuple):
 
 
 Declarations = tuple[DeclaredFile, ...]
-"""Declaration files of all drivers, one for each driver."""
+"""Content of the declaration files of all drivers, one for each driver."""
 
 
 def declared_nics(declarations: Declarations) -> frozenset[DeclaredNic]:
@@ -139,10 +139,10 @@ class DriverCheckSample(NamedTuple):
     beat_ns: int
     """CLOCK_MONOTONIC when the last run finished, or when the first one started [ns]."""
     period_ns: int
-    """Time between two runs [ns]."""
+    """Time between two runs of the check [ns]."""
     raise_after: int
-    """Consecutive failing runs before the fault is raised."""
+    """Number of consecutive failing runs before the check's fault is raised."""
     clear_after: int
-    """Consecutive passing runs before the fault is cleared."""
+    """Number of consecutive passing runs before the check's fault is cleared."""
     lease_ns: int = 0
     """Age above which the result no longer counts [ns]; 0: never, because the check runs in this process."""

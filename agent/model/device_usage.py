@@ -19,7 +19,7 @@ class DeviceState(NamedTuple):
     health: Health
     severity: Severity
     code: str = ""
-    """Code of the worst cause; empty: the device has no cause."""
+    """Code of the device's worst cause; empty: the device has no cause."""
     evidence: str = ""
     """Evidence of the worst cause: one line with the compared numbers."""
     since_s: float = 0.0
@@ -31,22 +31,22 @@ STATE_NOT_KNOWN: Final = DeviceState(Health.UNKNOWN, Severity.UNKNOWN, "", "not 
 
 
 class UsageEndKind(StrEnum):
-    """Way in which a usage ended."""
+    """Way in which the usage of a device by a pod ended."""
 
     RELEASED = "released"
-    """The claim is no longer prepared for the pod."""
+    """The usage ended because the claim is no longer prepared for the pod."""
     SUCCEEDED = "succeeded"
-    """The pod succeeded."""
+    """The usage ended because the pod succeeded."""
     FAILED = "failed"
-    """The pod failed."""
+    """The usage ended because the pod failed."""
     REPLACED = "replaced"
-    """A new claim with the same name replaced the claim."""
+    """The usage ended because a new claim with the same name replaced the claim."""
     AWAY = "away"
     """The usage ended while the agent did not run, so its exact end is not known."""
 
 
 class UsageEnd(NamedTuple):
-    """End of a usage: its kind, times and the usage's duration."""
+    """End of the usage of a device by a pod: kind, times and duration."""
 
     ending: UsageEndKind
     seen_s: float
@@ -55,7 +55,7 @@ class UsageEnd(NamedTuple):
     The usage ended between this time and ``noticed_s``.
     """
     noticed_s: float
-    """Time when the agent noticed the end [s since 1970]."""
+    """Time when the agent noticed the end of the usage [s since 1970]."""
     lasted_s: float
     """Time from the agent's first sight of the usage to its end [s]."""
 
@@ -96,7 +96,7 @@ class PodDeviceUsage:
 
 
 class StoredUsages(NamedTuple):
-    """Usages that an earlier run of the agent stored."""
+    """Usages of devices by pods that an earlier run of the agent stored."""
 
     running: tuple[PodDeviceUsage, ...] = ()
     ended: tuple[PodDeviceUsage, ...] = ()

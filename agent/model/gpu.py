@@ -39,15 +39,15 @@ class GpuField(StrEnum):
 
     RECOVERY_ACTION = "recovery_action"
     ECC_UNCORRECTABLE = "ecc_uncorrectable"
-    """Uncorrectable ECC errors of all memories since the driver was loaded."""
+    """Number of uncorrectable ECC errors of all memories since the driver was loaded."""
     ECC_CORRECTABLE = "ecc_correctable"
     REMAP_CORRECTABLE = "remap_correctable"
-    """Rows remapped because of correctable errors."""
+    """Number of memory rows remapped because of correctable errors."""
     REMAP_UNCORRECTABLE = "remap_uncorrectable"
     REMAP_PENDING = "remap_pending"
     REMAP_FAILURE = "remap_failure"
     RETIRED_SBE = "retired_sbe"
-    """Pages retired because of single-bit errors (GPUs before Ampere)."""
+    """Number of memory pages retired because of single-bit errors (GPUs before Ampere)."""
     RETIRED_DBE = "retired_dbe"
     RETIRED_PENDING = "retired_pending"
     PCIE_REPLAY = "pcie_replay"
@@ -67,7 +67,7 @@ class GpuField(StrEnum):
     ECC_MODE = "ecc_mode"
     ECC_MODE_PENDING = "ecc_mode_pending"
     ECC_UNCORRECTABLE_LIFE = "ecc_uncorrectable_life"
-    """Uncorrectable ECC errors over the GPU's lifetime."""
+    """Number of uncorrectable ECC errors over the GPU's lifetime."""
     ECC_CORRECTABLE_LIFE = "ecc_correctable_life"
     ECC_UNCORRECTABLE_DRAM = "ecc_uncorrectable_dram"
     ECC_UNCORRECTABLE_SRAM = "ecc_uncorrectable_sram"
@@ -102,7 +102,7 @@ class GpuField(StrEnum):
     PERSISTENCE = "persistence"
     MIG_MODE = "mig_mode"
     AER_CORRECTABLE = "aer_correctable"
-    """Correctable PCIe errors since boot, from sysfs."""
+    """Number of correctable PCIe errors since boot, from sysfs."""
     AER_NONFATAL = "aer_nonfatal"
     AER_FATAL = "aer_fatal"
     TEMP_SHUTDOWN = "temp_shutdown"
@@ -180,10 +180,10 @@ class GpuSample:
     passes: int
     """Number of finished readings of the GPU (passes)."""
     beat_ns: int
-    """CLOCK_MONOTONIC at the end of the last pass [ns]."""
+    """CLOCK_MONOTONIC at the end of the last pass over the GPU [ns]."""
     period_ns: int
     call: str = ""
-    """NVML call in progress; empty: none."""
+    """NVML call in progress on the GPU; empty: none."""
     call_ns: int = 0
     """CLOCK_MONOTONIC when the call in progress started [ns]; 0: none is in progress."""
     slow_passes: int = 0
@@ -196,11 +196,11 @@ class GpuSample:
     probe_p50_ns: int = 0
     """Median duration of the last 15 NVML field readings [ns]; 0: none succeeded."""
     readings: Mapping[GpuField, Reading] = field(default_factory=dict)
-    """Readings by field; a missing key: never read."""
+    """Readings of the GPU by field; a missing key: never read."""
     links: int = 0
     """Number of NVLinks that the GPU has, active or not."""
     link_errors: tuple[int, ...] = ()
-    """Errors per NVLink since the driver was loaded."""
+    """Number of errors since the driver was loaded, by NVLink."""
     migs: tuple[MigSample, ...] = ()
     events: Mapping[GpuEvent, EventCount] = field(default_factory=dict)
     event_mask: int = 0
@@ -269,7 +269,7 @@ class GpuOsSample:
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ
     """PCI addresses of NVIDIA GPUs, sorted. Source: /sys/bus/pci/devices/*/{vendor,class}."""
     fabric_manager: bool | Missing = NEVER_READ
-    """True: nv-fabricmanager runs. False: it does not run."""
+    """True: the process nv-fabricmanager runs. False: it does not run."""
     stuck: tuple[StuckProcess, ...] | Missing = ()
     """Processes that hang inside the GPU driver in several consecutive reads; Missing: the agent may not
     inspect other processes."""

@@ -19,7 +19,7 @@ class Severity(IntEnum):
 
     OK = 0
     INFO = 1
-    """Information for operators; never sent to the kubelet."""
+    """Severity of information for operators, which is never sent to the kubelet."""
     DEGRADED = 2
     """The device works with limitations: HEALTHY for the kubelet, with a message."""
     UNKNOWN = 3
@@ -42,7 +42,7 @@ class Blame(StrEnum):
     WORKLOAD = "workload"
     CONFIGURATION = "configuration"
     AGENT = "agent"
-    """The agent itself; the device has no known fault."""
+    """The agent itself must be fixed; the device has no known fault."""
 
 
 class Repair(StrEnum):
@@ -113,10 +113,10 @@ class Finding(NamedTuple):
     node."""
 
     code: str
-    """Stable dotted code, ``mem.hugepages.pool_shrunk``."""
+    """Stable dotted code of the fault, ``mem.hugepages.pool_shrunk``."""
     severity: Severity
     evidence: str = ""
-    """One line with the measured and the expected numbers."""
+    """Proof of the fault: one line with the measured and the expected numbers."""
     advice: str = ""
     """Action for the operator; empty: the rule's advice applies."""
     blame: Blame | None = None
@@ -163,9 +163,9 @@ class DeviceHealth(NamedTuple):
     timeout_s: int
     """Lease: how long the kubelet may use this health report [s]."""
     causes: tuple[Cause, ...] = ()
-    """Reported causes, worst first; empty: no fault is known."""
+    """Causes of the device's health, worst first; empty: no fault is known."""
     attributes: tuple[tuple[str, str], ...] = ()
-    """Attributes as (name, value): ``uuid``, ``pciBusId``, ``product``, ...; unknown ones are left out."""
+    """Known attributes of the device, as (name, value): ``uuid``, ``pciBusId``, ``product``, ..."""
     driver: str = ""
     """Driver that declared the device; empty: a host device."""
 

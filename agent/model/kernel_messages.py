@@ -12,7 +12,7 @@ class LogLine(NamedTuple):
     """Kernel-log lines that match the same pattern with the same fields, counted."""
 
     pattern: int
-    """Index of the pattern in the agent's list of patterns."""
+    """Index of the lines' pattern in the agent's list of patterns."""
     times: int
     """Number of kernel-log lines that were counted together."""
     first_us: int
@@ -21,7 +21,7 @@ class LogLine(NamedTuple):
     first_text: str
     """First line, cut at 511 bytes; ``\\xNN`` replaces backslashes and bytes that are not printable ASCII."""
     text: str
-    """Last line, cut and escaped as ``first_text``."""
+    """Last of the counted lines, cut and escaped as ``first_text``."""
     seq: int
     """Sequence number of the last line in the kernel log."""
 

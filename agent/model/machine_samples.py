@@ -21,7 +21,7 @@ class DimmSample(NamedTuple):
     label: str
     """Label of the module, ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, or name of the controller; empty: unknown."""
     location: str
-    """Location, ``channel 0 slot 1``; empty for a controller."""
+    """Location of the memory module, ``channel 0 slot 1``; empty for a controller."""
     correctable: Reading
     """Correctable errors since the EDAC driver was loaded or the counters were reset."""
     uncorrectable: Reading
@@ -32,7 +32,7 @@ class NumaMemorySample(NamedTuple):
 
     numa_node: int
     total_kib: Reading
-    """``MemTotal`` of the NUMA node's meminfo [KiB]."""
+    """Memory of the NUMA node, ``MemTotal`` in its meminfo [KiB]."""
     poisoned: Reading
     """Pages with hardware errors since boot: ``memory_failure/total``. Absent before Linux 6.4."""
     blocks: Reading
@@ -72,7 +72,7 @@ class MachineSample:
     """Newest samples of memory, CPUs and pressure; the sources read them at different times."""
 
     dimms: tuple[DimmSample, ...]
-    """Memory modules by controller, the controller first."""
+    """Samples of memory modules and controllers, by controller, the controller first."""
     numa: tuple[NumaMemorySample, ...]
     cores: tuple[PerCpuSample, ...]
     """CPUs that were online at least once since boot, by number."""

@@ -88,13 +88,13 @@ class NicSample(NamedTuple):
     """State of one NIC. Source: ``/sys/class/infiniband/<name>``."""
 
     name: str
-    """RDMA name, ``mlx5_0``."""
+    """RDMA name of the NIC, ``mlx5_0``."""
     address: str
     """PCI address of its function; empty: the NIC is not a PCI function itself (soft RoCE)."""
     guid: str
-    """Node GUID; empty: it cannot be read."""
+    """Node GUID of the NIC; empty: it cannot be read."""
     ports: tuple[NicPortSample, ...] | Missing
-    """Ports by number; Missing: they cannot be listed."""
+    """Ports of the NIC by number; Missing: they cannot be listed."""
 
 
 def port_state_name(state: int) -> str:

@@ -16,13 +16,13 @@ class PciSample(NamedTuple):
     address: str
     """PCI address, ``0000:3b:00.0``."""
     vendor: int
-    """PCI vendor id; -1 if it cannot be read."""
+    """PCI vendor id of the function; -1 if it cannot be read."""
     device: int
-    """PCI device id; -1 if it cannot be read."""
+    """PCI device id of the function; -1 if it cannot be read."""
     driver: str
     """Kernel driver that is bound to the PCI function; empty: none."""
     model: str
-    """Model name from the hardware database; empty: unknown."""
+    """Model name of the device from the hardware database; empty: unknown."""
     width: Reading
     """Current number of lanes of the PCIe link."""
     width_max: Reading

@@ -16,31 +16,31 @@ class Cure(StrEnum):
     with LINKS_UP, ACTION, NOTHING_PENDING or RESET."""
 
     EXPIRES = "expires"
-    """Time ends the fault: it is reported for ten minutes."""
+    """The fault ends with time: it is reported for ten minutes."""
     LINKS_UP = "links-up"
-    """All NVLinks that were up before are up again."""
+    """The fault ends when all NVLinks that were up before are up again."""
     ACTION = "action"
-    """For some time, the driver has requested no recovery action and no row remap was pending."""
+    """The fault ends after some time in which the driver requested no action and no row remap was pending."""
     NOTHING_PENDING = "nothing-pending"
-    """The reset that the driver requested was done."""
+    """The fault ends when the reset that the driver requested was done."""
     RESET = "reset"
-    """The GPU was reset."""
+    """The fault ends when the GPU was reset."""
     REBOOT = "reboot"
-    """The machine was rebooted."""
+    """The fault ends when the machine was rebooted."""
     REPLACE = "replace"
-    """Another GPU is in the slot."""
+    """The fault ends when another GPU is in the slot."""
 
 
 class KnownGpu(NamedTuple):
     """A GPU that the machine has or had, with its stable number."""
 
     number: int
-    """Number in the device name ``gpu-<number>``."""
+    """Stable number of the GPU, as in the device name ``gpu-<number>``."""
     uuid: str
     bus: str
     name: str
     migs: tuple[MigSample, ...] = ()
-    """MIG instances when the GPU was last seen."""
+    """MIG instances of the GPU when it was last seen."""
 
 
 class PersistentFault(NamedTuple):
@@ -82,7 +82,7 @@ class PersistentFault(NamedTuple):
     before_us: bool = False
     """True: it occurred while no agent ran, so that the agent may have missed its recovery."""
     action: int = 0
-    """Recovery action that the driver last requested."""
+    """Recovery action that the driver last requested for the GPU."""
     counters: tuple[int, ...] = ()
     """Last readings of the GPU counters that a reset clears; -1: not available."""
 
@@ -91,7 +91,7 @@ class PersistentCheckFault(NamedTuple):
     """Raised fault of a device that a driver's health check found."""
 
     device: str
-    """Device as ``driver/pool/name``."""
+    """Name of the device, ``driver/pool/name``."""
     check: str
     code: str
     severity: Severity
@@ -117,7 +117,7 @@ class PersistentState:
     checks: tuple[PersistentCheckFault, ...] = ()
     """Faults that health checks of the driver found, in the boot of ``start``."""
     runs: int = 0
-    """Number of starts of the agent with this file."""
+    """Number of times that the agent has started with this state file."""
 
     @property
     def gpu_part(self) -> "PersistentState":

@@ -37,7 +37,7 @@ class PodFinding(NamedTuple):
     resource: Resource | None = None
     """Resource that the finding concerns; None: several."""
     size_kib: int = 0
-    """Hugepage size [KiB]; 0 for other resources."""
+    """Size of the hugepages that the finding concerns [KiB]; 0 for other resources."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,19 +37,19 @@ class Operation(StrEnum):
     """Operation during which a driver's prepare failed; decides how an errno is classified."""
 
     DEVICE = "device"
-    """Opening, reading or configuring the device."""
+    """The driver was opening, reading or configuring the device."""
     CDI = "cdi"
-    """Writing a CDI file."""
+    """The driver was writing a CDI file."""
     STATE = "state"
-    """Reading or writing the driver's checkpoint."""
+    """The driver was reading or writing its checkpoint."""
     CONFIG = "config"
-    """Reading the claim's parameters: a ValueError here is an error in the claim."""
+    """The driver was reading the claim's parameters: a ValueError here is an error in the claim."""
     API = "api"
-    """Calling the API server."""
+    """The driver was calling the API server."""
     LOCK = "lock"
-    """Waiting for the driver's lock."""
+    """The driver was waiting for its lock."""
     CGROUP = "cgroup"
-    """Writing a cgroup file."""
+    """The driver was writing a cgroup file."""
 
 
 class FaultTaint(NamedTuple):
@@ -71,7 +71,7 @@ class PrepareVerdict:
     summary: str
     """Description of the failure in one line of at most 200 characters; equal failures give the same line."""
     requests: tuple[str, ...] = ()
-    """Names of the claim's requests that failed."""
+    """Names of the claim's requests that could not be prepared."""
     devices: tuple[DeviceRef, ...] = ()
     """Devices to blame; for a class that blames no device, the devices of ``requests``."""
     detail: str = ""
@@ -79,7 +79,7 @@ class PrepareVerdict:
     evidence: tuple[str, ...] = ()
     """Evidence, the strongest first: ``errno ENOSPC while cdi``, ``NVML 15 (GPU_IS_LOST)``."""
     confidence: float = 0.0
-    """Confidence from 0 (guess) to 1 (proof)."""
+    """Confidence in the error class, from 0 (guess) to 1 (proof)."""
     advice: str = ""
     retry_after_s: float | None = None
     """Time after which a retry can succeed [s]; None: unknown, or a retry cannot help."""
@@ -117,7 +117,7 @@ class LastPrepareResult(NamedTuple):
     devices: tuple[DeviceRef, ...]
     at_wall_s: float
     verdict: PrepareVerdict | None
-    """Verdict of the failure; None: the prepare succeeded."""
+    """Verdict on the failed prepare; None: the prepare succeeded."""
 
 
 class DriverFault(NamedTuple):

@@ -13,7 +13,7 @@ The other wire types are VARINT, FIXED64 (8 bytes) and LENGTH (the size of the d
 FIXED_SIZES: Final = {FIXED64: 8, FIXED32: 4}
 """Size of a fixed-width field [bytes], by wire type."""
 LAST_FIELD: Final = (1 << 29) - 1
-"""Largest field number."""
+"""Largest number that a protobuf field can have."""
 
 
 def decode_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ def error_text(code: int) -> str:
 
 
 class Absence(StrEnum):
-    """Reason why a reading is missing."""
+    """Reason why a reading (a number from a file or counter) is missing."""
 
     ABSENT = "absent"
     """The machine lacks the source of the reading: the file did not exist at start."""

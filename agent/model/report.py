@@ -70,7 +70,7 @@ class ConfigReload(NamedTuple):
     """Result of a reload of the configuration."""
 
     at_wall_s: float
-    """Time of the end of the reload [s since 1970]."""
+    """Time at which the reload of the configuration ended [s since 1970]."""
     error: str = ""
     """Reason why the earlier configuration stays in effect; empty: the reload succeeded."""
     changes: tuple[str, ...] = ()
@@ -117,13 +117,13 @@ class AgentStatus:
     version: str
     pid: int
     started_wall_s: float
-    """Time when the process started [s since 1970]."""
+    """Time when the agent's process started [s since 1970]."""
     cpu_s: float
     """User and system time of the process since its start [s]."""
     rss_bytes: int
     threads: int
     descriptors: int
-    """Open file descriptors."""
+    """Number of open file descriptors of the process."""
     node: str = ""
     """Kubernetes node name. Empty before the first report, as are all fields below except ``subscribers``."""
     at: Instant | None = None

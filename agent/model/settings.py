@@ -25,7 +25,7 @@ class GpuLimits:
     expect: int | None = None
     """Expected number of GPUs; None: the number at the agent's start."""
     xids: tuple[tuple[int, XidOverride], ...] = ()
-    """Severities that the operator sets, as (XID, severity)."""
+    """Severities that the operator sets for GPU errors, as (XID, severity)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class RuleOverride:
     """Operator's change of one rule, or of a family of rules; None: this property is not changed."""
 
     code: str
-    """Finding code, or a family of codes: ``gpu.ecc.*``."""
+    """Finding code of the rule, or a family of codes: ``gpu.ecc.*``."""
     device: str = ""
     """Pattern of device names with ``*`` and ``?``; empty: all devices, and findings that concern no
     device."""
     off: bool | None = None
-    """True: the rule is not evaluated."""
+    """True: the rule is not evaluated. None: not changed."""
     severity: Severity | None = None
-    """INFO, DEGRADED or UNHEALTHY, instead of the severity that the rule decides."""
+    """Severity that replaces the rule's own: INFO, DEGRADED or UNHEALTHY."""
     probation_s: int | None = None
     """Time for which a cleared cause is still reported [s]."""
     limit: int | None = None
@@ -92,7 +92,7 @@ class EngineSettings:
     rules: tuple[RuleOverride, ...] = ()
     """Changes of rules; of several entries for a code and device, the last one decides."""
     checks: tuple[CustomCheck, ...] = ()
-    """Checks that the operator configures as commands."""
+    """Checks that the operator configures as commands (``[[check]]``)."""
 
 
 TRACKED_USAGES_MAX: Final = 20_000

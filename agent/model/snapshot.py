@@ -54,9 +54,9 @@ class CpuThrottleSample(NamedTuple):
 
     cpu: int
     core: Reading
-    """Events of the CPU's physical core."""
+    """Number of thermal-throttle events of the CPU's physical core."""
     package: Reading
-    """Events of the CPU's package."""
+    """Number of thermal-throttle events of the CPU's package."""
 
 
 class HugepagePoolSample(NamedTuple):
@@ -109,7 +109,7 @@ class CgroupSample(NamedTuple):
     cpu_periods: Reading
     cpu_throttled: Reading
     mem_limit: Reading
-    """Memory limit [bytes]; ``cgroup.NO_LIMIT``: no limit."""
+    """Memory limit of the cgroup [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     cpus: CpuSet | Missing
     """CPUs that the cgroup's tasks can use, as a set: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]
@@ -120,25 +120,25 @@ class NativeCoreStats:
     """Counters of the native core's work and resources."""
 
     passes: int = 0
-    """Finished passes over all watched files."""
+    """Number of passes over all watched files that have finished."""
     wakes: int = 0
     """Number of times the native core woke the engine loop."""
     reads: int = 0
-    """Number of file reads."""
+    """Number of file reads since the start of the native core."""
     opens: int = 0
-    """Number of opened files."""
+    """Number of files opened since the start of the native core."""
     descriptors: int = 0
-    """Number of open file descriptors."""
+    """Number of file descriptors that the native core has open."""
     watches: int = 0
-    """Number of inotify watches."""
+    """Number of inotify watches that the native core has."""
     kernel_bytes: int = 0
     """Estimated kernel memory that the descriptors and watches use."""
     groups_dropped: int = 0
-    """Cgroups that are not watched now, because the table of cgroups is full."""
+    """Number of cgroups that are not watched now, because the table of cgroups is full."""
     overflows: int = 0
-    """Overflows of the kernel's inotify queue; after each, all files are read again."""
+    """Number of overflows of the kernel's inotify queue; after each, all files are read again."""
     unwatched: int = 0
-    """Watches that the kernel refused; these files are read periodically instead."""
+    """Number of watches that the kernel refused; these files are read periodically instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ class ListenAddress(NamedTuple):
     """Address of a listening socket: an IP address and a port, or the path of a unix socket."""
 
     host: str
-    """IP address; empty: a unix socket."""
+    """IP address to listen on; empty: the address is a unix socket."""
     port: int = 0
     path: str = ""
-    """Path of a unix socket; empty: a TCP socket."""
+    """Path of the unix socket; empty: the address is an IP address and port."""
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes of this machine can connect."""
+        """True: only processes of this machine can connect."""
         return bool(self.path) or self.host == "::1" or self.host.startswith("127.")
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ class SourceState(StrEnum):
     ABSENT = "absent"
     """The machine does not have the hardware or files that the source reads."""
     FAILING = "failing"
-    """At least one existing file or interface cannot be read."""
+    """The source cannot read at least one existing file or interface."""
     STARTING = "starting"
     """The source has not finished its first pass over the machine."""
     STALLED = "stalled"
@@ -28,7 +28,7 @@ class SourceSample(NamedTuple):
     """CLOCK_MONOTONIC at the end of the last finished pass; before the first one, at the source's start
     [ns]."""
     period_ns: int
-    """Time between two passes [ns]."""
+    """Time between two passes of the source [ns]."""
     failures: int
     """Number of failed reads since the source started."""
     detail: str

@@ -23,14 +23,14 @@ class FrequencyAtStart(NamedTuple):
 
 
 class MemoryAtStart(NamedTuple):
-    """Memory of one NUMA node at start."""
+    """Memory of one NUMA node at start: number of online memory blocks."""
 
     numa_node: int
     blocks_online: int
 
 
 class HugepagePoolAtStart(NamedTuple):
-    """Hugepage pool at start."""
+    """Size of a hugepage pool at start."""
 
     device: str
     """Device name of the pool, ``hugepages-2mi-node0``."""
@@ -94,7 +94,7 @@ class StartValues:
     """
 
     boot_id: str = ""
-    """Boot in which the values were read; empty: unknown."""
+    """Boot ID of the kernel when the values were read; empty: unknown."""
     cpus: tuple[CpusAtStart, ...] = ()
     isolated: str | None = None
     """CPUs that were isolated, in the kernel's list format; None: not read."""

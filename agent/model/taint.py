@@ -29,9 +29,9 @@ class Taint(NamedTuple):
     """One taint of a device."""
 
     key: str
-    """Key in the form of a label name, ``<driver>/<cause>``."""
+    """Key of the taint in the form of a label name, ``<driver>/<cause>``."""
     value: str
-    """Value in the form of a label value; may be empty."""
+    """Value of the taint in the form of a label value; may be empty."""
     effect: Effect
     added_wall_s: int
     """Time when the taint was first published [s since 1970].

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 NS: Final = 1_000_000_000
-"""Nanoseconds per second."""
+"""Number of nanoseconds in a second."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,9 +17,9 @@ class Instant:
     """
 
     mono_ns: int
-    """CLOCK_MONOTONIC [ns]."""
+    """Time on the monotonic clock, CLOCK_MONOTONIC [ns]."""
     wall_s: float
-    """CLOCK_REALTIME [s since 1970]."""
+    """Time on the wall clock, CLOCK_REALTIME [s since 1970]."""
 
 
 def instant_at_mono(mono_ns: int, now: Instant) -> Instant:

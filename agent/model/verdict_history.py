@@ -95,11 +95,11 @@ class ObservedPeriod(NamedTuple):
     lasted_s: float
     """Time from the period's first report to the last report that is known [s]."""
     ended_s: float
-    """Time of the last report on the wall clock [s since 1970]."""
+    """Time of the period's last report on the wall clock [s since 1970]."""
 
 
 class StoredVerdicts(NamedTuple):
-    """Content of the verdict history."""
+    """Content of the verdict history: observed periods and changes of verdicts."""
 
     periods: tuple[ObservedPeriod, ...] = ()
     """Observed periods of all runs of the agent, the oldest first."""

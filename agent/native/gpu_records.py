@@ -81,7 +81,7 @@ _FIELDS: Final = _fields()
 
 
 class _RecordSection(NamedTuple):
-    """Byte range of struct dh_gpu, and the function that decodes it."""
+    """Byte range of the C struct dh_gpu (the record of a GPU), and the function that decodes it."""
 
     start: int
     end: int

@@ -30,7 +30,7 @@ class GpuWatchOptions:
     """Options of a GPU watch: NVML library, periods, deadlines, and value changes that wake the reader."""
 
     library: str = "libnvidia-ml.so.1"
-    """Name or path of NVML; a missing library is no error."""
+    """Name or path of the NVML library; a missing library is no error."""
     sysfs_root: Path = Path("/sys")
     period_ns: int = NS
     """Time between two passes that read a GPU [ns]: 10 ms to 1 h."""
@@ -153,7 +153,7 @@ class SharedMemoryGpuReader:
         out = ffi.new("struct dh_gpu_watch **")
         code = lib.dh_gpus_attach(memory_fd, out)
         if code:
-            raise OSError(-code, f"GPU watch: {os.strerror(-code)}")
+            raise OSError(-code, f"GPU watch: shared memory cannot be mapped: {os.strerror(-code)}")
         self._watch = out[0]
         self._reader = PublicationReader(
             self._copy, lib.dh_gpus_size(self._watch), UnchangedBytesCache(GpuRecordDecoder().decode), wake_fd
@@ -178,7 +178,7 @@ class SharedMemoryGpuReader:
         return _pass_durations(self._watch)
 
     def close(self) -> None:
-        """Unmap the memory. The reader must not be used afterwards."""
+        """Unmap the shared memory. The reader must not be used afterwards."""
         lib.dh_gpus_detach(self._watch)
 
 

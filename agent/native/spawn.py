@@ -23,7 +23,7 @@ _STEPS: Final = {
 
 
 class UserIds(NamedTuple):
-    """User and group of a child process."""
+    """User id and group id with which a child process runs."""
 
     uid: int
     gid: int
@@ -90,7 +90,7 @@ class SpawnFailure(NamedTuple):
     """Failed step in words, such as ``change of user``."""
     errno: int
     is_execution: bool
-    """Whether the command itself could not be executed."""
+    """True: the command itself could not be executed. False: an earlier step failed."""
 
 
 def spawn_failure(message: bytes) -> SpawnFailure | None:

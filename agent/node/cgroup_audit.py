@@ -61,7 +61,7 @@ class AuditPaths(NamedTuple):
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     cgroup_root: str = "/"
-    """The kubelet's ``--cgroup-root``."""
+    """Value of the kubelet's flag ``--cgroup-root``."""
     kubelet_dir: Path = KUBELET_DIR
     kubelet_version: str = ""
     """Version of the kubelet such as ``1.37.1``; empty: unknown."""

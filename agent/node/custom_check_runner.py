@@ -23,7 +23,7 @@ from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 
 RUNS_MAX: Final = 4
-"""Largest number of commands that run at once."""
+"""Largest number of checks' commands that run at once."""
 EVIDENCE_BYTES: Final = 500
 NO_OUTPUT: Final = "the command reports a fault, without text"
 OK_CODE, FAULT_CODE = 0, 1
@@ -106,7 +106,7 @@ class CustomCheckRunner:
         return len(self._commands)
 
     def close(self) -> None:
-        """Kill all commands that run. Never blocks."""
+        """Kill the commands of all checks that run. Never blocks."""
         for command in list(self._commands.values()):
             command.kill()
 

@@ -31,9 +31,9 @@ from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import PassTimer
 
 IDLE_FACTOR: Final = 10
-"""Factor by which a machine without GPUs is read less often; a new GPU in NVML triggers a read at once."""
+"""Factor by which reads on a machine without GPUs are rarer; a new GPU in NVML triggers one at once."""
 NO_EVENTS_POLL_S: Final = 10.0
-"""Interval of bus reads if there are no uevents [s]."""
+"""Time between two reads of the PCI bus if the kernel's uevents are not received [s]."""
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a uevent [s]: a device that is plugged in sends a dozen, which trigger one read."""
 DEBOUNCE_MAX_S: Final = 5.0
@@ -41,7 +41,7 @@ DEBOUNCE_MAX_S: Final = 5.0
 RECHECKS: Final = 3
 """Number of PCI bus reads in quick succession after a change: as many as the rules need to clear a cause."""
 RECHECK_S: Final = 1.0
-"""Interval of the bus reads that follow a change [s]."""
+"""Time between the RECHECKS reads of the PCI bus that follow a change [s]."""
 HOST_READ: Final = "read of GPU processes"
 INVENTORY_READ: Final = "read of the GPU inventory"
 BUS_READ: Final = "read of the PCI bus"

@@ -24,7 +24,7 @@ from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import PassTimer
 
 DEBOUNCE_S: Final = 0.1
-"""Delay of a read after a uevent or a new declaration [s]."""
+"""Delay of a read of the NICs after a uevent or a new declaration [s]."""
 READ_GAP_S: Final = 1.0
 """Shortest time between two reads of the NICs [s], for a PCI device that appears and disappears all the time.
 """

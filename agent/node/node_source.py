@@ -45,7 +45,7 @@ MEMORY_CONTROLLER_NS: Final = NS
 MEMORY_PERIOD_NS: Final = 5 * NS
 """Interval of memory and pressure reads [ns]; shorter than a heartbeat, so that each has new values."""
 EXPENSIVE_PERIOD_NS: Final = 60 * NS
-"""Interval of reads that are expensive for the kernel [ns]."""
+"""Time between two reads of files that are expensive for the kernel [ns]."""
 STOP_MIN_S: Final = 0.05
 """Shortest time that each thread has to stop, even if earlier threads used up the timeout [s]."""
 
@@ -154,7 +154,7 @@ class NodeSource:
         return self._sampler.fileno()
 
     def clear(self) -> None:
-        """Reset the wake-up eventfd; call this before :meth:`read`."""
+        """Reset the wake-up eventfd of all sources; call this before :meth:`read`."""
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
@@ -292,7 +292,7 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpuWatchO
 
 
 SOURCES_STOP_S: Final = 0.6
-"""Longest time for all sources to stop [s]."""
+"""Longest time that all sources together have to stop at shutdown [s]."""
 
 
 def engine_settings(config: Config) -> EngineSettings:

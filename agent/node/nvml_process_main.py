@@ -39,7 +39,7 @@ OOM_SCORE: Final = b"500"  # the kernel's OOM killer shall choose this process, 
 
 
 def encode_options(options: GpuWatchOptions) -> bytes:
-    """Encode the options of the GPU watch as JSON."""
+    """Encode the options of the GPU watch as JSON, for the NVML process."""
     wakes = [
         (wake.field.value, wake.mode.name, wake.threshold, wake.window_ns, wake.limit and wake.limit.value)
         for wake in options.wakes
@@ -59,7 +59,7 @@ def encode_options(options: GpuWatchOptions) -> bytes:
 
 
 def decode_options(message: bytes) -> GpuWatchOptions:
-    """Decode the options of the GPU watch."""
+    """Decode the options of the GPU watch from the JSON of :func:`encode_options`."""
     values = json.loads(message)
     wakes = [
         GpuWakeCondition(GpuField(field), GpuWakeMode[mode], threshold, window_ns, limit and GpuField(limit))
@@ -69,7 +69,7 @@ def decode_options(message: bytes) -> GpuWatchOptions:
 
 
 def encode_inventory(gpus: tuple[GpuAttributes, ...]) -> bytes:
-    """Encode the attributes of GPUs as JSON."""
+    """Encode the attributes of GPUs as JSON, the answer to INVENTORY."""
     return json.dumps([gpu._asdict() for gpu in gpus]).encode()
 
 

@@ -147,7 +147,7 @@ class VerdictRecorder:
         try:
             thread.start()
         except ThreadStartError as error:  # the next report tries again
-            self._log_error(f"no thread: {error}")
+            self._log_error(f"thread not started: {error}")
             return
         self._thread = thread
 
@@ -217,7 +217,7 @@ class VerdictRecorder:
             try:
                 self._handle(job, is_last=is_last)
             except Exception:  # a bug here must not stop the next write
-                log.exception("history: changes of verdicts not written; the agent tries again")
+                log.exception("history: changes of verdicts not written: internal error; will be tried again")
                 self._retry_ns = job.now.mono_ns + round(RETRY_S * NS)
             if is_last:
                 return

@@ -72,7 +72,7 @@ def record_faults(
 
 
 def has_active_fault(known: DriverFaults, device: DeviceRef, code: str) -> bool:
-    """Return True if the device has an unexpired fault with this code."""
+    """Return True if a driver-reported fault of the device with this code has not expired."""
     return any(_key(fault) == (device, code) and not fault.expired_wall_s for fault in known.faults)
 
 

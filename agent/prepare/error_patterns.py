@@ -32,12 +32,12 @@ class ErrorPattern(NamedTuple):
     code: str
     error_class: ErrorClass
     summary: str = ""
-    """Summary for operators; empty: the error text."""
+    """Summary of a failure that matches, for operators; empty: the error text."""
     confidence: float = 0.3
-    """Confidence in the class, from 0 to 1."""
+    """Confidence in the class of a failure that matches, from 0 to 1."""
 
     def matches(self, text: str) -> bool:
-        """Return True if the pattern matches a part of the text."""
+        """Return True if the regular expression matches a part of an error text."""
         return self.match.search(text[:SEARCH_CHARS]) is not None
 
 
@@ -59,7 +59,7 @@ BUILTIN_PATTERNS: Final = (
     _builtin(r"input/output error", "text.io"),
     _builtin(r"context canceled|operation (?:was )?cancell?ed", "text.cancelled"),
 )  # fmt: skip
-"""Built-in patterns, tried after those of the configuration."""
+"""Built-in regular expressions for error texts, tried after those of the configuration."""
 
 
 def parse_patterns(value: object) -> tuple[ErrorPattern, ...]:

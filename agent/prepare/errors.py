@@ -122,7 +122,7 @@ class RecordedOperation(NamedTuple):
 
     operation: Operation
     path: str = ""
-    """Path of the file or name of the device; empty: unknown."""
+    """Path of the file, or name of the device, that the operation concerned; empty: unknown."""
 
 
 class doing:

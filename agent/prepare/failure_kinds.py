@@ -59,7 +59,7 @@ class FailureKind:
     """Kind of prepare failure: its code, class, consequences and advice."""
 
     code: str
-    """Dotted code; ``gpu.xid.*`` stands for all codes with this prefix."""
+    """Dotted code of the failure; ``gpu.xid.*`` stands for all codes with this prefix."""
     error_class: ErrorClass
     scope: Scope
     retry: RetryCondition

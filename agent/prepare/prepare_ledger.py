@@ -263,7 +263,7 @@ def _is_expired(entry: LedgerEntry, now_wall_s: float) -> bool:
 
 
 def merge_ledgers(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Merge the ledgers of two instances of a driver: the newest entry of each claim, and all faults."""
+    """Return the merged ledgers of two instances of a driver: each claim's newest entry, and all faults."""
     claims = dict(theirs.claims)
     for uid, entry in mine.claims.items():
         other = claims.get(uid)

@@ -134,7 +134,7 @@ class SnapshotRecorder:
                     thread.start()
                 except ThreadStartError as error:  # the next step tries again
                     if self._complaints.tick():
-                        log.warning("record: no thread: %s; snapshots wait in memory", error)
+                        log.warning("record: thread not started: %s; snapshots wait in memory", error)
                     return
                 self._thread = thread
 
@@ -172,7 +172,9 @@ class SnapshotRecorder:
                 try:
                     self._write(queue, is_end=is_end)
                 except Exception:  # a defect must not keep every later step in memory
-                    log.exception("record: a step cannot be recorded; nothing is recorded from now on")
+                    log.exception(
+                        "record: snapshots not written: internal error; recording ends, restart the agent"
+                    )
                     with self._changed:
                         self._closing = is_end = True
                         self._queue.clear()
@@ -186,10 +188,12 @@ class SnapshotRecorder:
             paths = segment_paths(self._directory) if self._directory.exists() else []
             problem = cut_torn_tail(paths[-1]) if paths else None
         except OSError as error:
-            log.warning("record: %s: %s; the last segment is not checked", self._directory, error.strerror)
+            log.warning(
+                "record: %s: %s; the end of the last segment is not checked", self._directory, error.strerror
+            )
             return
         if problem:
-            log.warning("record: %s; the steps after it are lost", problem)
+            log.warning("record: %s; the snapshots after it are lost", problem)
 
     def _write(self, queue: list[_Queued], *, is_end: bool) -> None:
         """Write queued evaluations; begin a new segment where the settings changed or the old one is full.

@@ -21,7 +21,7 @@ class ReplayedStep(NamedTuple):
 
     recorded: RecordedStep
     report: Report
-    """Report of this release, with the settings of the replay."""
+    """Report that this release computes, with the settings of the replay."""
     is_first: bool
     """True: the evaluations before it are not known, so verdicts with other settings may change."""
 

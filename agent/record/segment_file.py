@@ -40,11 +40,11 @@ class SegmentProblem(NamedTuple):
     offset: int
     """Offset of the first byte that cannot be read."""
     size: int
-    """Size of the file [bytes]."""
+    """Size of the segment's file [bytes]."""
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: cut at byte {self.offset} of {self.size}: {self.reason}"
+        return f"{self.path}: not readable from byte {self.offset} of {self.size} on: {self.reason}"
 
 
 def import_zstandard() -> Any:
@@ -61,7 +61,7 @@ def import_zstandard() -> Any:
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Return the path of a segment in a record's directory."""
+    """Return the path of the segment with a number, in the directory of a record."""
     return directory / f"record-{number:08d}{SUFFIX}"
 
 

@@ -264,14 +264,14 @@ class Decoder:
         """
         if type(data) is not list:
             if type(data) is dict:
-                raise CodecError("expected a complete value, found a difference")
+                raise CodecError("the file is damaged: it has a difference where a complete value must be")
             return data
         if not data or type(data[0]) is not int:
-            raise CodecError("a value has no tag")
+            raise CodecError("the file is damaged: a value has no type tag")
         tag = data[0]
         if tag >= FIRST_CLASS_TAG:
             if tag - FIRST_CLASS_TAG >= len(self._readers):
-                raise CodecError(f"the tag {tag} is not in the head of the file")
+                raise CodecError(f"the file is damaged: its head does not describe the type tag {tag}")
             return self._readers[tag - FIRST_CLASS_TAG].complete(data, self)
         complete = self.complete
         if tag == TUPLE_TAG:
@@ -287,7 +287,7 @@ class Decoder:
             return int.from_bytes(data[1], "little", signed=True)
         if tag == BYTES_TEXT_TAG:
             return data[1].decode("utf-8", "surrogatepass")
-        raise CodecError(f"the tag {tag} is not known")
+        raise CodecError(f"the type tag {tag} is not known to this release")
 
     def changed(self, old: Any, data: Any) -> Any:
         """Return the value that results from ``old`` and a difference of :meth:`ClassTable.difference`.

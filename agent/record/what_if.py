@@ -241,7 +241,7 @@ class Incident(NamedTuple):
     end_s: float
     node: str = "*"
     codes: tuple[str, ...] = ("*",)
-    """Codes, or patterns of codes, of the rules that should report it."""
+    """Codes, or patterns of codes, of the rules that should report the incident."""
 
     def concerns(self, node: str, device: str) -> bool:
         """Return whether the incident was a fault of this device on this node."""

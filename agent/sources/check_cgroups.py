@@ -115,7 +115,7 @@ def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
     """
     base = _delegated_cgroup()
     if base is None:
-        return None, "the agent's cgroup is not delegated to it"
+        return None, "the agent's cgroup is not delegated to it (Delegate=yes in its systemd unit)"
     try:
         for left in base.glob(f"{PREFIX}*"):
             rest = CheckCgroup(left, {})

@@ -20,7 +20,7 @@ DIRECTORY: Final = "devices.d"
 """Name of the directory of declaration files, in the agent's runtime directory."""
 SUFFIX: Final = ".toml"
 FILE_BYTES: Final = 1 << 20
-"""Size limit of one declaration file [bytes]."""
+"""Largest accepted declaration file [bytes]."""
 FILES_MAX: Final = 64
 ERROR_CHARS: Final = 1000
 """Length to which the text of an error in a declaration file is cut [characters].

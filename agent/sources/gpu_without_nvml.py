@@ -33,7 +33,7 @@ class NvidiaPciDevices(NamedTuple):
     bound: tuple[str, ...]
     """PCI addresses of the GPUs that are bound to the driver ``nvidia``, in NVML's order."""
     nvswitches: int
-    """Number of NVSwitches."""
+    """Number of NVSwitches on the PCI bus."""
 
 
 class SleepingProcess(NamedTuple):

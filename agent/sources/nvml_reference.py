@@ -28,7 +28,7 @@ FieldValue = int | NvmlFailure
 
 
 class ReferenceGpu(NamedTuple):
-    """Every field of one GPU, as read through pynvml."""
+    """Readings of one GPU, with every field read through pynvml."""
 
     uuid: str
     """UUID of the GPU; empty if NVML fails."""
@@ -64,7 +64,7 @@ class _GpuHandle:
     nvml: NvmlSession
     handle: Any
     driver: int
-    """Branch of the GPU driver, such as 575."""
+    """Branch of the GPU driver: the first number of its version, such as 575."""
     sysfs: Path
 
     def call(self, function: str, *args: object) -> Any:

@@ -35,7 +35,7 @@ AGENT_PROCESS_NAME: Final = "drahealth"
 
 
 class ProcessFacts(NamedTuple):
-    """Identity and resource use of one process."""
+    """Identity and resource use of one process of the kubelet, a container runtime or an agent."""
 
     name: str
     """Role of the process: ``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` (an

@@ -41,7 +41,7 @@ def row_checksum(values: Iterable[object]) -> int:
 
 
 def truncate(text: str) -> str:
-    """Return a text cut to TEXT_MAX characters, as SQLite accepts it."""
+    """Return a text cut to TEXT_MAX characters, in a form that SQLite accepts."""
     return text[:TEXT_MAX].encode(errors="replace").decode()  # SQLite refuses half of a surrogate pair
 
 
@@ -70,7 +70,7 @@ _DAMAGED: Final = frozenset(
         sqlite3.SQLITE_TOOBIG,
     }
 )
-"""SQLite error codes of a damaged file."""
+"""SQLite error codes that mean that the history file is damaged."""
 
 
 def create_empty_file(path: Path) -> None:

@@ -34,7 +34,7 @@ SIZE_MAX: Final = 4 << 20
 
 
 class LedgerFileContent(NamedTuple):
-    """Content of the state file: a driver's prepare ledger."""
+    """Content of a prepare ledger's state file."""
 
     driver: str
     version: str

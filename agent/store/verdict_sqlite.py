@@ -119,7 +119,7 @@ def delete_oldest_verdicts(db: sqlite3.Connection) -> int:
 
 
 def select_verdicts(db: sqlite3.Connection) -> StoredVerdicts:
-    """Return the verdict history. Raises UnusableFile if a row is damaged."""
+    """Return the verdict history in a history file. Raises UnusableFile if a row is damaged."""
     if not has_verdict_tables(db):
         return StoredVerdicts()
     try:

@@ -34,7 +34,7 @@ class ReadError(Exception):
 
     @property
     def is_forbidden(self) -> bool:
-        """True if the file exists but the process may not read it."""
+        """True: the file exists, but the process may not read it."""
         return self.errno in {EACCES, EPERM}
 
 

@@ -150,5 +150,5 @@ def _lock_own_file(fd: int) -> None:
 
 
 def open_error_reason(error: OSError) -> str:
-    """Return the reason why a file could not be opened with O_NOFOLLOW."""
+    """Return why a file could not be opened with O_NOFOLLOW, as text: for example, it is a symbolic link."""
     return "is a symbolic link" if error.errno == ELOOP else error.strerror or str(error)

@@ -32,7 +32,7 @@ NO_GPUS: Final = NvmlSample((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-event
 
 
 class MigInstance(NamedTuple):
-    """MIG instance, and the time of its removal; None: it exists."""
+    """MIG instance of a GPU, and the time of its removal; ``removed_at`` None: it exists."""
 
     mig: MigSample
     removed_at: Instant | None
@@ -45,7 +45,7 @@ class PerGpuState:
     uuid: str = ""
     seen: SeenGpuFeatures = field(default_factory=SeenGpuFeatures)
     read_ns: int = 0
-    """Monotonic time of the GPU's last reading [ns]."""
+    """CLOCK_MONOTONIC of the GPU's last reading [ns]."""
     windows: Mapping[GpuField, RateWindow] = field(default_factory=dict)
     """Recent readings of each counter whose growth the rules evaluate."""
     growth: Mapping[GpuField, CounterGrowth] = field(default_factory=dict)

@@ -75,7 +75,7 @@ class KernelLogCode(StrEnum):
     OOPS = "oops"
     """Fault inside the kernel; empty."""
     TABLE_FULL = "table-full"
-    """Table of the kernel that is full; ``nf_conntrack`` or ``file-max``."""
+    """Full table of the kernel; its name, ``nf_conntrack`` or ``file-max``."""
     NETDEV_HELD = "netdev-held"
     """Network interface that cannot be removed because something still uses it; the interface."""
     PEERMEM = "peermem"
@@ -141,7 +141,7 @@ class KernelLogEntryId(NamedTuple):
 
     pattern: int
     first_us: int
-    """Time of the first line by the kernel log's clock [us]."""
+    """Time of the entry's first line by the kernel log's clock [us]."""
     first_text: str
 
 
@@ -152,7 +152,7 @@ class KernelLogState:
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Facts by code and location; only the newest facts of each code are kept."""
     lines: tuple[LogLine, ...] = ()
-    """Lines that the kernel-log reader had at the last evaluation."""
+    """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number."""
     counted: Mapping[KernelLogEntryId, int] = field(default_factory=dict)
     """Number of lines of each entry (equal lines that the native reader counts together) at the last
     evaluation.

@@ -15,7 +15,7 @@ from agent.model.time import NS, Instant, instant_at_mono
 MAX_FACTS: Final = 64
 """Largest number of facts that are kept for one code; the newest are kept."""
 ONE_KILL_NS: Final = NS
-"""Largest time between the lines of one OOM kill [ns]."""
+"""Longest time between the first and the last kernel-log line about one OOM kill [ns]."""
 LASTING_CODES: Final = frozenset(
     {
         KernelLogCode.MACHINE_CHECK,
@@ -151,7 +151,7 @@ def _merge_fact(known: KernelLogFact, new: KernelLogFact) -> KernelLogFact:
 
 
 def _drop_oldest_facts(facts: dict[tuple[KernelLogCode, str], KernelLogFact]) -> KernelLogFacts:
-    """Drop the oldest facts of each code with too many facts."""
+    """Drop the oldest facts of each code that has more facts than may be kept."""
     by_code: dict[KernelLogCode, list[KernelLogFact]] = {}
     for fact in facts.values():
         by_code.setdefault(fact.code, []).append(fact)

@@ -53,13 +53,13 @@ class HostLogLine(NamedTuple):
 
 _Match = re.Match[str]
 _Parsed = tuple[str, tuple[str, ...]] | None
-"""Location and values; None: the line matches the pattern but reports no fault."""
+"""Location and values in a kernel-log line; None: the line matches its pattern but reports no fault."""
 
 TEXT_MAX: Final = 1024
 """Number of characters of a line that are parsed: twice what the native kernel-log reader keeps."""
 _UNITS_KIB: Final = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _NAMELESS: Final = frozenset({"", "unknown memory", "any memory"})
-"""Labels by which EDAC says that it does not know the memory module."""
+"""Labels in EDAC's lines for a memory module that EDAC cannot name."""
 
 _BANK: Final = LateExpression(r": Machine Check.* Bank ([0-9]{1,4}): ([0-9a-f]{16})\b")
 _AMD_BANK: Final = LateExpression(r"\) MC([0-9]{1,4})_STATUS\[[^\]]*\]: 0x([0-9a-f]{16})\b")
@@ -70,7 +70,7 @@ _OOM: Final = LateExpression(
     r"(?:.*?,(?:oom_memcg=([^,]*)|global_oom\b))?(?:.*?,task_memcg=([^,]*))?(?:.*?,task=([^,]*))?"
 )
 PCI_ADDRESS: Final = LateExpression(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-"""PCI address in the form of sysfs, which locations have."""
+"""Regular expression of a PCI address as sysfs writes it, the location of facts about PCI devices."""
 _ALREADY: Final = "already poisoned"
 _MODULE: Final = LateExpression(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?\(")
 _LAYER: Final = LateExpression(r", type=([^,]*),")

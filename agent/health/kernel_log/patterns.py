@@ -156,7 +156,7 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
 }
 """Patterns of kernel-log lines, by code of the fault that they report."""
 HOST_PATTERNS: Final = tuple(pattern for patterns in HOST_PATTERNS_BY_CODE.values() for pattern in patterns)
-"""All patterns about the host for the kernel-log reader, in the order of the table."""
+"""Patterns of all kernel-log lines about the host, in the order in which the native reader tries them."""
 
 
 _DIRECTIVES: Final = {
@@ -183,15 +183,15 @@ class LateExpression:
         return re.compile(self._expression, self._flags)
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Match a text from its start; None: it does not match."""
+        """Match the expression from the start of a text; None: it does not match."""
         return self._compiled.match(text)
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
-        """Match a whole text; None: it does not match."""
+        """Match the expression with a whole text; None: it does not match."""
         return self._compiled.fullmatch(text)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Return the first match within a text; None: there is none."""
+        """Return the expression's first match within a text; None: there is none."""
         return self._compiled.search(text)
 
 

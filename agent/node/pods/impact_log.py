@@ -28,9 +28,9 @@ class ImpactLines(NamedTuple):
     """Log lines about changed health of devices in use, and the health that was logged so far."""
 
     not_healthy: tuple[str, ...]
-    """Lines about devices that are Unhealthy or Unknown; a last line counts devices without a line."""
+    """Log lines about devices that are Unhealthy or Unknown; a last line counts devices without a line."""
     recovered: tuple[str, ...]
-    """Lines about devices that are Healthy again."""
+    """Log lines about devices that are Healthy again."""
     reported: HealthByDevice
 
 

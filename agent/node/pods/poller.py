@@ -57,7 +57,10 @@ AUDIT_S: Final = 60.0
 PROBLEMS_MAX: Final = 3
 """Largest number of unreadable pods named in the source's detail text."""
 GC_FREEZE_SIZE: Final = 1_000
-"""Number of claims and pods from which a poll's objects are frozen: a collection would take 10 ms."""
+"""Number of claims and pods from which a poll's objects are exempt from garbage collection (gc.freeze).
+
+A collection of so many objects would take 10 ms.
+"""
 GC_FREEZES_MAX: Final = 256
 """Number of large polls between two full garbage collections: each leaves some hundred garbage objects."""
 
@@ -76,7 +79,7 @@ class ClaimPodsAudit(NamedTuple):
     is_quiet: bool = False
     """Whether a difference is not reported yet because a container has just started or was resized."""
     problem: str = ""
-    """Reason why the audit failed; empty: it succeeded."""
+    """Reason why the audit of cgroups failed; empty: it succeeded."""
     unreadable: tuple[str, ...] = ()
     """Pods that could not be audited, each with the reason."""
 

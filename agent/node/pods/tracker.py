@@ -35,7 +35,7 @@ RETRY_S: Final = 10.0
 DEBOUNCE_S: Final = 0.1
 """Delay of a poll after a change of the kubelet's state [s]; changes within it cause one poll."""
 MIN_PAUSE_S: Final = 1.0
-"""Shortest pause between two polls [s]."""
+"""Shortest pause between two polls of kubelet and drivers [s]."""
 MAX_DUTY_CYCLE: Final = 4
 """Pause after a poll, in multiples of its CPU time: at most a fifth of a CPU is used."""
 START_LIMIT_S: Final = 30.0
@@ -224,13 +224,17 @@ class PodTracker:
         """Report an internal error in the sample, which keeps its values. The traceback is logged once."""
         last = self._sample
         if text != self._logged_error:
-            log.exception("pod tracker: poll failed; the last known uses of devices stay")
+            log.exception("pod tracker: poll failed: internal error; the last known uses of devices stay")
         self._logged_error = text
         known = (last.uses, last.names, last.findings) if last else None
         self._set_sample(SourceState.FAILING, text, known)
 
     def _set_sample(self, state: SourceState, detail: str, known: "PodUses | None" = None) -> None:
-        """Set the sample, and wake the engine loop if it has changed."""
+        """Set the sample of pods, and wake the engine loop if the sample has changed.
+
+        Args:
+            known: Uses of devices, names of pods and audit findings; None: none are known.
+        """
         before = self._sample
         self._passes += 1
         self._failures += state is SourceState.FAILING
@@ -272,7 +276,7 @@ class _Waker:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def wait(self, seconds: float) -> None:
-        """Wait for :meth:`notify`, at most `seconds`."""
+        """Wait for a call of :meth:`notify`, at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -288,7 +292,7 @@ async def _pause(seconds: float, began_s: float) -> None:
 
 
 def _visible_part(sample: PodsSample) -> object:
-    """Return the sample without counters and times, whose changes do not wake the engine loop."""
+    """Return what wakes the engine loop if it changes in a sample of pods: all but counters and times."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
 

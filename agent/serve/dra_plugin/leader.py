@@ -28,12 +28,12 @@ _READ_LIMIT: Final = 4096
 
 
 class InstancesState(NamedTuple):
-    """Result of one check of the driver's instances."""
+    """State of the driver's instances, as one check found it."""
 
     is_leader: bool
-    """Whether this instance is the newest running one."""
+    """True: this instance is the newest running one of the driver."""
     other_count: int
-    """Number of other running instances."""
+    """Number of other running instances of the driver."""
     has_any_ended: bool
     """Whether another instance has ended since the previous check."""
 
@@ -128,7 +128,7 @@ class LeaderElection:
 
 
 def _describe_owner(fd: int) -> str:
-    """Return pid and pod of an instance from its open file, for the log."""
+    """Return PID and pod of the driver instance that wrote an open file, for the log."""
     try:
         owner = json.loads(os.pread(fd, _READ_LIMIT, 0))
         return f"pid {int(owner['pid'])}, pod {str(owner['podUid'])[:80] or 'unknown'!r}"

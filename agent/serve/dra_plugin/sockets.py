@@ -27,7 +27,7 @@ class PluginPaths(NamedTuple):
     """Absolute paths of the directories and sockets of one instance of a driver."""
 
     plugin_dir: Path
-    """Directory of the driver, shared by its instances."""
+    """Directory of the driver in the kubelet's directory, which its instances share."""
     service: Path
     """Path of the service socket, with the prepare and health services."""
     registry_dir: Path
@@ -212,7 +212,7 @@ class _ServedSocket:
     # --- in the thread ---------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Remove the file of the socket. Open connections stay open."""
+        """Remove the socket's file. Open connections stay open."""
         if self._listener is not None:
             self._listener.remove()
 

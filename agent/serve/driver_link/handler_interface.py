@@ -50,7 +50,7 @@ class DriverCheckResult(NamedTuple):
     finding: Finding | None
     """Fault that the check found; None: no fault, or no result."""
     no_result_reason: str
-    """Reason why the run has no result; empty: it has one."""
+    """Reason why the check's run has no result; empty: it has one."""
     every_s: float
     """Time between two runs of the check [s]."""
     lease_s: float

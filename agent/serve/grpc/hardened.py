@@ -181,7 +181,9 @@ class UnsentMessages:
                 GRPCError(Status.RESOURCE_EXHAUSTED, f"{text}; connect again, and read faster")
             )
             if count := self._log_limit.tick():
-                log.warning("socket: stream ended: %s; %d streams ended in the last minute", text, count)
+                log.warning(
+                    "gRPC stream: ended by the server: %s; %d streams in the last minute", text, count
+                )
 
     def discard(self, stream: "HardenedStream") -> None:
         """Stop counting the message of a stream, whose wait for its client has ended."""

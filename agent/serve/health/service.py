@@ -47,7 +47,7 @@ class HealthPublisher:
         self._subscribers = {driver: HealthSubscribers(encode) for driver in drivers}
 
     def subscribers_of(self, driver: str) -> "HealthSubscribers":
-        """Return the health streams of one driver's socket."""
+        """Return the open health streams of one driver's socket."""
         return self._subscribers[driver]
 
     async def run(self) -> None:

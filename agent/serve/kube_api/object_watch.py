@@ -28,7 +28,7 @@ RETRY_S: Final = 1.0
 """Shortest pause before a failed watch resumes [s], doubled after each further failure."""
 RETRY_MAX_S: Final = 30.0
 EVENT_BYTES: Final = 16 << 20
-"""Largest accepted event [bytes]."""
+"""Largest accepted event of a watch [bytes]."""
 GONE: Final = 410
 LASTING: Final = frozenset({400, 401, 403, 404, 405, 422})
 """HTTP statuses that end a watch with an exception: another attempt would get the same answer."""
@@ -86,7 +86,7 @@ class WatchEvent(NamedTuple):
 
 
 class WatchedServer(Protocol):
-    """Client of the API server, as a watch uses it."""
+    """Interface to the client of the API server, as a watch uses it."""
 
     @property
     def url(self) -> str:
@@ -232,7 +232,7 @@ def _parse_event(line: bytes) -> tuple[WatchEvent | None, str]:
     try:
         event = msgspec.json.decode(line, type=_WireEvent)
     except (ValueError, RecursionError) as error:
-        raise ApiUnreachableError(f"event of a watch cannot be read: {error}") from error
+        raise ApiUnreachableError(f"API server: watch event cannot be read: {error}") from error
     obj = event.object
     if event.type == "ERROR":
         code = obj.get("code")

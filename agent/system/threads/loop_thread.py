@@ -56,7 +56,7 @@ class LoopThread(ABC):
 
     @property
     def is_current(self) -> bool:
-        """True if the caller runs in this thread."""
+        """True if the caller runs in the event loop's thread."""
         return threading.current_thread() is self._thread
 
     @abstractmethod

@@ -13,7 +13,7 @@ T = TypeVar("T")
 SOCKET_TIMEOUT_S: Final = 2.0
 """Timeout for an answer of the server behind a socket [s]."""
 DISK_TIMEOUT_S: Final = 5.0
-"""Timeout for reading or writing a file [s]."""
+"""Timeout for reading or writing a file on a disk [s]."""
 
 
 async def call_in_thread(function: Callable[[], T], name: str) -> T:

@@ -22,7 +22,7 @@ from agent.model.persistent_faults import Cure
 
 
 class XidOccurrences(NamedTuple):
-    """Occurrences of one XID on one GPU or MIG instance."""
+    """Occurrences of one XID (GPU error) on one GPU or MIG instance, from NVML and the kernel log."""
 
     times: int = 1
     bursts: int = 1
@@ -30,7 +30,7 @@ class XidOccurrences(NamedTuple):
     lines: tuple[XidLine, ...] = ()
     """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
     pids: frozenset[int] = frozenset()
-    """Process IDs in the log lines, at most 16."""
+    """IDs of processes that the kernel log lines about the XID name, at most 16."""
     followers: frozenset[int] = frozenset()
     """Numbers of later XIDs that report the end of this XID."""
 
@@ -39,7 +39,7 @@ class XidReadings(NamedTuple):
     """Readings of a GPU that decide the severity of its XIDs; None: no such reading, or not readable."""
 
     action: RecoveryAction | None = None
-    """Recovery action in NVML field 230."""
+    """Recovery action that NVML field 230 requests for the GPU."""
     has_action: bool = False
     """Whether driver and GPU have NVML field 230, even if it cannot be read now."""
     announced: RecoveryAction | None = None
@@ -74,7 +74,7 @@ class FaultDecision(NamedTuple):
     repair: Repair
 
     def finding(self, code: str) -> Finding:
-        """Return the finding that reports the fault with this code."""
+        """Return the finding that reports the fault, with ``code`` as its finding code."""
         return Finding(code, self.severity, self.evidence, self.advice, self.blame, repair=self.repair)
 
 

@@ -72,35 +72,35 @@ class XidLocation(NamedTuple):
 
 
 class XidLine(NamedTuple):
-    """Parsed kernel log line of an XID."""
+    """Values of a kernel log line that reports an XID (GPU error)."""
 
     bus: str
     """PCI address of the GPU, ``0000:3b:00.0``."""
     code: int
     gi: int = WHOLE_GPU
-    """GPU instance that the line names, or WHOLE_GPU."""
+    """Number of the GPU instance (MIG) that the line names, or WHOLE_GPU."""
     ci: int = WHOLE_GPU
-    """Compute instance that the line names, or WHOLE_GPU."""
+    """Number of the compute instance (MIG) that the line names, or WHOLE_GPU."""
     pid: int | None = None
     """PID of the process that the line names; None: no PID."""
     process: str = ""
-    """Name of the process; empty if the driver does not know it."""
+    """Name of the process that the line names; empty if the driver does not know it."""
     detail: str = ""
-    """Text after PID and process name."""
+    """Text of the line after the PID and the process name."""
     root: int | None = None
     """XID that the line names as the cause of this XID; None: no XID."""
     location: XidLocation | None = None
-    """Location in a line of XID 13; None: no location."""
+    """Place on the GPU chip that a line of XID 13 names; None: no place."""
     action: RecoveryAction | None = None
-    """New recovery action in a line of XID 154; None: no action."""
+    """New recovery action that a line of XID 154 announces; None: no action."""
     nvlink5: Nvlink5Status | None = None
-    """Error status in a line of XID 144 to 150; None: no status."""
+    """NVLink 5 error status in a line of XID 144 to 150; None: no status."""
     nvlink4: Nvlink4Registers | None = None
-    """Link registers in a line of XID 74; None: no registers."""
+    """NVLink 4 error registers in a line of XID 74; None: no registers."""
 
 
 class SxidLine(NamedTuple):
-    """Parsed kernel log line of an NVSwitch error (SXid)."""
+    """Values of a kernel log line about an NVSwitch error (SXid)."""
 
     switch: int
     """Number of the NVSwitch, as in ``nvidia-nvswitch3``."""
@@ -116,12 +116,12 @@ class SxidLine(NamedTuple):
 
     @property
     def ended(self) -> int:
-        """SXid whose end the line reports; 0: the line reports an error."""
+        """Number of the SXid whose end the line reports; 0: the line reports an error."""
         return SXID_ENDS.get(self.code, 0) if self.fatal is None and not self.is_companion else 0
 
     @property
     def rank(self) -> int:
-        """Rank of the line among the lines of one error: the highest decides its severity."""
+        """Rank of the line among the kernel log lines of one SXid: the highest decides the severity."""
         if self.fatal is None:
             return 0 if self.is_companion else 2
         return 3 if self.fatal else 1
@@ -139,16 +139,16 @@ class InitFailedLine(NamedTuple):
     bus: str
     """PCI address of the GPU; empty in lines of old drivers."""
     status: str
-    """The driver's error numbers, ``0x62:0xffff:1863``; can be empty."""
+    """Error numbers of the driver in the line, ``0x62:0xffff:1863``; can be empty."""
 
 
 class VersionMismatchLine(NamedTuple):
     """Kernel log line about a program whose driver library has another version than the kernel module."""
 
     client: str
-    """Version of the program's driver library."""
+    """Version of the program's driver library, as the line states it."""
     module: str
-    """Version of the loaded kernel module."""
+    """Version of the loaded kernel module, as the line states it."""
 
 
 class LinkSetupFailedLine(NamedTuple):

@@ -30,13 +30,13 @@ class Nvlink5Status(NamedTuple):
     unit: str
     """Hardware unit as the driver names it, ``RLW_RXPIPE``."""
     fatal: bool | None
-    """Whether the line contains ``Fatal`` and not ``Nonfatal``; None: neither word."""
+    """True: the error line has ``Fatal``. False: ``Nonfatal``. None: neither word."""
     link: int
-    """Number of the NVLink; -1: the line names no link."""
+    """Number of the NVLink that the error line names; -1: none."""
     intr_info: int
-    """First hexadecimal word: the part of the unit, and the reason of a lost link."""
+    """First hexadecimal word of the NVLink 5 error line: part of the unit, and reason of a lost link."""
     error_status: int
-    """Second hexadecimal word: the error bits."""
+    """Second hexadecimal word of the NVLink 5 error line: the error bits."""
 
 
 class RequiredAction(IntEnum):
@@ -46,7 +46,7 @@ class RequiredAction(IntEnum):
     FOLLOW_154 = 1
     """The recovery action in the XID 154 that accompanies the error; nothing without XID 154."""
     UNKNOWN = 2
-    """No table row matches the error."""
+    """Not known: no table row matches the NVLink 5 error."""
     RESET = 3
 
 
@@ -54,13 +54,13 @@ class _RowKey(Enum):
     """Kind of value in an NVLink 5 error line that selects the table row within a hardware unit."""
 
     BITS = auto()
-    """Each bit that is set in the error status."""
+    """Each bit that is set in the error status of the line selects a row."""
     STATUS = auto()
-    """The whole error status as a number."""
+    """The whole error status of the line, as a number, selects the row."""
     REASON = auto()
-    """Reason why the link went down, from ``intr_info``."""
+    """The reason why the link went down, from ``intr_info``, selects the row."""
     NOTHING = auto()
-    """No value: the unit has one row, with key 0."""
+    """The error line has no value that selects a row: the hardware unit has one row, with key 0."""
 
 
 class Nvlink5Unit(NamedTuple):
@@ -74,7 +74,7 @@ class Nvlink5Unit(NamedTuple):
     """Value of bits 6 to 0 of ``intr_info`` that names this hardware unit, in drivers since 575."""
     key: _RowKey
     rows: Mapping[int, RequiredAction]
-    """Required action by the value that ``key`` selects."""
+    """Required action of each error, by the value in the error line that ``key`` selects."""
     flagged: int = 0
     """Bits of the error status that require a reset if the flag above the unit's bits is set."""
 
@@ -197,13 +197,13 @@ class Nvlink4Grade(IntEnum):
     """Meaning of bits in NVLink 4 error registers; of several set bits, the largest value applies."""
 
     NONE = 0
-    """No bit is set."""
+    """No bit is set in the registers."""
     BENIGN = 1
-    """The bits report nothing that needs an action."""
+    """The set bits report nothing that needs an action."""
     SYMPATHETIC = 2
     """The bits report a consequence of another fault, or a fault of the link if there is no other."""
     HARDWARE = 3
-    """The bits report a hardware fault, or are unknown."""
+    """The set bits report a hardware fault, or are unknown."""
 
 
 def _mask(bits: Iterable[int]) -> int:
@@ -211,9 +211,12 @@ def _mask(bits: Iterable[int]) -> int:
 
 
 BENIGN_BITS: Final = {0: _mask((0, 23, 30)), 4: _mask((20, 23, 26, 29))}
-"""Mask of benign bits by index of the register. Those of the fifth register report many corrected errors."""
+"""Mask of the bits that need no action, by index of the NVLink 4 register.
+
+Those of the fifth register report many corrected errors.
+"""
 SYMPATHETIC_BITS: Final = {0: _mask((1, 20)), 3: _mask((16, 17))}
-"""Mask of sympathetic bits by index of the register."""
+"""Mask of the bits that report a consequence of another fault, by index of the NVLink 4 register."""
 
 
 def grade_registers(registers: Sequence[int]) -> Nvlink4Grade:

@@ -79,7 +79,7 @@ class XidCondition(Enum):
     WITH_REPLAYS = auto()
     """A program's fault (Info), unless it recurs while the PCIe link replays packets."""
     ON_REPEAT = auto()
-    """A program's fault (Info), unless it recurs."""
+    """A program's fault (Info), unless the XID recurs."""
     REMAP_PENDING = auto()
     """Unhealthy while a remapping is pending and the driver requests a recovery action."""
     CONTAINED = auto()
@@ -87,7 +87,7 @@ class XidCondition(Enum):
     REMAP_FAILED = auto()
     """Always Unhealthy; the GPU must be replaced if the remapping of a row has failed."""
     LOST_AGAIN = auto()
-    """Always Unhealthy; hardware is suspected if it recurs."""
+    """Always Unhealthy; hardware is suspected if the XID recurs."""
     LINK_REGISTERS = auto()
     """NVLink 4 and older: agent.health.gpu.xid.nvlink_decoder decodes the registers."""
     LINK_WORDS = auto()
@@ -97,17 +97,17 @@ class XidCondition(Enum):
     RESET_PENDING = auto()
     """Unhealthy until the GPU was reset."""
     CAPACITY_CUT = auto()
-    """Like RECOVERY_ACTION; if ECC is off, the advice is to switch it on."""
+    """Severity as RECOVERY_ACTION; if ECC is off, the advice is to switch it on."""
     DRAM_OF_48 = auto()
     """Detail of an XID 48: Unhealthy while a row of the DRAM is not remapped."""
     SRAM_OF_48 = auto()
     """Detail of an XID 48: Unhealthy if SRAM errors exceed the limit."""
     CANCELLED = auto()
-    """Degraded until another XID reports the end of this one."""
+    """Degraded until another XID reports that this XID has ended."""
 
 
 class XidAdvice(StrEnum):
-    """Advice for operators in the table row of an XID."""
+    """Advice for operators on an XID, as its table row has it."""
 
     NOTHING = "nothing to do"
     CHECK_WORKLOAD = "check the workload that ran; the GPU needs no repair"
@@ -132,7 +132,7 @@ class XidAdvice(StrEnum):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the advice describes; NONE for FOLLOW_ACTION."""
+        """Repair that the advice describes; NONE if the advice is to follow the driver's recovery action."""
         return REPAIR_BY_ADVICE[self]
 
 
@@ -169,7 +169,7 @@ class XidRow(NamedTuple):
     effect: XidEffect
     condition: XidCondition
     cure: Cure
-    """Event that ends the fault; a fault of severity INFO always expires."""
+    """Event that ends the XID's fault; a fault of severity INFO always expires."""
     blame: Blame
     advice: XidAdvice
 
@@ -218,7 +218,7 @@ class RecoveryAction(IntEnum):
 
     @property
     def advice(self) -> str:
-        """Advice for operators; empty: no action is requested."""
+        """Advice for operators on the requested action; empty: no action is requested."""
         return ADVICE.get(self, f"see recovery action {self.value} in the driver's NVML manual")
 
     @property

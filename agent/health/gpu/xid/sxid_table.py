@@ -12,19 +12,19 @@ class SxidScope(StrEnum):
     """Part of the NVLink fabric that an NVSwitch error affects."""
 
     PORT = "port"
-    """The link of one port, and the GPU at its end."""
+    """The error affects the link of one port, and the GPU at its end."""
     FABRIC = "fabric-wide"
-    """Every GPU that the switch connects."""
+    """The error affects every GPU that the switch connects."""
     SWITCH = "switch"
-    """The switch itself, which still works, but slower or without a part of its functions."""
+    """The error affects the switch, which still works, but slower or without some functions."""
     NON_FATAL = "non-fatal"
-    """Nothing: the error was corrected, or has no consequence."""
+    """The error affects nothing: it was corrected, or has no consequence."""
     UNLISTED = "not listed"
-    """Unknown scope: the code comes from a newer driver."""
+    """The affected part is not known: the code comes from a newer driver."""
 
 
 class SxidRow(NamedTuple):
-    """Table row of one SXid."""
+    """Table row of one SXid: its meaning, and the part of the NVLink fabric that it affects."""
 
     code: int
     meaning: str
@@ -35,9 +35,9 @@ class SxidRow(NamedTuple):
 
 _CORRECTED: Final = "corrected one-bit ECC errors"
 SWITCH_SHUTDOWN: Final = 10006
-"""SXid of a switch that shuts down because it is too hot."""
+"""Number of the SXid with which an NVSwitch shuts down because it is too hot."""
 SXID_ENDS: Final = {10005: 10004, 28002: 28001, 28004: 28003}
-"""SXids that report the end of another SXid, with the number of the other."""
+"""Number of the SXid that has ended, by the SXid that reports its end."""
 RENUMBERED_SXIDS: Final = frozenset(range(28001, 28006))
 """SXids that are errors of links in older drivers; their lines then state a severity."""
 
@@ -165,7 +165,7 @@ SXIDS: Final = {
         for code, meaning in table.items()
     )
 }
-"""Table rows by SXid number, in ascending order."""
+"""Table rows of all SXids, by SXid number in ascending order."""
 
 
 def sxid_row(code: int) -> SxidRow:

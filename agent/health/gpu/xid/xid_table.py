@@ -214,10 +214,10 @@ RETIRED: Final = tuple(
 # fmt: on
 
 XIDS: Final = {row.code: row for row in sorted((*ALWAYS, *CONDITIONAL, *NEVER, *RETIRED))}
-"""Table rows by XID number, in ascending order."""
+"""Table rows of all XIDs, by XID number in ascending order."""
 
 ENDED_XIDS: Final = {162: 163}
-"""XID that has ended, by the later XID that reports its end."""
+"""Number of the XID that has ended, by the XID that reports its end."""
 
 
 def xid_row(code: int) -> XidRow:

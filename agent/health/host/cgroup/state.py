@@ -31,13 +31,13 @@ class RateCounters(NamedTuple):
     """Counters of one cgroup whose growth per time the rules evaluate: throttling, hits of memory limits."""
 
     periods: Reading
-    """CPU periods in which the cgroup had runnable tasks."""
+    """Number of CPU periods in which the cgroup had runnable tasks."""
     throttled: Reading
-    """CPU periods in which the cgroup used up its quota."""
+    """Number of CPU periods in which the cgroup used up its quota."""
     at_max: Reading
-    """Times that the cgroup hit its memory limit."""
+    """Number of times that the cgroup hit its memory limit."""
     at_high: Reading
-    """Times that the cgroup was throttled for exceeding ``memory.high``."""
+    """Number of times that the cgroup was throttled for exceeding ``memory.high``."""
 
 
 NO_RATE_COUNTS: Final = RateCounters(0, 0, 0, 0)
@@ -56,7 +56,7 @@ class RateWindows(NamedTuple):
 
 
 NO_RATE_WINDOWS: Final = RateWindows()
-"""Windows of a cgroup without recent growth."""
+"""Empty windows, for a cgroup whose counters have not grown recently."""
 
 
 def rate_counters(group: CgroupSample) -> RateCounters:
@@ -130,16 +130,16 @@ MEMORY_WINDOW_S: Final = 60
 
 
 class CgroupEventCounter(StrEnum):
-    """Counter of a cgroup whose single events are reported."""
+    """Counter of a cgroup of which each single event is reported: OOM kills, refused hugepages."""
 
     KILLS = "kills"
-    """Processes that the kernel killed because memory ran out."""
+    """Counter of processes that the kernel killed because memory ran out."""
     OOMS = "ooms"
-    """Times that the cgroup ran out of memory, with or without a kill."""
+    """Counter of times that the cgroup ran out of memory, with or without a kill."""
     HITS = "hits"
-    """Allocations of hugepages that hit the limit."""
+    """Counter of hugepage allocations that hit the limit."""
     REFUSALS = "refusals"
-    """Reservations of hugepages that were refused."""
+    """Counter of hugepage reservations that were refused."""
 
 
 EventCounterKey = tuple[CgroupEventCounter, int]
@@ -168,7 +168,7 @@ class ActiveCgroup(NamedTuple):
     pod: CgroupSample | None
     """Sample of the container's pod; None for a pod's own cgroup."""
     deltas: Mapping[EventCounterKey, RecentEvents]
-    """Recent single events, by counter."""
+    """Recent growth of each counter of single events that has grown."""
     rates: RateWindows
     frozen_ns: int | None
     """CLOCK_MONOTONIC at which the cgroup was last known to be frozen [ns]; None: not recently."""
@@ -185,7 +185,7 @@ class CgroupRuleState:
     """Samples of the pods' own cgroups, by pod UID."""
     evaluated_ns: int = 0
     active: Mapping[int, ActiveCgroup] = field(default_factory=dict)
-    """Cgroups with recent events, by ID."""
+    """Cgroups with recent events, by the cgroup's ID."""
 
 
 def next_cgroup_state(
@@ -342,9 +342,9 @@ class CpuThrottling(NamedTuple):
     """CPU throttling of a cgroup over the configured window."""
 
     throttled: int = 0
-    """CPU periods in which the cgroup used up its quota."""
+    """Number of CPU periods in which the cgroup used up its quota."""
     periods: int = 0
-    """CPU periods in which the cgroup had runnable tasks."""
+    """Number of CPU periods in which the cgroup had runnable tasks."""
     evaluations: int = 0
     """Number of evaluations in the window at which ``throttled`` had grown."""
 

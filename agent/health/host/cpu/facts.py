@@ -25,7 +25,7 @@ class FrequencyCap(NamedTuple):
 
     cpus: CpuSet
     khz: int
-    """Maximum frequency now [kHz]."""
+    """Maximum frequency of the CPUs now [kHz]."""
     possible_khz: int
     """Maximum frequency at the agent's start, or of the hardware if the CPUs were capped before [kHz]."""
 
@@ -36,7 +36,7 @@ class CpuFacts:
     checks."""
 
     samples: tuple[PerCpuSample, ...] = ()
-    """Samples from which the facts were derived."""
+    """Samples of all CPUs from which the facts were derived, to detect a change."""
     start_khz: Mapping[int, int] = field(default_factory=dict)
     """Maximum frequency at the agent's first reading, by CPU [kHz]."""
     cap_known: CpuSet = 0
@@ -119,8 +119,11 @@ def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
 
 
 def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[FrequencyCap, ...]:
-    """Return one cap for all CPUs with equal frequencies; the argument has (maximum now, possible) by CPU
-    [kHz]."""
+    """Return one frequency cap for all CPUs that have equal frequencies.
+
+    Args:
+        khz_of_cpu: Maximum frequency now, and the possible one, by CPU [kHz].
+    """
     same: dict[tuple[int, int], CpuSet] = {}
     for cpu, khz in khz_of_cpu.items():
         same[khz] = same.get(khz, 0) | 1 << cpu
@@ -147,7 +150,7 @@ class CpuLockup(NamedTuple):
     code: KernelLogCode
     cpu: int
     last_ns: int
-    """CLOCK_MONOTONIC of the last line [ns]."""
+    """CLOCK_MONOTONIC of the last kernel-log line about the lockup [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class CpuLogFacts:
     """Faults of single CPUs that the kernel log has reported since boot, as far as the log was read."""
 
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
-    """All kernel-log facts from which this object was derived."""
+    """Kernel-log facts from which the CPUs' faults were derived, to detect a change."""
     machine_checks: CpuSet = 0
     began: Mapping[tuple[KernelLogCode, int], Instant] = field(default_factory=dict)
     """Time at which a CPU's fault of one code began, by code and CPU."""

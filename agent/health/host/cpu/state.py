@@ -138,7 +138,7 @@ class CpuRuleInput(NamedTuple):
     smt: Reading
     """State of simultaneous multithreading (SMT): 1: on; 0: off."""
     smt_start: Reading
-    """State of SMT at the agent's start."""
+    """State of simultaneous multithreading (SMT) at the agent's start: 1: on; 0: off."""
     machine_checks: CpuSet
     """CPUs of the machine with an uncorrected machine check since boot."""
     corrected: CpuSet
@@ -253,13 +253,13 @@ def _expected_online(
 
 
 def cpus_at_start(state: CpuRuleState) -> Iterator[CpusAtStart]:
-    """Yield the CPUs of each NUMA node that should be online."""
+    """Yield the CPUs of each NUMA node that should be online, to be stored."""
     for node, cpus in sorted(state.expected.items()):
         yield CpusAtStart(node, _cpu_list(cpus))
 
 
 def frequencies_at_start(state: CpuRuleState) -> Iterator[FrequencyAtStart]:
-    """Yield the maximum frequencies at start, each with its CPUs."""
+    """Yield each maximum frequency that CPUs had at the agent's start, with its CPUs, to be stored."""
     cpus_of: dict[int, CpuSet] = {}
     for cpu, khz in state.cpu_facts.start_khz.items():
         cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu

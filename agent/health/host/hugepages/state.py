@@ -27,7 +27,7 @@ class IncompleteBootAllocation(NamedTuple):
     machine_wide: bool
     """True: the numbers are for all NUMA nodes together, and the machine has several."""
     since: Instant | None = None
-    """Time of the kernel-log line."""
+    """Time of the kernel-log line that reports the incomplete allocation."""
 
 
 class DeclaredPageTotal(NamedTuple):
@@ -54,7 +54,7 @@ class PoolRuleInput(NamedTuple):
     max_seen: Reading = NEVER_READ
     """Largest number of persistent pages since the agent's start."""
     machine_pool: HugepagePoolSample | None = None
-    """Pool of the whole machine for the same page size."""
+    """Sample of the whole machine's pool for the same page size."""
     boot: IncompleteBootAllocation | None = None
     """Failed allocation at boot; None: the kernel log reports none."""
     alloc_failures: Reading = NEVER_READ
@@ -77,7 +77,7 @@ class PoolRuleState:
     """Values that the hugepage rules carry from one evaluation to the next."""
 
     expected: Mapping[str, Reading] = field(default_factory=dict)
-    """Expected persistent pages, by device name."""
+    """Number of persistent pages that a pool should have, by device name of the pool."""
     max_seen: Mapping[str, int] = field(default_factory=dict)
     """Largest number of persistent pages since the start, by device name."""
     declared: Declarations = ()

@@ -115,7 +115,7 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
 
 
 def memory_at_start(state: MemoryRuleState) -> Iterator[MemoryAtStart]:
-    """Yield the values at start of each NUMA node that had memory."""
+    """Yield the memory at start of each NUMA node that had memory, to be stored."""
     for node, online in sorted(state.blocks_online.items()):
         yield MemoryAtStart(node, online if isinstance(online, int) else -1)
 

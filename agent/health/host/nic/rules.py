@@ -205,7 +205,7 @@ def _ports_result(
 
 
 class _NicCounter(NamedTuple):
-    """Counter of a port that one rule compares with a limit."""
+    """Counter of a NIC's port whose growth one rule compares with a limit."""
 
     field: str
     """Name of the counter's field in NicPortSample and NicPortCounters."""
@@ -215,7 +215,7 @@ class _NicCounter(NamedTuple):
     maximum: int
     """Value at which the counter of an InfiniBand port stops counting."""
     events: str
-    """Name of the counted events in texts."""
+    """Name of the counted events in the evidence of the rule."""
 
 
 def _counter_result(

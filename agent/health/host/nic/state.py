@@ -20,7 +20,7 @@ the subnet manager configures ports for minutes."""
 
 
 class NicPortCounters(NamedTuple):
-    """Counters of one port, with their growth within the windows of the settings."""
+    """Counters of one port of a NIC, with their growth within the windows of the settings."""
 
     link_downs: WindowedCounter = WindowedCounter()
     symbol_errors: WindowedCounter = WindowedCounter()
@@ -68,7 +68,7 @@ class NicRuleInput(NamedTuple):
     has_been_read: bool
     """True: the RDMA devices have been read since the NIC was declared."""
     was_present: bool
-    """True: the NIC existed when it was read before."""
+    """True: an earlier reading of the NICs found this one."""
     ports: tuple[NicPortRuleInput, ...]
     limits: HostLimits
     function: PciRuleInput | None
@@ -77,7 +77,7 @@ class NicRuleInput(NamedTuple):
 
 
 class _NicState(NamedTuple):
-    """State of one NIC that exists or existed."""
+    """State of one declared NIC that exists or existed, kept between evaluations."""
 
     name: str
     address: str

@@ -36,7 +36,7 @@ class PciStartValues(NamedTuple):
     driver: str
     """First kernel driver that was bound to the function; empty if none was."""
     width: Reading
-    """Number of PCIe lanes."""
+    """Number of lanes of the PCIe link."""
 
 
 class PciRuleInput(NamedTuple):
@@ -63,7 +63,7 @@ class PciRuleInput(NamedTuple):
 
 
 class _PciErrorCounters(NamedTuple):
-    """PCIe error counters of a PCI function."""
+    """PCIe error counters of a PCI function, with their growth."""
 
     fatal: WindowedCounter = WindowedCounter()
     nonfatal: WindowedCounter = WindowedCounter()

@@ -23,7 +23,7 @@ class PodAuditRow(CatalogRow):
     """Catalog row for one finding code of pod audits; default: ``info`` for a cgroup file that deviates."""
 
     description: str
-    """Description of the finding, in a sentence."""
+    """Meaning of the finding, as a sentence for the list of checks."""
     severity: Severity = Severity.INFO
     blame: Blame = Blame.CONFIGURATION
     source: str = "pods"

@@ -28,7 +28,7 @@ FieldLimit = int | tuple[float, float]
 FieldLimits = Mapping["type[betterproto.Message]", Mapping[str, FieldLimit]]
 """Limits of fields by message type and field name; a field that is not listed has no limit."""
 FieldValues = dict[str, Any]
-"""Decoded values of a message by field name."""
+"""Decoded values of a protobuf message, by field name."""
 
 _ZEROS: Final[Mapping[str, object]] = {"string": "", "int64": 0, "bool": False, "enum": 0, "double": 0.0}
 _SIGN: Final = 1 << 63
@@ -38,7 +38,7 @@ DOUBLE: Final = struct.Struct("<d")
 
 
 class TooManyEntries(ValueError):
-    """A repeated field has more entries than its limit."""
+    """A repeated field of a protobuf message has more entries than its limit."""
 
 
 class FieldDescriptor(NamedTuple):
@@ -60,7 +60,7 @@ class FieldDescriptor(NamedTuple):
 
     @property
     def wire_type(self) -> int:
-        """Protobuf wire type of the field's value."""
+        """Protobuf wire type with which the field's value is encoded."""
         return WIRE_TYPES[self.proto_type]
 
 
