@@ -45,9 +45,6 @@ def tighter_pod_limits(
 
     Settings whose expected limits already differ in this way are left out: a claim that containers share
     counts once in the pod. The value of each setting is a text with the containers' limit.
-
-    Settings whose expected limits already differ in this way are left out: a claim that containers share
-    counts once in the pod. Each setting has a text with the containers' limit.
     """
     tight = {}
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)

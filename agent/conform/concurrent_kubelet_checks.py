@@ -78,8 +78,6 @@ def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set
 
     Expected are the devices that the main streams had reported before, with leases that still ran at the end
     of ``stream``.
-
-    Expected are the devices that the main streams had reported before, with leases that still ran at its end.
     """
     expected = {
         key

@@ -120,9 +120,6 @@ def compare_streams(
 
     Reports up to `at_s` count; devices that changed in the second before are skipped. ``first_name`` and
     ``second_name`` name the two sets in the observations.
-
-    Reports up to `at_s` count; devices that changed in the second before are skipped. The names are those of
-    the two sets in observations.
     """
     first, second = list(first), list(second)
     known_first, known_second = last_reports_at(first, at_s), last_reports_at(second, at_s)

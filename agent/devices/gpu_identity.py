@@ -99,9 +99,6 @@ def _new_number(
 
     A GPU at the PCI address of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no
     known GPU is present: then all GPUs were replaced.
-
-    A GPU in the slot of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no known
-    GPU is present: then all GPUs were replaced.
     """
     for number in absent:
         if registry[number].bus and registry[number].bus == sample.bus:

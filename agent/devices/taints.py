@@ -255,8 +255,6 @@ def _step_taint(
     """Return the next state of a published taint. None: it is to be removed.
 
     A stronger effect applies at once; a weaker effect and the removal after the quiet time.
-
-    A stronger effect applies at once; a weaker effect and the removal after the quiet time.
     """
     effect = published.taint.effect
     if required is effect:

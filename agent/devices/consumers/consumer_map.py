@@ -167,8 +167,6 @@ def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
     """Return True if one of a pod's cgroups has processes; None: unknown.
 
     If all cgroups are known, a pod without a cgroup has no processes.
-
-    If all cgroups are known, a pod without a cgroup has no processes.
     """
     states = {one.running for one in live}
     if not states:

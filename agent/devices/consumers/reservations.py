@@ -76,9 +76,9 @@ class ExistingReservationTargets(NamedTuple):
     """Pods, pod groups and other objects that exist, with which reservations of claims are compared."""
 
     uids: frozenset[tuple[str, str]]
-    """Existing pods, by (namespace, UID)."""
+    """Existing pods, as (namespace, UID)."""
     groups: frozenset[tuple[str, str]]
-    """Existing pod groups, which have pods, by (namespace, name)."""
+    """Existing pod groups, which have pods, as (namespace, name)."""
     workloads: Mapping[tuple[str, str], frozenset[tuple[str, str]]]
     """(namespace, UID) of each other object, by (API group, resource). A missing key: no object of the
     resource is given, so that nothing is known about it."""

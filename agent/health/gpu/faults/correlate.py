@@ -105,8 +105,6 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
     """Return the identity of the fault that both NVML and the log line ``new`` report; None: no such fault.
 
     Of several, a fault that no log line has reported yet is preferred.
-
-    Of several, a fault that no log line has reported yet is preferred.
     """
     found = [
         (key, fault)
@@ -169,8 +167,6 @@ def _apply_switch_remark(
 
     It reports the end of a fault, or it is a companion: a line that accompanies the fault's own. A companion
     counts as an occurrence only if the line that it accompanies is missing, or is less severe.
-
-    A companion counts as an occurrence only if the line that it accompanies is missing, or is less severe.
     """
     fault = faults.get(new.key)
     if fault is None:
@@ -252,8 +248,6 @@ def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine,
     """Return the log lines of a fault, and their texts, with a new line; the least needed line is dropped.
 
     A fault that ends at each NVSwitch separately keeps one line of each switch.
-
-    A fault that ends at each switch separately keeps one line of each switch.
     """
     kept_max = KEPT_LINES
     if isinstance(new.line, SxidLine) and new.line.code in SXID_ENDS.values():
