@@ -274,7 +274,9 @@ KINDS: Final[Mapping[str, GuardKind]] = {
 
 
 def select_guards(names: Sequence[str] = ()) -> tuple[BudgetGuard, ...]:
-    """Return all guards, or the named tables and guards: ``system_calls``, ``bytes.health_8_devices``.
+    """Return the guards to check: all, or those with names such as ``bytes.health_8_devices``.
+
+    The name of a table, such as ``system_calls``, selects all of its guards.
 
     Raises:
         LookupError: A name matches no guard.

@@ -52,7 +52,7 @@ def read_config_files(file: Path | None, default_file: Path = DEFAULT_FILE) -> t
 
 
 def list_drop_ins(directory: Path) -> list[Path]:
-    """Return the paths of the drop-ins; none if the directory does not exist.
+    """Return the paths of the configuration's drop-in files; none if the directory does not exist.
 
     Raises ConfigError or PermissionDeniedError if the directory cannot be listed or has too many files.
     """

@@ -126,4 +126,4 @@ async def _await(awaitable: Awaitable[T]) -> T:
 
 
 def _do_nothing() -> None:
-    """Do nothing; Trio accepts the function only while its loop runs."""
+    """Do nothing. A call of this function shows whether Trio's loop runs: otherwise Trio refuses it."""

@@ -113,7 +113,7 @@ class Timeline:
     """Time axis of the periods in which the agent observed the devices; it ends now."""
 
     def __init__(self, periods: Sequence[ObservedPeriod], now: ClockReading) -> None:
-        """Place the periods, the oldest first, backwards from `now`."""
+        """Place the observed periods, given oldest first, on the axis backwards from `now`."""
         ends, starts = [], []
         next_start_s, following = now.wall_s, _Begin(now.wall_s, now.boot_s, now.boot_id)
         for period in reversed(periods):

@@ -109,7 +109,7 @@ def explain_all(answers: NodeAnswers) -> Explanation:
 
 
 def _consumer_map(answers: NodeAnswers) -> ConsumerMap:
-    """Return the map of claims, devices and pods, including claims that only a record of prepares has."""
+    """Return the map of claims, devices and pods, including claims that only a driver's prepares have."""
     known = build_consumer_map(answers.consumers)
     unlisted = tuple(_claims_only_in_prepares(answers, known))
     if not unlisted:

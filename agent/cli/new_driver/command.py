@@ -61,7 +61,7 @@ def main(args: Namespace) -> int:
 
 
 def driver_files(driver: str, label: str, language: str) -> dict[str, str]:
-    """Return the files of a new driver: texts by name.
+    """Return the files of the new driver: text of each file by its name.
 
     Args:
         driver: Name of the driver.

@@ -39,7 +39,9 @@ REFUSAL_TEXT: Final = "test by drahealth conform: reports one failed registratio
 
 
 async def find_plugins(directory: str, clock: SessionClock) -> tuple[RegistrationFile, ...]:
-    """Call GetInfo on every socket below the directory; return all files below it, with the answers.
+    """Call GetInfo on every socket below the directory of registration sockets.
+
+    Returns all files below the directory, with the answers.
 
     Raises:
         UsageError: The directory does not exist.
