@@ -131,7 +131,7 @@ def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
         assert SILENT_HEARTBEATS * 10 < 31
         for path in ("/healthz", "/readyz"):
             answer = get(address, path)
-            assert (answer.status, answer.text) == (503, "the agent's last report is 31 s old, limit 30 s\n")
+            assert (answer.status, answer.text) == (503, "the newest health report is 31 s old, limit 30 s\n")
         fake.view.latest.publish(report(second=131))
         assert get(address, "/healthz").status == 200
 

@@ -235,7 +235,7 @@ def test_page_of_an_agent_that_does_not_report_says_so(fake: FakeAgent) -> None:
         assert "does not report" not in get(server.addresses[0], "/").text
         fake.now = at(33)
         page = get(server.addresses[0], "/").text
-        assert "The agent does not report: the agent's last report is 31 s old, limit 30 s." in page
+        assert "The agent does not report: the newest health report is 31 s old, limit 30 s." in page
         fake.view.latest.publish(report([device()], second=33))
         assert "does not report" not in get(server.addresses[0], "/").text
 

@@ -58,7 +58,7 @@ def find_stalls(
 
 
 def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> SourceSample:
-    """Return the source in the state STALLED if its name is in ``stalled``, else unchanged."""
+    """Return a source, with the state STALLED if ``stalled`` has its name."""
     if source.name not in stalled:
         return source
     detail = f"no pass for more than {stall_limit_ns(source) / NS:g} s"

@@ -28,7 +28,7 @@ SeenVerdicts = Mapping[DeviceRef, SeenVerdict]
 
 
 def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
-    """Return the recorded part of a device's verdict: the state, and the causes above INFO."""
+    """Return the part of a device's verdict that the history records: state, and causes above INFO."""
     causes = [cause for cause in device.causes if cause.severity > Severity.INFO]
     return RecordedVerdict(
         STATE_OF_SEVERITY[device.severity],

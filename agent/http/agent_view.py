@@ -74,4 +74,4 @@ class AgentView:
         limit_s = SILENT_HEARTBEATS * self.config().heartbeat_s
         if report is None or (age_s := (now.mono_ns - report.at.mono_ns) / NS) <= limit_s:
             return ""
-        return f"the agent's last report is {age_s:.0f} s old, limit {limit_s:g} s"
+        return f"the newest health report is {age_s:.0f} s old, limit {limit_s:g} s"

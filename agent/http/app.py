@@ -51,12 +51,14 @@ class Probes:
         self._clock = clock
 
     async def alive(self, request: Request) -> Response:
-        """Answer 200 while reports come in time, or before the first one; else 503. Faults of devices do not
-        matter."""
+        """Answer ``/healthz``: 200 while reports come in time, or before the first one; else 503.
+
+        Faults of devices do not matter.
+        """
         return _probe_result(self._view.silence(self._clock()))
 
     async def ready(self, request: Request) -> Response:
-        """Answer 200 when the first report is complete, while reports come in time; else 503."""
+        """Answer ``/readyz``: 200 after the first complete report, while reports come in time; else 503."""
         if self._view.report() is None:
             return _probe_result("the first pass over the node has not finished")
         return _probe_result(self._view.silence(self._clock()))
@@ -100,7 +102,7 @@ class ReportEndpoint:
         self._encoded = (0, b"")
 
     async def show(self, request: Request) -> Response:
-        """Answer with the newest report; 503 before the first one."""
+        """Answer ``/api/v1/report`` with the newest report; 503 before the first one."""
         version, report = self._view.latest.peek()
         if report is None:
             return _probe_result("the first pass over the node has not finished")

@@ -109,7 +109,7 @@ class Page:
         return Response(pages[first], media_type="text/html", headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
-        """Answer with a stream of events: one per report, at most one per second."""
+        """Answer with a stream of server-sent events: the number of each report, at most one per second."""
         if self._streams >= STREAMS_MAX:
             return PlainTextResponse(f"{STREAMS_MAX} event streams are open, the limit\n", 503)
         return StreamingResponse(self._event_texts(), media_type="text/event-stream", headers=HEADERS)
@@ -143,7 +143,10 @@ class HistoryReader:
         self._until_s = 0.0
 
     async def read(self) -> History:
-        """Return the history up to now, HISTORY_S old or older if the disk hangs. Waits up to READ_WAIT_S."""
+        """Return the verdict history up to now. Waits up to READ_WAIT_S.
+
+        It is at most HISTORY_S old, or older if the disk hangs.
+        """
         if self._reading is None and time.monotonic() >= self._until_s:
             self._reading = asyncio.get_running_loop().create_task(self._refresh())
         if self._reading is not None:

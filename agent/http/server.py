@@ -110,8 +110,11 @@ class HttpServer:
             listener.close()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until cancelled; then disconnect all clients. ``ready`` is called when all sockets are
-        served."""
+        """Serve the application until cancelled; then disconnect all clients.
+
+        Args:
+            ready: Called when all sockets are served.
+        """
         servers: dict[Listener, asyncio.Server] = {}
         try:
             for listener in self._listeners:

@@ -84,8 +84,10 @@ class Claim:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of allocation and parameters. While it is unchanged, an earlier prepare result of the claim is
-        valid."""
+        """Hash of the claim's allocation and parameters.
+
+        While it is unchanged, an earlier prepare result of the claim is valid.
+        """
         content = [
             self.devices,
             [(config.source, config.requests, config.parameters) for config in self.configs],

@@ -176,7 +176,7 @@ class DeviceHealth(NamedTuple):
 
     @property
     def repair(self) -> Repair | None:
-        """Worst repair of the causes; None: not known, because the device has a fault without causes."""
+        """Worst repair of the device's causes; None: not known, as a device with a fault has no causes."""
         if not self.causes and self.severity > Severity.OK:
             return None
         return worst_repair(cause.repair for cause in self.causes)

@@ -14,8 +14,10 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def get_mapping(parent: JsonObject, key: str, place: str = "") -> JsonObject:
-    """Return the object in a field, or an empty object if the field is missing. Raises ValueError for another
-    type."""
+    """Return the object in a field of a JSON object; empty if the field is missing.
+
+    Raises ValueError for a value of another type.
+    """
     value = parent.get(key)
     if value is None:
         return {}
@@ -25,8 +27,10 @@ def get_mapping(parent: JsonObject, key: str, place: str = "") -> JsonObject:
 
 
 def get_mappings(parent: JsonObject, key: str, place: str) -> list[JsonObject]:
-    """Return the list of objects in a field, or [] if the field is missing. Raises ValueError for another
-    type."""
+    """Return the list of objects in a field of a JSON object; [] if the field is missing.
+
+    Raises ValueError for a value of another type.
+    """
     value = parent.get(key)
     if value is None:
         return []
@@ -36,7 +40,10 @@ def get_mappings(parent: JsonObject, key: str, place: str) -> list[JsonObject]:
 
 
 def get_text(parent: JsonObject, key: str, place: str) -> str:
-    """Return the text in a field, or "" if the field is missing. Raises ValueError for another type."""
+    """Return the text in a field of a JSON object; "" if the field is missing.
+
+    Raises ValueError for a value of another type.
+    """
     value = parent.get(key)
     if value is None:
         return ""
@@ -46,7 +53,10 @@ def get_text(parent: JsonObject, key: str, place: str) -> str:
 
 
 def get_required_text(parent: JsonObject, key: str, place: str) -> str:
-    """Return the text in a field. Raises ValueError if the field is missing, empty or not text."""
+    """Return the text in a field of a JSON object.
+
+    Raises ValueError if the field is missing, empty or not text.
+    """
     value = get_text(parent, key, place)
     if not value:
         raise_invalid(f"{place}.{key}", "is missing")
@@ -65,5 +75,5 @@ def format_short(value: object) -> str:
 
 
 def raise_invalid(place: str, problem: str) -> Never:
-    """Raise ValueError("<place>: <problem>")."""
+    """Raise a ValueError about a part of a JSON object: "<place>: <problem>"."""
     raise ValueError(f"{place}: {problem}")

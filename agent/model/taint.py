@@ -53,7 +53,6 @@ class Taints:
     """Taints of every device of the driver, worst first, at most :data:`TAINTS_MAX` each."""
 
     def slice_limit(self, pool: str) -> int:
-        """Return the largest number of devices in a ResourceSlice of a pool: 128; 64 if a device has a
-        taint."""
+        """Return how many devices a ResourceSlice of a pool may have: 128, or 64 if one has a taint."""
         tainted = any(taints for device, taints in self.devices.items() if device.pool == pool)
         return TAINTED_SLICE_DEVICES_MAX if tainted else SLICE_DEVICES_MAX

@@ -164,7 +164,11 @@ class MachineDecoder:
     """Decoder of the C core's machine records into samples; unchanged records keep their sample."""
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """Create the decoder. ``roots``: paths of sysfs and procfs, by the C core's field of the root."""
+        """Create the decoder.
+
+        Args:
+            roots: Paths of sysfs and procfs for error texts, by the C core's field of the root.
+        """
         self._roots = roots
         self._dimms = RecordTable(
             _DIMM, _decode_dimm, lambda dimm: (dimm.controller, -1 if dimm.dimm is None else dimm.dimm)

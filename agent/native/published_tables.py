@@ -166,7 +166,7 @@ class RecordTable(Generic[S]):
         return self._samples
 
     def _update(self, block: int, raw: bytes) -> bool:
-        """Decode a block of consecutive records. Return whether any of them changed."""
+        """Decode a block of consecutive records that has changed; return whether a record changed."""
         before, known = self._blocks[block] if block < len(self._blocks) else (b"", [])
         if raw == before:
             return False

@@ -119,7 +119,11 @@ class SnapshotDecoder:
     """Decoder of the sampler's tables into snapshots; unchanged records keep their samples."""
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """Create the decoder. ``roots``: paths of sysfs and cgroupfs, by the C core's field of the root."""
+        """Create the decoder.
+
+        Args:
+            roots: Paths of sysfs and cgroupfs for error texts, by the C core's field of the root.
+        """
         self._roots = roots
         self._cpus = RecordTable(_CPUS, _decode_cpus)
         self._nodes = RecordTable(_NODE, _decode_numa_node, lambda node: (node.numa_node,))

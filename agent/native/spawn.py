@@ -94,7 +94,7 @@ class SpawnFailure(NamedTuple):
 
 
 def spawn_failure(message: bytes) -> SpawnFailure | None:
-    """Return the failed step from the message of a child's error pipe; None: the message is empty."""
+    """Return the step that failed before the command ran, from a child's error pipe; None: no data."""
     if len(message) < _ERROR.size:
         return None
     step, errno = _ERROR.unpack_from(message)

@@ -244,7 +244,7 @@ def _join_uids(uids: Iterable[str]) -> str:
 
 
 def _has_hugetlb(reader: CgroupSettingReader, facts: NodeFacts, root: str) -> bool:
-    """Return whether the kubepods cgroup has the hugetlb controller; True if unreadable."""
+    """Return whether the kubepods cgroup has the hugetlb controller; True if that cannot be read."""
     top = reader.read(qos_path(QosClass.GUARANTEED, facts.cgroup_driver, root))
     return top is None or top.controllers is None or "hugetlb" in top.controllers
 

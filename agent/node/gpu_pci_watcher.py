@@ -168,7 +168,7 @@ class GpuPciWatcher:
             self._changed.set()
 
     def start_single_read(self) -> threading.Thread:
-        """Start a thread that reads PCI bus and GPU processes once, for callers without an event loop."""
+        """Start a thread that reads PCI bus and GPU processes once; for callers without an event loop."""
 
         def read() -> None:
             if self._read_inventory is not None:
@@ -336,7 +336,7 @@ def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
 
 
 def _inventory_key(gpus: NvmlSample | None) -> tuple[object, ...]:
-    """Return the GPU values whose change triggers a new read of the inventory."""
+    """Return the values of all GPUs whose change triggers a new read of the inventory."""
     if gpus is None or not gpus.gpus:
         return ()
     return (gpus.generation, *((gpu.uuid, gpu.handles, gpu.migs) for gpu in gpus.gpus))

@@ -338,7 +338,7 @@ class NvmlProcess:
 
 
 def _spawn(sources: tuple[int, int, int]) -> int:
-    """Start the child, whose descriptors are `sources` and standard error. Return its process id."""
+    """Start the child process with the descriptors `sources`, and standard error; return its PID."""
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_FD_MIN) for fd in sources]
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -357,7 +357,7 @@ def _spawn(sources: tuple[int, int, int]) -> int:
 
 
 def _reap(pid: int) -> str:
-    """Collect an ended child. Return how it ended, such as ``was killed by SIGSEGV``."""
+    """Collect the ended child process; return how it ended, such as ``was killed by SIGSEGV``."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:

@@ -111,7 +111,7 @@ class VerdictRecorder:
     # --- called by the core ----------------------------------------------------------------------------
 
     def note_report(self, report: Report) -> None:
-        """Queue the changes since the last report, and wake the thread. Never blocks."""
+        """Queue the changes of verdicts since the last report, and wake the writing thread. Never blocks."""
         if report.starting:
             return
         with self._changed:
@@ -131,7 +131,10 @@ class VerdictRecorder:
                 self._start_thread()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued changes and end the thread. False: the disk takes longer than `timeout_s`."""
+        """Write the queued changes of verdicts and end the thread.
+
+        Returns False if the disk takes longer than `timeout_s` seconds.
+        """
         with self._changed:
             if self._period and not self._dropped:
                 self._extend_period(self._now.wall_s, self._boot_clock(), is_end=True)
@@ -154,7 +157,13 @@ class VerdictRecorder:
     # --- memory ----------------------------------------------------------------------------------------
 
     def _observe(self, seen: dict[DeviceRef, SeenVerdict], at: Instant, boot_s: float) -> None:
-        """Queue the changes from the last report to one with the verdicts in `seen`."""
+        """Queue the changes of verdicts between the last report and a new one.
+
+        Args:
+            seen: Verdicts of the new report, by device.
+            at: Time of the new report.
+            boot_s: Time of the new report on the clock since boot [s].
+        """
         period = self._period
         is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
         now = {ref: one.verdict for ref, one in seen.items()}

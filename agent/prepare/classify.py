@@ -177,7 +177,7 @@ def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngine
 
 
 def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """Return the score that blames Unhealthy devices for a failure."""
+    """Return the score that blames the claim's Unhealthy devices for a failed prepare."""
     first, *rest = unhealthy
     repairs = [one.repair for one in unhealthy if one.repair is not None]
     return EvidenceScore(

@@ -96,8 +96,7 @@ def expire_faults_of_devices(
 def expire_cleared_faults(
     known: DriverFaults, cleared: Collection[DriverFault], now_wall_s: float
 ) -> DriverFaults:
-    """Return the faults with those of the same numbers as ``cleared`` expired, because an operator cleared
-    them."""
+    """Return the faults with those expired that an operator cleared, found by their numbers."""
     numbers = {(fault.number, fault.reported_wall_s) for fault in cleared}
     return known._replace(
         faults=tuple(
@@ -115,7 +114,10 @@ def _concerns_driver(fault: DriverFault) -> bool:
 
 
 def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
-    """Expire faults after :data:`FAULT_LIMIT_S`; drop faults that expired :data:`EXPIRED_KEPT_S` ago."""
+    """Return the faults with those older than :data:`FAULT_LIMIT_S` expired.
+
+    Faults that expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
+    """
     return known._replace(faults=tuple(_expired(known.faults, now_wall_s)))
 
 
@@ -159,7 +161,7 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
 
 
 def health_without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
-    """Return a device's health without these driver-reported faults; other causes stay."""
+    """Return a device's health without causes from driver-reported ``faults``; other causes stay."""
     subject = str(DeviceRef(device.driver, device.pool, device.device))
     codes = {fault.code for fault in faults if fault.subject == subject}
     rest = tuple(cause for cause in device.causes if not (cause.driver_reported and cause.code in codes))

@@ -154,17 +154,17 @@ def classify_errno(number: int, operation: Operation | None) -> CodeAndClass:
 
 
 def classify_nvml_code(code: int) -> CodeAndClass:
-    """Return code and class of an NVML return code."""
+    """Return the dotted code and the error class of an NVML return code."""
     return NVML_MEANINGS.get(code, ("gpu.nvml.unknown", _UNKNOWN))
 
 
 def classify_grpc_status(code: int) -> CodeAndClass:
-    """Return code and class of a gRPC status."""
+    """Return the dotted code and the error class of a gRPC status."""
     return GRPC_MEANINGS.get(code, _GRPC_FAILED)
 
 
 def classify_http_status(status: int, reason: str, from_api_server: bool) -> CodeAndClass:
-    """Return code and class of an HTTP status.
+    """Return the dotted code and the error class of an HTTP status.
 
     Args:
         reason: Reason in the API server's Status; empty: none.

@@ -106,7 +106,7 @@ EvidenceReader = Callable[[BaseException, RecordedOperation | None], Evidence | 
 
 
 def extract_evidence(error: BaseException, recorded: RecordedOperation | None = None) -> Evidence:
-    """Return the evidence in one exception, without its causes.
+    """Return the evidence for a failed prepare in one exception, without that of its causes.
 
     Args:
         recorded: Operation that :class:`doing` recorded; None: unknown.

@@ -152,7 +152,7 @@ def _unique_words(values: Iterable[str]) -> list[str]:
 
 
 def _describe_other_claim(verdict: PrepareVerdict, driver: str = "") -> str:
-    """Describe another failed claim: its name, the driver, class, code and the broken device."""
+    """Describe another failed claim for the kubelet's text: name, driver, class, code and broken device."""
     words = [str(verdict.error_class), truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)]
     if driver:
         words.insert(0, driver)
@@ -172,7 +172,7 @@ def _cut_middle(name: str, limit: int) -> str:
 
 
 def _join_bounded(words: Sequence[str], separator: str, limit: int) -> str:
-    """Join the words that fit within ``limit`` bytes, at least one, and append "and N more"."""
+    """Join as many words of a list as fit within ``limit`` bytes, at least one, and append "and N more"."""
     if len(words) <= limit and _byte_count(line := separator.join(words)) <= limit:
         return line
     count = 1

@@ -148,7 +148,10 @@ def prepared_devices(ledger: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef,
 def record_success(
     ledger: PrepareLedger, claim: Claim, health_fingerprint: str, now_wall_s: float, driver_version: str = ""
 ) -> PrepareLedger:
-    """Record a successful prepare; driver-reported faults of the claim's devices expire."""
+    """Return the ledger with a successful prepare.
+
+    Driver-reported faults of the claim's devices expire.
+    """
     devices = _device_refs(claim)
     outcome = LastPrepareResult(claim.ref, claim.fingerprint, health_fingerprint, devices, now_wall_s, None)
     ledger = replace(
@@ -158,7 +161,7 @@ def record_success(
 
 
 def record_clear(ledger: PrepareLedger, cleared: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
-    """Record that an operator cleared driver-reported faults, which expire."""
+    """Return the ledger with driver-reported faults expired, because an operator cleared them."""
     return replace(
         ledger, driver_faults=faults.expire_cleared_faults(ledger.driver_faults, cleared, now_wall_s)
     )
@@ -173,7 +176,7 @@ def record_failure(
     driver_version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Record a failed prepare. Returns the ledger, and the verdict with its count and first time.
+    """Return the ledger with a failed prepare, and the verdict with its count and first time.
 
     Args:
         unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for them.
@@ -190,7 +193,7 @@ def record_failure(
 
 
 def record_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
-    """Record that a claim was unprepared; its entry is kept for :data:`UNPREPARED_KEPT_S`."""
+    """Return the ledger with the unprepare of a claim; its entry is kept for :data:`UNPREPARED_KEPT_S`."""
     entry = ledger.claims.get(claim.uid)
     if entry is None:
         return ledger
@@ -205,7 +208,10 @@ def record_unprepare_failure(
     driver_version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Record a failed unprepare, like :func:`record_failure`, but never cache the failure."""
+    """Return the ledger with a failed unprepare.
+
+    Arguments as for :func:`record_failure`; the failure is never cached.
+    """
     verdict = replace(verdict, evidence=(UNPREPARE_EVIDENCE, *verdict.evidence), sticky_s=0)
     return record_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
 

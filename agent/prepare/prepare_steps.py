@@ -88,17 +88,19 @@ class PrepareResultTracker(Protocol):
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare; wait until the kubelet has its devices' health and their taints are
-        published. Blocks up to 5 s."""
+        """Record a failed prepare; wait until kubelet and API server know of the devices' health and taints.
+
+        Blocks up to 5 s.
+        """
 
     def record_success(self, claim: Claim) -> None:
         """Record that a claim was prepared. Never blocks."""
 
     def monotonic(self) -> float:
-        """Return a monotonic time [s]."""
+        """Return the time on a monotonic clock [s]."""
 
     def jitter(self) -> float:
-        """Return a random number from 0 to 1."""
+        """Return a random number from 0 to 1, which spreads the retries of a cluster's drivers."""
 
 
 def prepare_steps(

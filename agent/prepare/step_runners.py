@@ -193,7 +193,7 @@ def _find_claim(function: Callable[..., object], arguments: Iterable[object]) ->
 
 
 def _require_plain_result(result: T) -> T:
-    """Return the result of a plain handler; raises TypeError if the result is an awaitable."""
+    """Return the result of a plain (not async) prepare handler; raises TypeError if it is an awaitable."""
     if not inspect.isawaitable(result):
         return result
     if inspect.iscoroutine(result):

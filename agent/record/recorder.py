@@ -139,7 +139,10 @@ class SnapshotRecorder:
                 self._thread = thread
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued steps and end the thread. False: the disk takes longer than `timeout_s`."""
+        """Write the queued evaluations and end the thread.
+
+        Returns False if the disk takes longer than `timeout_s` seconds.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -183,7 +186,7 @@ class SnapshotRecorder:
                 return
 
     def _repair_last_segment(self) -> None:
-        """Cut an incomplete frame, which a killed agent left, from the last segment."""
+        """Cut an incomplete frame, which a killed agent left, from the end of the last segment's file."""
         try:
             paths = segment_paths(self._directory) if self._directory.exists() else []
             problem = cut_torn_tail(paths[-1]) if paths else None

@@ -176,7 +176,7 @@ class Redactor:
         return value
 
     def text(self, text: str) -> str:
-        """Return a text with pseudonyms instead of sensitive parts."""
+        """Return a text with each sensitive part replaced by its pseudonym."""
         known = self._texts.get(text)
         if known is None:
             if self._pattern is None:

@@ -48,10 +48,10 @@ class SegmentProblem(NamedTuple):
 
 
 def import_zstandard() -> Any:
-    """Import and return the module zstandard.
+    """Import the package zstandard and return it.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The package is not installed.
     """
     try:
         import zstandard
@@ -66,7 +66,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def segment_number(path: Path) -> int | None:
-    """Return the number of a segment's file; None: the file has another name."""
+    """Return the number in the name of a segment's file; None: the file has another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 

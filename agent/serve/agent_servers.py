@@ -228,7 +228,7 @@ class AgentServers:
     # --- the files while the agent runs ---------------------------------------------------------------------
 
     def _make_directories(self) -> None:
-        """Create the missing directories of the sockets, and check who can replace their files."""
+        """Create the missing directories of the sockets; check that no other user can replace their files."""
         make_socket_directory(self._runtime_dir, flag="--runtime-dir")
         if self._drivers:
             make_socket_directory(self._runtime_dir / DRIVERS, flag="--runtime-dir", accepts_link=False)

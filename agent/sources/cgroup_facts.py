@@ -57,7 +57,7 @@ class MachineSize(NamedTuple):
 
 
 def read_machine_size(procfs_root: Path, sysfs_root: Path) -> MachineSize:
-    """Read memory, swap space and CPUs of the machine."""
+    """Read memory, swap space and number of CPUs of the machine from procfs and sysfs."""
     found = dict(_MEMINFO.findall(_read_text(procfs_root / "meminfo")))
     counts = [_count_cpus(sysfs_root / "devices/system/cpu" / name) for name in ("online", "present")]
     memory, swap = found.get("MemTotal"), found.get("SwapTotal")

@@ -63,7 +63,7 @@ class CheckCgroup:
         self._limits = limits
 
     def create(self) -> int:
-        """Create the cgroup with its limits; return a descriptor of its ``cgroup.procs``. Raises OSError."""
+        """Create the cgroup with its limits; return a descriptor of ``cgroup.procs``. Raises OSError."""
         self._path.mkdir(exist_ok=True)
         for name, value in self._limits.items():
             with suppress(FileNotFoundError):  # a kernel without swap has no limit of swap
@@ -89,8 +89,10 @@ class CheckCgroup:
         return "" if kills == "0" else f"the command exceeded its memory limit of {limit >> 20} MiB"
 
     def remove(self) -> None:
-        """Remove the cgroup. Blocks up to 0.5 s while killed processes end; a later start of the agent
-        removes the cgroup otherwise."""
+        """Remove the cgroup. Blocks up to 0.5 s while killed processes end.
+
+        If they do not end in time, a later start of the agent removes the cgroup.
+        """
         end_s = time.monotonic() + REMOVE_S
         while True:
             try:

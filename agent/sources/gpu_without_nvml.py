@@ -231,7 +231,7 @@ def _open_file_targets(process: Path) -> Iterator[str]:
 
 
 def read_boot_id(procfs_root: Path) -> str:
-    """Read the boot id, which differs after each boot; empty if unreadable."""
+    """Read the kernel's boot id, which differs after each boot; empty if unreadable."""
     try:
         return (procfs_root / "sys/kernel/random/boot_id").read_text().strip()
     except (OSError, UnicodeDecodeError):

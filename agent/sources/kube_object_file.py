@@ -53,8 +53,10 @@ class ObjectFileContent(NamedTuple):
 
 
 def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
-    """Parse the objects of one kind and ignore objects of other kinds. Arguments and errors as
-    :func:`parse_mixed_object_file`."""
+    """Parse the Kubernetes objects of one kind in a file; objects of other kinds are ignored.
+
+    Arguments and errors as :func:`parse_mixed_object_file`.
+    """
     return parse_mixed_object_file(path, content, kind, now).answer
 
 

@@ -46,7 +46,7 @@ class NvmlSession:
         }
 
     def failure_for(self, code: int) -> NvmlFailure:
-        """Return the failure for an NVML return code, with the code's name."""
+        """Return an NvmlFailure for an NVML return code, with the code's name."""
         return NvmlFailure(code, self._names.get(code, "unknown code"))
 
     def call(self, function_name: str, *args: object) -> Any:

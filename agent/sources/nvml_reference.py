@@ -130,7 +130,12 @@ def _first_of(*readers: FieldReader) -> FieldReader:
 
 
 def _ecc_total(kind: str, life: str) -> FieldReader:
-    """Return a reader of a GPU's count of ECC errors in all its memories."""
+    """Return a reader of a GPU's number of ECC errors in all its memories.
+
+    Args:
+        kind: Corrected or uncorrected errors, as a part of NVML's constant.
+        life: Since the driver was loaded, or over the GPU's lifetime, as a part of NVML's constant.
+    """
     return _by_function("nvmlDeviceGetTotalEccErrors", f"NVML_MEMORY_ERROR_TYPE_{kind}", f"NVML_{life}_ECC")
 
 
@@ -156,7 +161,10 @@ def _retired_pages(cause: str) -> FieldReader:
 
 
 def _slowdown_time(reason: str) -> FieldReader:
-    """Return a reader of the time with reduced clocks [ns], whose field id depends on the driver branch."""
+    """Return a reader of the time in which a GPU's clocks were reduced for a reason [ns].
+
+    The field id depends on the driver branch.
+    """
 
     def read(gpu: _GpuHandle) -> FieldValue:
         number = gpu.constant(f"NVML_FI_DEV_CLOCKS_EVENT_REASON_{reason}")

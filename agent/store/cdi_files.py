@@ -219,7 +219,7 @@ def _open_to_read(path: str, flags: int) -> int:
 
 
 def _replace_cdi_file(path: Path, data: bytes) -> None:
-    """Replace a CDI file atomically: runtimes read only names that end in .json."""
+    """Replace a CDI file atomically, by a rename: runtimes read only names that end in .json."""
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_and_rename(
         path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o644

@@ -149,14 +149,14 @@ class GpuFaultWriter:
         self._logged_errno: int | None = None
 
     def set_newest(self, memory: PersistentState) -> None:
-        """Replace the GPU faults to be written next. Core thread only. Never blocks."""
+        """Set the GPU faults that the next write stores. Core thread only. Never blocks."""
         self._newest = memory
         self._changed.set()
         if _urgent_part(memory) != _urgent_part(self._saved):
             self._urgent.set()
 
     async def run(self) -> None:
-        """Write changed GPU faults until cancelled."""
+        """Write changed GPU faults to the state file until cancelled."""
         while True:
             await self._changed.wait()
             with trio.move_on_after(COUNTS_INTERVAL_S):

@@ -321,8 +321,10 @@ class HistoryFile:
             raise HistoryError(self._path, describe_sqlite_error(error)) from None
 
     def _handle_corrupt(self, error: UnusableFile) -> str:
-        """Rename an unusable file and its journal; a newer version's file stays. Returns a text on the
-        outcome."""
+        """Rename an unusable history file and its journal; return a text that says so.
+
+        A file of a newer version is left unchanged.
+        """
         if error.kind == NEWER_VERSION:
             return "the file is left unchanged, and nothing is recorded"
         journal = self._path.with_name(f"{self._path.name}-journal")
@@ -353,7 +355,7 @@ def _check_database(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run a write transaction; after an exception, closing the file rolls it back."""
+    """Run a write transaction on the history file; after an exception, closing the file rolls it back."""
     db.execute("BEGIN IMMEDIATE")
     yield
     db.execute("COMMIT")

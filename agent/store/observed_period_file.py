@@ -17,7 +17,7 @@ SIZE: Final = 128
 
 
 def period_file_path(history: Path) -> Path:
-    """Return the path of the observed-period file that belongs to a history file."""
+    """Return the path of the observed-period file next to a history file."""
     return history.with_name(history.name + SUFFIX)
 
 

@@ -170,7 +170,7 @@ def _locked_file(path: Path) -> Iterator[int]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync a directory, which makes renames in it durable."""
+    """Sync a directory to the disk (fsync), which makes renames in it durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

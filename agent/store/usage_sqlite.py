@@ -58,7 +58,7 @@ INSERT_ENDED: Final = insert_statement("ended", _ENDED_COLUMNS)
 
 
 def create_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of device uses in an empty file, in one transaction."""
+    """Create the tables of device uses in an empty history file, in one transaction."""
     db.execute("BEGIN IMMEDIATE")
     if not pragma_number(db, "application_id") and not pragma_number(db, "schema_version"):
         for statement in SCHEMA_STATEMENTS:
@@ -116,7 +116,7 @@ def use_from_row(row: sqlite3.Row) -> PodDeviceUsage:
 
 
 def check_ended_rows(db: sqlite3.Connection) -> None:
-    """Raise UnusableFile if the checksum of an ended use is wrong."""
+    """Raise UnusableFile if the checksum of an ended device use in the history file is wrong."""
     try:
         for row in db.execute("SELECT * FROM ended"):
             check_row(row)

@@ -112,5 +112,5 @@ def _open_closed_descriptors() -> None:
 
 
 def has_terminal() -> bool:
-    """Return True if the process writes to a terminal, whose end it gets as SIGHUP."""
+    """Return True if standard output or error is a terminal, whose end the process gets as SIGHUP."""
     return any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))

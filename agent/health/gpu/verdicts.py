@@ -123,7 +123,10 @@ def evaluate_gpu(
     gpus: GpuEvaluation,
     source: SourceSample,
 ) -> None:
-    """Run the rules for one GPU, and update its conditions (raised and pending faults), latched ones too."""
+    """Run the rules for one GPU, and update the GPU's conditions (raised and pending faults).
+
+    Conditions of latched faults are updated as well.
+    """
     answering, had_no_conditions = (
         is_answering(view.sample, view.limits, view.now_ns),
         (not evaluation.previous_codes(device.name)),
@@ -175,7 +178,7 @@ def _update_fault_conditions(
 
 
 def gpu_catalog_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> CatalogRow:
-    """Return the catalog row of a code that a rule, latched fault or removed MIG instance has."""
+    """Return the catalog row of a GPU's finding code: of a rule, latched fault or removed MIG instance."""
     if code == REMOVED_INSTANCE.code:
         return REMOVED_INSTANCE
     return latched_fault_row(code, limits) if is_latched_fault_code(code) else row_with_code(rules, code)

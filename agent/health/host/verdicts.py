@@ -83,14 +83,16 @@ def verdict_from_causes(
 
 
 def main_sources(evaluation: Evaluation, device: InventoryDevice) -> list[SourceSample]:
-    """Return the sources in ``MAIN_SOURCES`` of a device; absent sources only if all of them are absent."""
+    """Return the sources in ``MAIN_SOURCES`` that verify a device; absent ones only if all are absent."""
     found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
 def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequence[str]:
-    """Return the names of a device's main sources that have not finished their first pass; all names if the
-    snapshot has none of them."""
+    """Return the names of a device's main sources that have not finished their first pass.
+
+    If the snapshot has none of its main sources, all their names.
+    """
     sources = main_sources(evaluation, device)
     if not sources:
         return MAIN_SOURCES[device.kind]

@@ -132,7 +132,7 @@ class KernelLogFact(NamedTuple):
 
 
 def earliest_line(facts: Iterable[KernelLogFact]) -> Instant | None:
-    """Return the time at which the first of the faults began; None without facts."""
+    """Return the time at which the first of several kernel-log faults began; None without facts."""
     return min((fact.since for fact in facts), default=None)
 
 
@@ -164,7 +164,11 @@ class KernelLogState:
     def select(
         self, *codes: KernelLogCode, where: Callable[[str], bool] = lambda _: True
     ) -> tuple[KernelLogFact, ...]:
-        """Return the facts with one of ``codes`` whose location ``where`` accepts, oldest first."""
+        """Return the kernel-log facts with one of ``codes``, oldest first.
+
+        Args:
+            where: Returns whether a fact with this location is included.
+        """
         found = (fact for fact in self.facts.values() if fact.code in codes and where(fact.location))
         return tuple(sorted(found, key=lambda fact: (fact.first.mono_ns, fact.location)))
 

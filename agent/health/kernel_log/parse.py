@@ -154,7 +154,7 @@ def _unescaped(cgroup: str) -> str:
 
 
 def _memory_failure(match: _Match, _: str) -> _Parsed:
-    """Parse a memory failure; None for a page that the kernel had already taken out of use."""
+    """Parse the line about a page with a hardware error; None for a page that was out of use already."""
     return None if match[2].startswith(_ALREADY) else ("", (match[3], match[2]))
 
 
@@ -171,7 +171,7 @@ def _aer(match: _Match, text: str) -> _Parsed:
 
 
 def _pci_fault(match: _Match, text: str) -> _Parsed:
-    """Parse a PCI fault, for example ``nvme 0000:3b:00.0: AER: device recovery failed``."""
+    """Parse the line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1]
     return normal_pci_address(match[2]), (event.partition(",")[0],)
 
@@ -218,14 +218,19 @@ _REMOVABLE: Final = LateExpression(r"(?:fd|sr)[0-9]+")
 
 
 def _disk(device: str) -> str:
-    """Return the disk of a partition, and of one path to an NVMe disk: ``nvme0c1n1p2`` is on ``nvme0n1``."""
+    """Return the name of the disk that a partition, or a path to an NVMe disk, belongs to.
+
+    ``nvme0c1n1p2`` is on ``nvme0n1``.
+    """
     found = _PARTITION.fullmatch(device)
     return re.sub(_PATH_OF, r"\1\2", (found["letters"] or found["digits"]) if found else device)
 
 
 def _io_error(_: _Match, text: str) -> _Parsed:
-    """Parse an I/O error; None for a drive without a medium, and for errors that are answers (a reservation
-    of another node, no space, an unsupported operation)."""
+    """Parse the line about a disk's I/O error; None for an error that is an answer or a missing medium.
+
+    Answers are a reservation of another node, no space, and an unsupported operation.
+    """
     buffer = re.match(r"Buffer I/O error on dev ([^,]*),", text)
     found = _IO_ERROR.match(text)
     kind, device = ("I/O", buffer[1]) if buffer else (found[1], found[2]) if found else ("", "?")
@@ -258,7 +263,7 @@ _BEYOND: Final = LateExpression(
 
 
 def _beyond_end(_: _Match, text: str) -> _Parsed:
-    """Parse an access behind the end of a disk; a task's name has at most 15 characters."""
+    """Parse the line about an access behind the end of a disk; a task's name has at most 15 characters."""
     found = _BEYOND.match(text)
     task = found[1] or "" if found else ""
     if found is None or ": " in task or task in {"kernel", "audit"}:
@@ -356,7 +361,10 @@ def _nic_health(match: _Match, text: str) -> _Parsed:
 
 
 def _nic_hardware(match: _Match, text: str) -> _Parsed:
-    """Parse the firmware syndrome of an error; None for an extended syndrome, which only adds a detail."""
+    """Parse the line about an error that a NIC's firmware reports by its syndrome.
+
+    None for an extended syndrome, which only adds a detail.
+    """
     found = re.match(r"synd 0x[0-9a-f]+: (.*)", _nic_text(text))
     return (normal_pci_address(match[1]), (found[1].strip().rstrip("."),)) if found else None
 
@@ -417,7 +425,10 @@ _NAMED_NETDEV: Final = LateExpression(
 
 
 def _tx_timeout(_: _Match, text: str) -> _Parsed:
-    """Parse a hanging transmit queue. Its location is the PCI address, or else the name of the interface."""
+    """Parse the line about a hanging transmit queue.
+
+    Its location is the PCI address, or else the network interface.
+    """
     if found := _WATCHDOG.match(text):
         return found[1], (found[1], found[2])
     if (found := _NAMED_NETDEV.match(text)) is None:

@@ -82,7 +82,10 @@ class HistoryRecorder:
                 self._write()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued uses of devices. False: the disk takes longer than `timeout_s`."""
+        """Write the queued uses of devices at shutdown.
+
+        Returns False if that takes longer than `timeout_s` seconds.
+        """
         thread = DaemonThread(self._write_queued, "dh-recorder")
         try:
             thread.start()

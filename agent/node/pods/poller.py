@@ -216,7 +216,10 @@ class PodPoller:
         return with_embedding_drivers(report, sent)
 
     async def audit_if_due(self, core: TimedSnapshot | None) -> PodsSourceState | None:
-        """Audit the cgroups of pods with claims. Returns the new state; None: not due, or unknown pods."""
+        """Audit the cgroups of pods with claims if that is due; return the new state of the source.
+
+        None: the audit is not due, or the pods are not known.
+        """
         kubelet = self._kubelet
         if kubelet is None or kubelet.pods.absence or not self._audit_is_due():
             return None
@@ -301,7 +304,11 @@ class GcControl:
     """
 
     def __init__(self, trim: Callable[[], None] = trim_heap) -> None:
-        """Create the control; `trim` gives free memory back to the kernel."""
+        """Create the control.
+
+        Args:
+            trim: Gives free memory back to the kernel.
+        """
         self._large_rounds = 0
         self._trim = trim
         self._peak = 0

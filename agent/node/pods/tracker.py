@@ -287,7 +287,11 @@ class _Waker:
 
 
 async def _pause(seconds: float, began_s: float) -> None:
-    """Sleep for `seconds`, longer if the thread's CPU time has risen much since it was `began_s`."""
+    """Sleep for `seconds`, and longer if the thread used much CPU time since a poll began.
+
+    Args:
+        began_s: CPU time of the thread when the poll began [s].
+    """
     await asyncio.sleep(max(seconds, MAX_DUTY_CYCLE * (time.thread_time() - began_s)))
 
 
@@ -298,7 +302,7 @@ def _visible_part(sample: PodsSample) -> object:
 
 
 def _has_kubelet(kubelet_dir: Path) -> bool:
-    """Return whether a kubelet that supports claims uses the directory, or the directory is unreadable."""
+    """Return whether a kubelet that supports claims uses the directory; True also if it is unreadable."""
     return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 

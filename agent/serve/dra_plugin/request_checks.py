@@ -33,7 +33,7 @@ class ValidatedClaims(NamedTuple):
 
 
 def validate_claims(claims: Iterable[ClaimRef]) -> ValidatedClaims:
-    """Split the claims of one request into valid and invalid ones; equal claims count once."""
+    """Divide the claims of one request into valid and invalid ones; equal claims count once."""
     by_uid: dict[str, ClaimRef] = {}
     errors: dict[str, str] = {}
     for ref in claims:
@@ -55,7 +55,7 @@ def validate_claims(claims: Iterable[ClaimRef]) -> ValidatedClaims:
 
 
 def _claim_error(ref: ClaimRef) -> str:
-    """Return the error of a claim's first invalid field; empty: the claim is valid."""
+    """Return the error text of a claim's first invalid field; empty: the claim is valid."""
     uid_form = "letters, digits, '-', '_', '.', the first a letter or digit"
     for name, value, limit, rule, form in (
         ("uid", ref.uid, UID_LIMIT, UID, uid_form),

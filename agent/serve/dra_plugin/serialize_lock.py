@@ -89,7 +89,7 @@ class SerializeLock:
         return fd
 
     def _try_lock(self) -> int | None:
-        """Return the descriptor of the locked file; None: another instance holds the lock."""
+        """Try to lock the file once; return its descriptor, or None if another instance holds the lock."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -87,8 +87,10 @@ class DriverLinkHandler(Protocol):
         """
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
-        """Return for each claim the known reason why its prepare would fail; None: no reason. Reads no
-        disk."""
+        """Return for each claim the known reason why a prepare would fail now; None: there is none.
+
+        Reads no disk.
+        """
 
     def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
         """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""

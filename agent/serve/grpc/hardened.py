@@ -334,7 +334,7 @@ class HardenedStream(protocol.Stream):
         return self._transport
 
     def end_unread(self, error: GRPCError) -> None:
-        """End a server's stream with a status; abort its connection if the peer does not read at all."""
+        """End a server's stream with a status; if the peer reads nothing at all, abort the connection."""
         if self._transport.get_write_buffer_size() or self.wrapper is None:
             self._transport.abort()
         else:
@@ -502,12 +502,12 @@ class _Events(protocol.EventsProcessor):
         self._loop = asyncio.get_running_loop()
 
     def process(self, event: Event) -> None:
-        """Handle an HTTP/2 event; ignore an event type that grpclib does not know."""
+        """Handle an event of an HTTP/2 connection; an event type that grpclib does not know is ignored."""
         if event.__class__ in getattr(self, "processors", ()):
             super().process(event)
 
     def process_response_received(self, event: ResponseReceived) -> None:
-        """Add the response headers whose absence raises a KeyError in grpclib's client."""
+        """Add missing response headers before grpclib's client reads them, which would raise a KeyError."""
         headers: Headers = [(str(name), str(value)) for name, value in event.headers]
         if ":status" not in dict(headers):
             headers.append((":status", "none"))
@@ -515,7 +515,7 @@ class _Events(protocol.EventsProcessor):
         super().process_response_received(event)
 
     def close(self, reason: str = "Connection closed") -> None:
-        """Close the connection; abort it if its data are not sent within :data:`GRACE_S`."""
+        """Close an HTTP/2 connection; abort it if its data are not sent within :data:`GRACE_S`."""
         super().close(reason)
         self._loop.call_later(GRACE_S, self._transport.abort)
 

@@ -117,7 +117,7 @@ class _ServerProtocol(HardenedProtocol):
         self.lost.set_result(None)
 
     def send_goaway(self) -> None:
-        """Send GOAWAY and close the connection after the write buffer is sent."""
+        """Send GOAWAY to the client, and close the connection after the write buffer is sent."""
         self.ends = True
         if not self.transport.is_closing():
             self.connection._connection.close_connection()
@@ -211,7 +211,10 @@ def _socket_name(transport: asyncio.BaseTransport) -> str:
 
 
 def _ignore_release() -> None:
-    """Replace grpclib's callback for the end of a request, which _ConnectionHandler._release handles."""
+    """Do nothing, in place of grpclib's callback at a request's end.
+
+    _ConnectionHandler._release handles the end.
+    """
 
 
 class HardenedServer(server.Server):

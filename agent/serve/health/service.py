@@ -51,7 +51,10 @@ class HealthPublisher:
         return self._subscribers[driver]
 
     async def run(self) -> None:
-        """Publish each new report until cancelled. Raises ValueError if a report names a device twice."""
+        """Publish each new report to the health streams until cancelled.
+
+        Raises ValueError if a report names a device twice.
+        """
         version = 0
         while True:
             version, report = await self._latest.wait_newer(version)
@@ -97,8 +100,7 @@ class HealthSubscribers:
         self._send_to_waiting()
 
     def repeat_fresh(self) -> None:
-        """Send all devices again on every stream, unless muted or the last report is too old to be
-        repeated."""
+        """Send all devices again on every stream, unless muted, or the last report is too old."""
         age_s = asyncio.get_running_loop().time() - self._published_s
         if not self._muted and self._feed.is_repeatable(age_s):
             self._resend_count += 1

@@ -157,7 +157,7 @@ class ObjectWatch:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def close(self) -> None:
-        """End the iteration, also while it waits for an event. Thread-safe. Never blocks."""
+        """End the watch's iteration, also while it waits for an event. Thread-safe. Never blocks."""
         self._closed.set()
         with self._lock:
             if self._socket is not None:

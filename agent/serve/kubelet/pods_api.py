@@ -134,8 +134,10 @@ POD_SCHEMA: Final[MessageSchema] = {
 
 
 def decode_pod(data: bytes) -> Mapping[str, object]:
-    """Decode a v1.Pod message to the object of its JSON. Raises ValueError with the field if it is not
-    valid."""
+    """Decode a v1.Pod protobuf message to the object that its JSON would have.
+
+    Raises ValueError with the field if it is not valid.
+    """
     return {"apiVersion": "v1", "kind": "Pod", **read_by_schema(data, POD_SCHEMA, "pod")}
 
 

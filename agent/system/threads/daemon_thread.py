@@ -23,7 +23,7 @@ class DaemonThread(threading.Thread):
     """
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
-        """Create a thread that is not started."""
+        """Create a daemon thread; :meth:`start` starts it."""
         super().__init__(target=target, name=name, daemon=True)
         self._first_call: Callable[[], object | None] = lambda: None
         self._started = _StartedEvent(lambda: self._first_call() is None)

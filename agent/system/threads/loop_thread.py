@@ -157,7 +157,7 @@ class AsyncioThread(LoopThread):
         await self._main(self._set_ready)
 
     def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an exception that no task caught; failures of accept() at most once a minute."""
+        """Log an exception that no task of the loop caught; failures of accept() at most once a minute."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in ACCEPT_ERRNOS and "socket" in context):
             loop.default_exception_handler(context)
@@ -199,7 +199,7 @@ class TrioThread(LoopThread):
         self._stop: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Start the thread. Never blocks."""
+        """Start the thread of the Trio loop. Never blocks."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:

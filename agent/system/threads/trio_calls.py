@@ -58,7 +58,10 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
 
 
 async def call_in_thread_when_possible(function: Callable[[], T], name: str) -> T:
-    """Like :func:`call_in_thread`, but try again until the thread can be started. For periodic work."""
+    """Call a function in a new daemon thread, and wait until one can be started. For periodic work.
+
+    Otherwise as :func:`call_in_thread`.
+    """
     pause_s = RETRY_FIRST_S
     while True:
         try:

@@ -74,13 +74,13 @@ class WorkerPool:
                     self._waiting.remove(work)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until all queued calls have ended, or until the timeout. Only for a pool with one thread."""
+        """Wait until all queued calls of a pool with one thread have ended, at most `timeout_s` seconds."""
         if self._threads:
             with suppress(PoolFull):
                 await wait_at_shutdown(self.call(lambda: None), timeout_s)
 
     def close(self) -> None:
-        """End the threads once they have run all queued calls. Never blocks."""
+        """End the pool's threads once they have run all queued calls. Never blocks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -178,7 +178,7 @@ class SerialWorker:
             self._hangs = True
 
     def close(self) -> None:
-        """End the thread once the queue is empty. Never blocks."""
+        """End the worker's thread once its queue is empty. Never blocks."""
         self._pool.close()
 
     def _log_slow(self) -> None:

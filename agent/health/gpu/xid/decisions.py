@@ -108,7 +108,9 @@ _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGR
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
     """Decide the severity, evidence, advice, repair and cure of an SXid for all GPUs.
 
-    ``line`` may be missing.
+    Args:
+        row: Table row of the SXid.
+        line: Kernel log line of the SXid; None: its line was overwritten.
     """
     if line and (line.is_companion or line.fatal is not None) and row.code in RENUMBERED_SXIDS:
         row = unlisted_sxid_row(row.code)

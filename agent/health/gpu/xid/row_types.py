@@ -38,7 +38,10 @@ _LETTERS: Final = {
 
 
 def parse_repairs(letters: str) -> XidRepairs:
-    """Parse four letters: ``nyym`` = restart no, reset yes, reboot yes, hardware maybe."""
+    """Parse four letters that state which repairs of an XID are enough, and whether hardware is suspected.
+
+    ``nyym``: restart no, reset yes, reboot yes, hardware maybe.
+    """
     app_restart, gpu_reset, reboot, hardware = (_LETTERS[letter] for letter in letters)
     return XidRepairs(app_restart, gpu_reset, reboot, hardware)
 

@@ -34,7 +34,12 @@ def _row(
 
 
 def _program(engine: str, *codes: int, first: int = 0) -> list[XidRow]:
-    """Return one table row per code, each the fault of one engine, numbered from ``first``."""
+    """Return table rows for XIDs that mean a program's fault on one engine of the GPU, one row per code.
+
+    Args:
+        engine: Name of the engine.
+        first: Number of the first engine of this kind.
+    """
     return [
         _row(code, f"{engine} {number} fault", "yyyn", XidEffect.NEVER,
              XidCondition.PLAIN, Cure.EXPIRES, Blame.WORKLOAD, XidAdvice.CHECK_WORKLOAD)

@@ -49,7 +49,7 @@ def _format_bytes(value: int) -> str:
 
 
 def format_limit(*limits: Reading) -> str:
-    """Format the lowest of the limits [bytes] in brackets: `` (limit 8 MiB)``; empty if there is no limit."""
+    """Format the lowest of several limits [bytes] for a finding: `` (limit 8 MiB)``; empty: no limit."""
     finite = [limit for limit in limits if isinstance(limit, int) and limit != NO_LIMIT]
     return f" (limit {_format_bytes(min(finite))})" if finite else ""
 
@@ -65,7 +65,7 @@ def _limit_wake(field: SamplerField) -> WakeCondition:
 def _format_hugepage_limit(
     view: CgroupRuleInput, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]
 ) -> str:
-    """Format the container's limit for a hugepage size, or the pod's limit if the container has none."""
+    """Format the hugepage limit of a container for a finding, or else that of its pod."""
     own = format_limit(*limits(view.group.hugetlb[index]))
     if own or view.pod is None or index >= len(view.pod.hugetlb):
         return own
@@ -79,7 +79,10 @@ def _page_fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
 
 
 def _format_memory_limit(view: CgroupRuleInput) -> str:
-    """Format the container's memory limit, or the pod's; `` (no limit of its own)`` if both have none."""
+    """Format the memory limit of a container for a finding, or that of its pod.
+
+    `` (no limit of its own)`` if both have none.
+    """
     limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
     none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""
     return next(filter(None, map(format_limit, limits)), none)

@@ -288,7 +288,10 @@ def _without_expired(
     now_ns: int,
     window_ns: int,
 ) -> Mapping[int, ActiveCgroup]:
-    """Return the cgroups that still have recent events; of removed cgroups the newest MAX_REMOVED_CGROUPS."""
+    """Return the cgroups that still have recent events, by ID.
+
+    Of removed cgroups the newest MAX_REMOVED_CGROUPS are kept.
+    """
     kept: dict[int, ActiveCgroup] = {}
     gone: list[tuple[int, ActiveCgroup]] = []
     for ident, record in active.items():
@@ -329,7 +332,10 @@ def _recent_deltas(record: ActiveCgroup, now_ns: int, *, exists: bool) -> dict[E
 
 
 def _frozen_ns(record: ActiveCgroup, now_ns: int) -> int | None:
-    """Return when a cgroup was last known to be frozen; None: never, or more than LINGER_NS ago."""
+    """Return when a cgroup was last known to be frozen, on CLOCK_MONOTONIC [ns].
+
+    None: never, or more than LINGER_NS ago.
+    """
     state, since_ns = record.group.frozen, record.frozen_ns
     if state == 1:
         return now_ns

@@ -272,7 +272,7 @@ def detect_offline_cpus(view: CpuRuleInput) -> RuleResult:
 
 
 def _online_advice(cpus: int) -> str:
-    """Return how to set CPUs online, with the path of a single CPU or the numbers of several."""
+    """Return the advice how to set CPUs online: with the path of a single CPU, or several numbers."""
     single = cpus.bit_count() == 1
     path = f"/sys/devices/system/cpu/cpu{format_cpus(cpus) if single else '<N>'}/online"
     which = "" if single else f" of {format_cpu_set(cpus)}"

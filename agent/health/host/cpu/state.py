@@ -47,7 +47,7 @@ class DeclaredCpuThrottle(NamedTuple):
 def next_throttle_counters(
     before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
 ) -> CpuThrottleCounters:
-    """Return the throttle counters after a reading; the same object if there was no new reading."""
+    """Return the thermal-throttle counters of CPUs after a reading; the same object without a new one."""
     if before.read_ns == read_ns:
         return before
     return CpuThrottleCounters(
@@ -82,7 +82,7 @@ def next_declared_throttle(
 
 
 def _throttle_counts(cpus: CpuSet, of_cpu: Mapping[int, CpuThrottleSample]) -> tuple[Reading, Reading]:
-    """Return the sum of the core throttle counts of CPUs, and their largest package throttle count."""
+    """Return how often CPUs were throttled: sum over physical cores, and largest count of a package."""
     samples = [of_cpu[cpu] for cpu in cpu_numbers(cpus) if cpu in of_cpu]
     return (
         _combine_counters((sample.core for sample in samples), sum),
@@ -154,7 +154,7 @@ class CpuRuleInput(NamedTuple):
     declared: DeclaredCpus | None
 
     def fault_since(self, code: KernelLogCode, cpus: CpuSet) -> Instant | None:
-        """Return when the fault that the kernel log reports of ``cpus`` began; None: it reports none."""
+        """Return when the fault with a finding code began on ``cpus``, by the kernel log; None: no fault."""
         began = (at for (of, cpu), at in self.faults_began.items() if of is code and cpus >> cpu & 1)
         return min(began, default=None)
 

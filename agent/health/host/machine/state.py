@@ -134,7 +134,7 @@ class MachineRuleInput(NamedTuple):
     limits: HostLimits
 
     def recent(self, seconds: int, *codes: KernelLogCode) -> tuple[KernelLogFact, ...]:
-        """Return the facts with one of ``codes`` and a line within ``seconds``, oldest first."""
+        """Return the kernel-log facts with one of ``codes`` and a line within ``seconds``, oldest first."""
         return tuple(fact for fact in self.recent_by_window[seconds] if fact.code in codes)
 
 

@@ -54,7 +54,7 @@ class ControllerNumaNodes:
         self._sockets = self._nodes_of_sockets(machine, nodes) if machine.dimms else {}
 
     def _nodes_of_sockets(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> dict[int, int]:
-        """Return the NUMA nodes with memory as a bit set, by the number of their CPU package (socket)."""
+        """Return the NUMA nodes with memory that each socket has, as bit sets by socket number."""
         package_of = {core.cpu: core.package for core in machine.cores}
         found: dict[int, int] = {}
         for node in nodes:
@@ -179,8 +179,10 @@ def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
 def _next_counters(
     before: Mapping[ModuleKey, ErrorTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
 ) -> Mapping[ModuleKey, ErrorTotal]:
-    """Return the totals of correctable errors after a reading; a counter that cannot be read keeps its
-    total."""
+    """Return the totals of correctable memory errors after a reading of EDAC's counters.
+
+    A counter that cannot be read keeps its total.
+    """
     found = dict(before)
     for sample in dimms:
         key, raw = (sample.controller, sample.dimm), sample.correctable
@@ -233,7 +235,7 @@ def _location(
 
 
 def _by_controller(dimms: Iterable[DimmSample]) -> Iterable[list[DimmSample]]:
-    """Return a list of samples for each controller: its modules, then the controller itself."""
+    """Return the EDAC samples grouped by controller: first the samples of its modules, then its own."""
     found: dict[int, list[DimmSample]] = {}
     for sample in dimms:
         found.setdefault(sample.controller, []).append(sample)

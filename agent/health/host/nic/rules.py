@@ -221,7 +221,7 @@ class _NicCounter(NamedTuple):
 def _counter_result(
     view: NicRuleInput, code: str, counter: _NicCounter, limit: int, window_s: int
 ) -> RuleResult:
-    """Return the result of comparing the growth of a counter with a limit, for each port of the NIC."""
+    """Return the result of a rule that compares one counter's growth with a limit, for all ports."""
     return _ports_result(view, code, partial(_port_counter_result, code, counter, limit, window_s))
 
 

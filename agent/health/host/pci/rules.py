@@ -171,7 +171,7 @@ def detect_link_fault(view: PciRuleInput) -> RuleResult:
 
 
 def _nic_result(view: PciRuleInput, code: str, *log_codes: KernelLogCode) -> RuleResult:
-    """Return the worst fault that kernel-log lines with one of ``log_codes`` report about a NIC."""
+    """Return the worst fault of a NIC in kernel-log lines with one of ``log_codes``, as a rule's result."""
     if not isinstance(view.function, PciSample):
         return _not_on_bus_result(view)
     faults = [fault for fault in nic_faults(view.log_facts) if fault.fact.code in log_codes]

@@ -160,7 +160,7 @@ RESOURCE_KINDS: Final[Mapping[Resource, DeviceKind]] = {
 
 
 def audit_issues(found: Iterable[PodFindingGroup], pods: PodDeviceLookup) -> Iterator[PodIssue]:
-    """Yield a pod issue for each group of audit findings in ``found``, in the same order."""
+    """Yield an issue, with the affected devices, for each group of audit findings about a pod."""
     for group in found:
         row = POD_AUDIT_ROWS[group.code]
         used = pods.prepared_for(group.pod_uid)
@@ -205,7 +205,14 @@ def audit_causes(
 def _affected_devices(
     findings: Sequence[PodFinding], cause: Cause, used: Iterable[PodPreparedDevice], pod_name: str
 ) -> Iterator[AffectedDevice]:
-    """Yield the evaluated devices that a pod's findings affect."""
+    """Yield the devices of a pod that its findings affect.
+
+    Args:
+        findings: Findings about the pod with one code.
+        cause: Cause that the findings become on the pod.
+        used: Devices that were prepared for the pod.
+        pod_name: Name of the pod for the evidence.
+    """
     devices = [entry.device for entry in used if entry.device]
     unmatched = [finding for finding in findings if not any(_provides(device, finding) for device in devices)]
     for device in devices:
