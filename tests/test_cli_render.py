@@ -505,9 +505,11 @@ def test_status_shows_the_last_reload(reload, line):
                 is_held=True,
                 requests=7,
                 success_wall_s=NOW_S - 4,
+                taint_rules=1,
                 conditions=(ClusterCondition("DRADevicesHealthy", "True", "AllDevicesHealthy"),),
             ),
             "lease drahealth/drahealth-a held by this agent; DRADevicesHealthy True (AllDevicesHealthy); "
+            "1 taint rule; "
             "7 requests, 0 failures, 0 events; last success 4s ago",
         ),
         (

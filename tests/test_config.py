@@ -145,6 +145,7 @@ kubeconfig = "/etc/drahealth/kubeconfig"
 namespace = "monitoring"
 condition-kinds = ["gpu", "nic"]
 events = false
+taint-rules = ["gpu.example.com"]
 
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
@@ -283,6 +284,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         k8s_namespace="monitoring",
         k8s_condition_kinds=("gpu", "nic"),
         k8s_events=False,
+        k8s_taint_rules=("gpu.example.com",),
         record_dir=Path("/var/lib/drahealth/record"),
         record_size=64 << 20,
         record_age_s=172_800,

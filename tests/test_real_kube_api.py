@@ -10,18 +10,22 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from cluster_agents import XID, StepClock, device, report
 from kubelet.claims import allocated_claim
 from patience import PATIENCE_S
 from real_kube_api import RealKubeApi, real_kube_api
 from wire.serving import eventually
 
 import drahealth
+from agent.cluster.cluster_publisher import ClusterPublisher
 from agent.embed import slice_publisher
+from agent.model.health import Health, Severity
 
 ROOT: Final = Path(__file__).parents[1]
 DRIVER, NODE = "card.example.com", "node-1"
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
+CHART_RULES: Final = ROOT / "deploy/helm/drahealth/files/rules.yaml"
 DEPLOYED: Final = ROOT / "examples/hostdev_driver/deploy.yaml"
 TAINTS: Final = tuple(
     drahealth.Taint(f"{DRIVER}/cause-{number}", "7", effect, 1_700_000_000)
@@ -300,3 +304,120 @@ def test_feature_gate_that_is_off_drops_taints_once(tmp_path: Path, caplog: pyte
         assert caplog.text.count("its feature gate DRADeviceTaints is off") == 1
         (found,) = slices(server)
         assert found["metadata"]["generation"] == 1
+
+
+# --- the agent's own work: lease, conditions, events, rules of taints ---------------------------------------
+
+
+def cluster_agent(
+    server: RealKubeApi, access: drahealth.ApiAccess, node: str, clock: StepClock
+) -> ClusterPublisher:
+    """Return the publisher of an agent with a role of the chart, whose steps a test runs."""
+    config = drahealth.Config(node_name=node, k8s_enabled=True, k8s_taint_rules=(DRIVER,), taint_quiet_s=0)
+    return ClusterPublisher(
+        config,
+        drahealth.ApiServer(access),
+        namespace="default",
+        identity=f"{node}-agent",
+        clock=clock,
+        jitter=lambda: 0.5,
+    )
+
+
+def chart_rules() -> list[Mapping[str, Any]]:
+    """Return all rules of the chart's roles; here the Lease is in the namespace ``default`` of a
+    ClusterRole."""
+    sections = yaml.safe_load(CHART_RULES.read_text())
+    return [rule for by_feature in sections.values() for rules in by_feature.values() for rule in rules]
+
+
+def run_steps(publisher: ClusterPublisher, clock: StepClock, steps: int) -> None:
+    """Run steps with 10 s between them."""
+    for _ in range(steps):
+        publisher.step()
+        clock.advance(10)
+
+
+def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> None:
+    node, clock = "cluster-node", StepClock()
+    server.create("/api/v1/nodes", "Node", node)
+    publisher = cluster_agent(server, server.service_account("agent", chart_rules()), node, clock)
+    broken = device("gpu-0", XID, driver=DRIVER)._replace(pool=node)
+    publisher.note_report(report(broken))
+    run_steps(publisher, clock, 2)
+    assert publisher.status.error == ""
+
+    admin = server.admin
+    conditions = {
+        one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    }
+    found = conditions["DRADevicesHealthy"]
+    assert (found["status"], found["reason"]) == ("False", "DevicesUnhealthy")
+    lease = admin.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/drahealth-{node}")
+    assert lease["spec"]["holderIdentity"] == f"{node}-agent"
+    events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
+    assert [one["reason"] for one in events] == ["DeviceUnhealthy"]
+    (rule,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
+    assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": node, "device": "gpu-0"}
+
+    successor = cluster_agent(server, server.service_account("agent-2", chart_rules()), node, clock)
+    successor.note_report(report(broken))
+    run_steps(successor, clock, 2)
+    (adopted,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
+    assert adopted["metadata"]["generation"] == rule["metadata"]["generation"]
+    after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
+    assert after["DRADevicesHealthy"] == found
+
+    successor.note_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
+    run_steps(successor, clock, 60)
+    assert successor.status.error == ""
+    after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
+    assert after["DRADevicesHealthy"]["status"] == "True"
+    assert admin.list_objects(admin.dra_path("devicetaintrules")).items == []
+    events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
+    assert sorted({one["reason"] for one in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
+
+
+def test_condition_of_another_manager_is_a_conflict_and_taken_over(
+    server: RealKubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, clock = "conflict-node", StepClock()
+    server.create("/api/v1/nodes", "Node", node)
+    entry = {"type": "DRADevicesHealthy", "status": "True", "reason": "Test", "message": "written by a test"}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": {"conditions": [entry]}}
+    server.admin.apply(f"/api/v1/nodes/{node}/status", body, manager="test")
+    publisher = cluster_agent(server, server.access, node, clock)
+    publisher.note_report(report(device("gpu-0", XID, driver=DRIVER)._replace(pool=node)))
+    run_steps(publisher, clock, 1)
+    assert 'conflicts with "test"' in caplog.text
+    (found,) = server.admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    assert (found["status"], found["reason"]) == ("False", "DevicesUnhealthy")
+
+
+def test_role_of_the_chart_has_no_verb_that_is_not_used(server: RealKubeApi) -> None:
+    """Without any one of its verbs the agent names that verb."""
+    whole = [(rule["apiGroups"], rule["resources"], verb) for rule in chart_rules() for verb in rule["verbs"]]
+    for number, missing in enumerate(whole):
+        node, clock = f"verb-node-{number}", StepClock()
+        server.create("/api/v1/nodes", "Node", node)
+        rules = [
+            {"apiGroups": groups, "resources": resources, "verbs": [verb]}
+            for groups, resources, verb in whole
+            if (groups, resources, verb) != missing
+        ]
+        publisher = cluster_agent(
+            server, server.service_account(f"agent-without-{number}", rules), node, clock
+        )
+        broken = device("gpu-0", XID, driver=DRIVER)._replace(pool=node)
+        errors = []
+        for sick in (True, False, True):
+            causes = broken if sick else device("gpu-0", driver=DRIVER)._replace(pool=node)
+            for _ in range(40):
+                publisher.note_report(report(causes))
+                run_steps(publisher, clock, 1)
+                errors.append(publisher.status.error)
+        groups, (resource,), verb = missing
+        expected = f"{verb} of {'.'.join(filter(None, (resource, *groups)))}"
+        assert any(
+            expected in error or f'cannot {verb} resource "{resource}"' in error for error in errors
+        ), missing

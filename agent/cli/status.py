@@ -105,6 +105,7 @@ def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText
     parts = [
         f"lease {cluster.lease} {holder}",
         *(f"{one.type} {one.status} ({one.reason})" for one in cluster.conditions),
+        *([format_count(cluster.taint_rules, "taint rule")] if cluster.taint_rules else ()),
         *([f"in maintenance: {', '.join(cluster.maintenance)}"] if cluster.maintenance else ()),
         f"{format_count(cluster.requests, 'request')}, {format_count(cluster.failures, 'failure')}, "
         f"{format_count(cluster.events, 'event')}",

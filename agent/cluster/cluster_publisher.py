@@ -21,6 +21,7 @@ from agent.cluster.node_conditions import (
     node_status_patch,
 )
 from agent.cluster.node_lease import CONFLICT, RENEW_S, NodeLease, load_identity
+from agent.cluster.taint_rules import TaintRules, taint_rule_policy
 from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
 from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
@@ -55,6 +56,8 @@ RETRY_MAX_S: Final = 60.0
 """Limit of that doubling [s]."""
 EVENTS_S: Final = 10.0
 """Interval at which due events are looked for without a changed report [s]: pods come and go."""
+RULES_S: Final = 5.0
+"""Shortest time between two passes over the DeviceTaintRules [s]."""
 MAINTENANCE_S: Final = 60.0
 """Interval at which the Node is read while events wait for the end of its maintenance [s]."""
 
@@ -131,7 +134,10 @@ class ClusterPublisher:
             self._lease_task,
             _ClusterTask("conditions", self._apply_conditions),
             _ClusterTask("events", self._record_events),
+            _ClusterTask("taint rules", self._sync_taint_rules),
         )
+        self._taint_rules = TaintRules(api, self._node, MANAGER)
+        self._rules_listed_ns: int | None = None
         self._events = DeviceEvents()
         self._recorder = EventRecorder(api, self._node)
         self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
@@ -282,6 +288,7 @@ class ClusterPublisher:
             ),
             maintenance=active_maintenance(self._node_conditions),
             events=self._recorder.sent,
+            taint_rules=self._taint_rules.count,
         )
 
     # --- tasks ----------------------------------------------------------------------------------------------
@@ -309,7 +316,8 @@ class ClusterPublisher:
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, error)
+            text = " ".join(str(error).split())  # the API server lists the fields in lines
+            log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._note_node(node)
         return TaskPause(resync_s, WRITE_S)
@@ -336,6 +344,18 @@ class ClusterPublisher:
                 self._log_lost_event(event.object, error)  # the pod's namespace is being deleted
             self._events.note_sent(key, now)
         return TaskPause(EVENTS_S)
+
+    def _sync_taint_rules(self, now: Instant) -> TaskPause:
+        report, config = self._report, self._config
+        if report is None or not (config.k8s_taint_rules or self._taint_rules.count):
+            return TaskPause(RESYNC_S)
+        if self._rules_listed_ns is None or now.mono_ns - self._rules_listed_ns >= RESYNC_S * NS:
+            self._taint_rules.forget()
+            self._rules_listed_ns = now.mono_ns
+        policy = taint_rule_policy(config.taint_evict, config.taint_quiet_s)
+        due_s = self._taint_rules.sync(report, config.k8s_taint_rules, config.drivers, policy, now)
+        pause_s = RESYNC_S if due_s is None else min(max(due_s, RULES_S), RESYNC_S)
+        return TaskPause(pause_s, min(pause_s, RULES_S))
 
     def _log_lost_event(self, obj: EventObject, error: ApiError) -> None:
         if count := self._lost_events.tick():

@@ -255,6 +255,8 @@ SETTINGS: Final = (
             help="kinds of devices with a condition of their own on the Node"),
     Setting("k8s.events", "k8s_events", kinds.SWITCH,
             help="whether faults of devices are events of the Node and of pods"),
+    Setting("k8s.taint-rules", "k8s_taint_rules", kinds.NAMES, check_driver_names,
+            help="drivers that publish no taints: their Unhealthy devices get DeviceTaintRules"),
     Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
             help="texts of prepare errors and their classes"),
     Setting("taints.evict", "taint_evict", kinds.CODES,
@@ -385,6 +387,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of devices that have a condition of their own on the Node."""
     k8s_events: bool = True
     """Whether faults of devices are events of the Node and of the pods that use them."""
+    k8s_taint_rules: tuple[str, ...] = ()
+    """Drivers whose Unhealthy devices get DeviceTaintRules, because the drivers publish no taints."""
     prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()

@@ -349,6 +349,7 @@ CLUSTER_FAILURES: Final = _counter("cluster_failures", "Failed attempts to write
 CLUSTER_EVENTS: Final = _counter(
     "cluster_events", "Events of the Node and of pods, and repetitions of them, that were written."
 )
+CLUSTER_RULES: Final = _gauge("cluster_taint_rules", "DeviceTaintRules of the node that the agent keeps.")
 CLUSTER_SUCCESS: Final = _gauge(
     "cluster_last_success_timestamp_seconds", "Time of the last successful work at the API server."
 )
@@ -408,6 +409,7 @@ AGENT_FAMILIES: Final = (
     CLUSTER_REQUESTS,
     CLUSTER_FAILURES,
     CLUSTER_EVENTS,
+    CLUSTER_RULES,
     CLUSTER_SUCCESS,
     CORE_PASSES,
     CORE_WAKES,

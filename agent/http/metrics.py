@@ -203,6 +203,7 @@ class MetricsRenderer:
             yield _rows(families.CLUSTER_REQUESTS, [((), cluster.requests)])
             yield _rows(families.CLUSTER_FAILURES, [((), cluster.failures)])
             yield _rows(families.CLUSTER_EVENTS, [((), cluster.events)])
+            yield _rows(families.CLUSTER_RULES, [((), cluster.taint_rules)])
             if cluster.success_wall_s is not None:
                 yield _rows(families.CLUSTER_SUCCESS, [((), cluster.success_wall_s)])
         counts = self._server()

@@ -106,6 +106,8 @@ class ClusterStatus(NamedTuple):
     conditions: tuple[ClusterCondition, ...] = ()
     events: int = 0
     """Events, and repetitions of events, that were written since the agent started."""
+    taint_rules: int = 0
+    """Number of the node's DeviceTaintRules that the agent keeps."""
     maintenance: tuple[str, ...] = ()
     """Conditions of the Node with which it is drained or maintained now (KEP-5683), when it was last read."""
 

@@ -39,7 +39,7 @@ VARIANTS = {
         "drivers": [DRIVER, "nic.example.com"],
         "image": {"repository": "registry.example.com/drahealth", "tag": "1.0"},
         "imagePullSecrets": [{"name": "registry"}],
-        "cluster": {"enabled": True, "conditionKinds": ["gpu", "nic"]},
+        "cluster": {"enabled": True, "conditionKinds": ["gpu", "nic"], "taintRules": [DRIVER]},
         "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [TERM]}}},
         "kernelLog": {"enabled": True},
         "maxUnavailable": 1,
@@ -239,7 +239,8 @@ def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: 
 
 
 def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_path: Path) -> None:
-    objects = rendered(helm, {"cluster": {"enabled": True, "conditionKinds": ["gpu"]}, "config": CONFIG})
+    cluster = {"enabled": True, "conditionKinds": ["gpu"], "taintRules": [DRIVER]}
+    objects = rendered(helm, {"cluster": cluster, "config": CONFIG})
     (volume,) = (one for one in pod_spec(objects)["volumes"] if one["name"] == "config")
     for item in volume["configMap"]["items"]:
         file = tmp_path / item["path"]
@@ -247,7 +248,24 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
         file.write_text(objects["ConfigMap"]["data"][item["key"]])
     config = load({}, {}, default_file=tmp_path / "config.toml", needs_runtime_dir=False)
     assert (config.k8s_enabled, config.k8s_condition_kinds, config.k8s_events) == (True, ("gpu",), True)
+    assert config.k8s_taint_rules == (DRIVER,)
     assert config.period_ns == 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "features"),
+    [
+        ({}, {"conditions", "events"}),
+        ({"events": False}, {"conditions"}),
+        ({"events": False, "taintRules": [DRIVER]}, {"conditions", "taintRules"}),
+    ],
+)
+def test_role_has_the_rules_of_the_enabled_features_only(
+    helm: Path, values: Mapping[str, object], features: set[str]
+) -> None:
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["cluster"]
+    found = rendered(helm, {"cluster": {"enabled": True, **values}})["ClusterRole"]["rules"]
+    assert found == [rule for feature, own in rules.items() if feature in features for rule in own]
 
 
 def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> None:

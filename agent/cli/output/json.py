@@ -121,7 +121,10 @@ STATUS: Final = ObjectKeys(
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
 SUBSCRIBER: Final = ObjectKeys("socket streams connections")
 CLUSTER: Final = ObjectKeys(
-    "lease holder isHeld requests failures error lastSuccess:success_wall_s events conditions maintenance",
+    """
+    lease holder isHeld requests failures error lastSuccess:success_wall_s events taintRules conditions
+    maintenance
+    """,
     lastSuccess=lambda wall_s: None if wall_s is None else rfc3339(wall_s),
     conditions=encode_each(ObjectKeys("type status reason")),
     maintenance=list,

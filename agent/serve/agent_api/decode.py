@@ -115,6 +115,7 @@ def _cluster_of(cluster: v1.ClusterStatus) -> ClusterStatus:
         ),
         maintenance=tuple(cluster.maintenance),
         events=cluster.events,
+        taint_rules=cluster.taint_rules,
     )
 
 

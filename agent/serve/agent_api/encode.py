@@ -139,6 +139,7 @@ def _cluster(cluster: ClusterStatus) -> bytes:
             *(message_field(8, _cluster_condition(condition)) for condition in cluster.conditions),
             *(repeated_string_field(9, name) for name in cluster.maintenance),
             int_field(10, cluster.events),
+            int_field(11, cluster.taint_rules),
         )
     )
 

@@ -17,6 +17,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 enabled = true
 condition-kinds = {{ .Values.cluster.conditionKinds | toJson }}
 events = {{ .Values.cluster.events }}
+taint-rules = {{ .Values.cluster.taintRules | toJson }}
 {{- end }}
 
 {{- define "drahealth.serviceAccount" -}}

@@ -521,6 +521,9 @@ class ClusterStatus(betterproto.Message):
     Events, and repetitions of events, that were written since the agent started.
     """
 
+    taint_rules: int = betterproto.int64_field(11)
+    """Number of the node's DeviceTaintRules that the agent keeps."""
+
 
 @dataclass(eq=False, repr=False)
 class ClusterCondition(betterproto.Message):

@@ -1,0 +1,261 @@
+"""DeviceTaintRules for Unhealthy devices of drivers that publish no taints themselves.
+
+A rule whose selector lacks a field matches more than one device, and an empty one every device of the cluster
+on API servers before 1.38. check_rule() refuses such a rule right before it is sent. Only rules with this
+agent's labels and field manager are changed or deleted.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
+from agent.errors import ApiError
+from agent.model.claim import DeviceRef
+from agent.model.report import Report
+from agent.model.taint import Effect, Taint, Taints
+from agent.model.time import NS, Instant, rfc3339
+from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, NOT_SERVED, ApiServer, path_of
+
+RULES: Final = "devicetaintrules"
+VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
+"""Versions of DeviceTaintRule, best first: v1 since 1.37, v1beta2 in 1.36, v1alpha3 since 1.33."""
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+NODE_LABEL: Final = "drahealth.dev/node"
+"""Label of a rule with its node's name, or with a hash of a name that is no label's value."""
+WRITES_MAX: Final = 32
+"""Largest number of rules that one pass writes or deletes."""
+CONFLICT: Final = 409
+_LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_WRITTEN_EFFECTS: Final = frozenset({Effect.NO_SCHEDULE, Effect.NO_EXECUTE})
+
+_RuleObject = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def check_rule(rule: _RuleObject) -> None:
+    """Check that a rule selects exactly one device.
+
+    Raises:
+        ValueError: The selector lacks the driver, the pool or the device.
+    """
+    selector = rule.get("spec", {}).get("deviceSelector") or {}
+    for key in ("driver", "pool", "device"):
+        if not isinstance(selector.get(key), str) or not selector[key]:
+            raise ValueError(
+                f"DeviceTaintRule {rule['metadata']['name']}: its selector has no {key}, so it could match "
+                "other devices; it is not sent"
+            )
+
+
+def node_label(node: str) -> str:
+    """Return the value of the label for a node."""
+    return node if _LABEL.fullmatch(node) else hashlib.sha256(node.encode()).hexdigest()[:32]
+
+
+def rule_name(device: DeviceRef) -> str:
+    """Return the name of a device's rule, which no other device of the cluster has."""
+    digest = hashlib.sha256("\0".join(device).encode()).hexdigest()[:16]
+    head = re.sub(r"[^a-z0-9.-]", "-", f"{device.pool}-{device.device}".lower())[:200].strip("-.")
+    return f"drahealth-{head}-{digest}"
+
+
+class TaintRules:
+    """Rules of one node: decided from reports, and written to the API server. For one thread."""
+
+    def __init__(self, api: ApiServer, node: str, manager: str) -> None:
+        """Create the rules; nothing is called yet. ``manager`` is the agent's field manager."""
+        self.count = 0
+        """Number of the node's rules in the API server, as this agent knows it."""
+        self._api = api
+        self._label = node_label(node)
+        self._manager = manager
+        self._version = ""
+        self._existing: dict[str, _RuleObject] | None = None
+        """Own rules in the API server by name; None: not listed yet."""
+        self._states: dict[str, TaintState] = {}
+        self._logged: set[str] = set()
+
+    def forget(self) -> None:
+        """List the rules again in the next pass: others may have changed them."""
+        self._existing = None
+
+    def sync(
+        self,
+        report: Report,
+        drivers: Sequence[str],
+        served: Container[str],
+        policy: TaintPolicy,
+        now: Instant,
+    ) -> float | None:
+        """Write and delete rules so that they are those of a report.
+
+        Args:
+            report: Newest report.
+            drivers: Drivers that publish no taints. Rules of other drivers that this agent made are deleted.
+                A driver that has declared no devices yet, and is not served, keeps its rules as they are.
+            served: Drivers that the agent serves.
+            policy: The operator's policy for taints.
+            now: Current time.
+
+        Returns:
+            Time until the next pass is due without a new report [s]; None: none is.
+
+        Raises:
+            ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`; the next pass continues.
+        """
+        if self._existing is None:
+            self._existing = self._list()
+            self._adopt(self._existing.values(), drivers, policy)
+        known = [driver for driver in drivers if driver in served or driver in report.declaring]
+        wanted = self._wanted(report, known, policy, now)
+        due = [
+            name for name, rule in wanted.items() if self._existing.get(name, {}).get("spec") != rule["spec"]
+        ]
+        kept = set(drivers) - set(known)
+        obsolete = [
+            name
+            for name, rule in self._existing.items()
+            if name not in wanted and _driver_of(rule) not in kept
+        ]
+        for name in due[:WRITES_MAX]:
+            self._write(name, wanted[name])
+        for name in obsolete[: max(0, WRITES_MAX - len(due))]:
+            self._delete(name)
+        self.count = len(self._existing)
+        if len(due) + len(obsolete) > WRITES_MAX:
+            return 0.0
+        times = [state.due_ns for state in self._states.values() if state.due_ns is not None]
+        return max(0.0, (min(times) - now.mono_ns) / NS) if times else None
+
+    # --- decision -------------------------------------------------------------------------------------------
+
+    def _wanted(
+        self, report: Report, drivers: Sequence[str], policy: TaintPolicy, now: Instant
+    ) -> dict[str, dict[str, Any]]:
+        """Return the rules that a report justifies, by name. Each device has one, with its worst taint."""
+        found = {}
+        for driver in drivers:
+            before = self._states.get(driver, TaintState())
+            self._states[driver] = decide_taints(before, report, driver, policy, now)
+            for device, taints in self._states[driver].taints.devices.items():
+                if taints and taints[0].effect in _WRITTEN_EFFECTS:
+                    found[rule_name(device)] = self._rule(device, taints[0])
+        return found
+
+    def _rule(self, device: DeviceRef, taint: Taint) -> dict[str, Any]:
+        spec = {
+            "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.device},
+            "taint": {
+                "key": taint.key,
+                **({"value": taint.value} if taint.value else {}),
+                "effect": str(taint.effect),
+                "timeAdded": rfc3339(taint.added_wall_s),
+            },
+        }
+        metadata = {
+            "name": rule_name(device),
+            "labels": {MANAGED_BY: self._manager, NODE_LABEL: self._label},
+        }
+        return {"kind": "DeviceTaintRule", "metadata": metadata, "spec": spec}
+
+    def _adopt(self, rules: Iterable[_RuleObject], drivers: Sequence[str], policy: TaintPolicy) -> None:
+        """Continue the taints of a former run, so that a device that is Healthy by now keeps its rule for the
+        quiet time, and ``timeAdded`` stays."""
+        kept: dict[DeviceRef, tuple[Taint, ...]] = {}
+        for rule in rules:
+            try:
+                device, taint = _parse_rule(rule)
+            except (KeyError, TypeError, ValueError):  # such a rule is written again or deleted
+                continue
+            kept[device] = (taint,)
+        for driver in drivers:
+            if driver not in self._states:
+                self._states[driver] = restore_taints(Taints(kept), driver, policy)
+
+    # --- API server -----------------------------------------------------------------------------------------
+
+    def _list(self) -> dict[str, _RuleObject]:
+        """Return the rules that an agent of this node made, by name; raises ApiError if none of the versions
+        is served."""
+        selector = f"{MANAGED_BY}={self._manager},{NODE_LABEL}={self._label}"
+        for version in [self._version] if self._version else VERSIONS:
+            try:
+                items = self._api.list_objects(self._path(version), label_selector=selector).items
+            except ApiError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                continue
+            self._version = version
+            return {item["metadata"]["name"]: item for item in items if self._is_own(item)}
+        self._version = ""
+        raise ApiError(
+            NOT_SERVED,
+            "NotServed",
+            f"the API server serves DeviceTaintRules in none of {', '.join(VERSIONS)}; turn on its "
+            "feature gate DRADeviceTaintRules, or remove k8s.taint-rules",
+        )
+
+    def _is_own(self, rule: _RuleObject) -> bool:
+        """Return whether this agent's field manager applied a rule; another one with its labels is left
+        alone."""
+        fields = rule["metadata"].get("managedFields") or ()
+        if any(entry.get("manager") == self._manager for entry in fields):
+            return True
+        self._log_once(rule["metadata"]["name"], "has the labels of this agent, and was made by others")
+        return False
+
+    def _write(self, name: str, rule: dict[str, Any]) -> None:
+        assert self._existing is not None
+        check_rule(rule)
+        body = {"apiVersion": f"{DRA_GROUP}/{self._version}"} | rule
+        try:
+            self._api.apply(self._path(self._version, name), body, manager=self._manager)
+        except ApiError as error:
+            if error.status == NOT_FOUND:  # the version is served no longer, after an update of the cluster
+                self._version, self._existing = "", None
+            if error.status != CONFLICT:
+                raise
+            self._log_once(name, f"was changed by others: {' '.join(str(error).split())}")
+        self._existing = {**(self._existing or {}), name: rule}
+
+    def _delete(self, name: str) -> None:
+        assert self._existing is not None
+        try:
+            self._api.call("DELETE", self._path(self._version, name))
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+        del self._existing[name]
+
+    def _log_once(self, name: str, problem: str) -> None:
+        if name not in self._logged:
+            self._logged.add(name)
+            log.warning("cluster: DeviceTaintRule %s: %s; left as it is", name, problem)
+
+    @staticmethod
+    def _path(version: str, *name: str) -> str:
+        return path_of("apis", DRA_GROUP, version, RULES, *name)
+
+
+def taint_rule_policy(evict: frozenset[str], quiet_s: float) -> TaintPolicy:
+    """Return the policy for rules: taints of effect ``None`` are for drivers only."""
+    return TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
+
+
+def _driver_of(rule: _RuleObject) -> object:
+    """Return the driver that a rule selects; None: it selects none."""
+    return (rule["spec"].get("deviceSelector") or {}).get("driver")
+
+
+def _parse_rule(rule: _RuleObject) -> tuple[DeviceRef, Taint]:
+    """Return device and taint of a rule. Raises KeyError, TypeError or ValueError: it has another form."""
+    selector: Mapping[str, str] = rule["spec"]["deviceSelector"]
+    taint: Mapping[str, str] = rule["spec"]["taint"]
+    added = int(datetime.fromisoformat(taint["timeAdded"]).timestamp())
+    device = DeviceRef(selector["driver"], selector["pool"], selector["device"])
+    return device, Taint(taint["key"], taint.get("value", ""), Effect(taint["effect"]), added)

@@ -1,0 +1,271 @@
+"""DeviceTaintRules: one per Unhealthy device, never for more than one device, and only the agent's own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster_agents import DRIVER, XID, SteppedAgent, device, report
+from cluster_api import NODE, ClusterApi, Refusal, granted_rights
+
+from agent.cluster.taint_rules import (
+    MANAGED_BY,
+    NODE_LABEL,
+    VERSIONS,
+    WRITES_MAX,
+    check_rule,
+    node_label,
+    rule_name,
+)
+from agent.model.claim import DeviceRef
+from agent.model.health import DeviceHealth, Severity
+from agent.model.time import rfc3339
+
+QUIET_S = 60
+SICK = ("gpu-0", XID)
+
+
+@pytest.fixture
+def api() -> Iterator[ClusterApi]:
+    with ClusterApi() as server:
+        yield server
+
+
+def agent_of(api: ClusterApi, *drivers: str, **settings: Any) -> SteppedAgent:
+    """Return an agent that makes rules for the drivers, by default for DRIVER."""
+    return SteppedAgent(
+        api, k8s_taint_rules=drivers or (DRIVER,), taint_quiet_s=QUIET_S, k8s_events=False, **settings
+    )
+
+
+def declared(name: str = "gpu-0", *causes: tuple[str, Severity]) -> DeviceHealth:
+    return device(name, *causes, driver=DRIVER)
+
+
+def rules(api: ClusterApi) -> dict[str, tuple[str, str, str]]:
+    """Return key, value and effect of each rule by the device of its selector."""
+    return {
+        rule["spec"]["deviceSelector"]["device"]: (
+            rule["spec"]["taint"]["key"],
+            rule["spec"]["taint"].get("value", ""),
+            rule["spec"]["taint"]["effect"],
+        )
+        for rule in api.objects_of("devicetaintrules")
+    }
+
+
+def foreign_rule(name: str, device_name: str, *, manager: str, **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": name, "labels": labels, "managedFields": [{"manager": manager}]},
+        "spec": {
+            "deviceSelector": {"driver": DRIVER, "pool": NODE, "device": device_name},
+            "taint": {"key": f"{DRIVER}/admin", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"},
+        },
+    }
+
+
+OWN_LABELS = {MANAGED_BY: "drahealth", NODE_LABEL: NODE}
+PATH = "/apis/resource.k8s.io/v1/devicetaintrules"
+
+
+def test_unhealthy_device_has_a_rule_for_itself_alone(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK), declared("gpu-1"), device("gpu-2", XID))
+    (rule,) = api.objects_of("devicetaintrules")
+    assert rule["spec"] == {
+        "deviceSelector": {"driver": DRIVER, "pool": NODE, "device": "gpu-0"},
+        "taint": {
+            "key": f"{DRIVER}/xid",
+            "value": "79",
+            "effect": "NoSchedule",
+            "timeAdded": rfc3339(agent.clock.now.wall_s),
+        },
+    }
+    assert rule["metadata"]["labels"] == OWN_LABELS
+    assert agent.publisher.status.taint_rules == 1
+
+
+def test_host_device_of_a_served_driver_has_a_rule(api: ClusterApi) -> None:
+    agent_of(api, drivers=(DRIVER,)).show(device(*SICK))
+    assert set(rules(api)) == {"gpu-0"}
+
+
+def test_driver_that_is_neither_served_nor_declaring_has_no_rule(api: ClusterApi) -> None:
+    agent_of(api).show(device(*SICK))
+    assert rules(api) == {}
+
+
+def test_evicting_code_makes_a_rule_that_evicts(api: ClusterApi) -> None:
+    agent_of(api, taint_evict=frozenset({"gpu.xid.*"})).show(declared(*SICK))
+    assert rules(api) == {"gpu-0": (f"{DRIVER}/xid", "79", "NoExecute")}
+
+
+def test_degraded_or_unknown_device_has_no_rule(api: ClusterApi) -> None:
+    agent_of(api).run_for(
+        300,
+        lambda: [declared("a", ("gpu.silent", Severity.UNKNOWN)), declared("b", ("x.y", Severity.DEGRADED))],
+    )
+    assert rules(api) == {}
+
+
+def test_rule_is_removed_after_the_quiet_time(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    agent.run_for(QUIET_S - 10, lambda: [declared()])
+    assert set(rules(api)) == {"gpu-0"}
+    agent.run_for(30, lambda: [declared()])
+    assert rules(api) == {}
+    assert agent.publisher.status.taint_rules == 0
+
+
+def test_flapping_device_keeps_its_rule_without_a_write(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    flaps = iter(range(10**6))
+    agent.show(declared(*SICK))
+    api.requests.clear()
+    agent.run_for(1800, lambda: [declared(*(SICK if next(flaps) % 2 else ("gpu-0",)))])
+    assert set(rules(api)) == {"gpu-0"}
+    assert [one for one in api.requests if one.method != "GET" and "taintrules" in one.path] == []
+
+
+def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
+    first = agent_of(api)
+    first.show(declared(*SICK), declared("gpu-1", XID))
+    added = {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")}
+    first.clock.advance(3600)
+    second = agent_of(api, clock=first.clock)
+    api.writes()
+    second.show(declared(*SICK), declared("gpu-1"))
+    assert [one for one in api.writes() if "taintrules" in one.path] == []
+    assert {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")} == added
+    second.run_for(QUIET_S + 20, lambda: [declared(*SICK), declared("gpu-1")])
+    assert set(rules(api)) == {"gpu-0"}
+
+
+def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -> None:
+    first = agent_of(api)
+    first.show(declared(*SICK))
+    second = agent_of(api, clock=first.clock)
+    second.run_for(600, lambda: [device("gpu-0")])
+    assert set(rules(api)) == {"gpu-0"}
+
+
+def test_rules_of_a_driver_that_is_configured_no_longer_are_removed(api: ClusterApi) -> None:
+    first = agent_of(api)
+    first.show(declared(*SICK))
+    agent_of(api, "other.example.com", clock=first.clock).show(declared(*SICK))
+    assert rules(api) == {}
+
+
+def test_rules_of_others_are_left_alone(api: ClusterApi, caplog: pytest.LogCaptureFixture) -> None:
+    for name, manager, labels in (
+        ("admin", "kubectl", {}),
+        ("copied-labels", "kubectl", OWN_LABELS),
+        ("other-node", "drahealth", {**OWN_LABELS, NODE_LABEL: "node-b"}),
+    ):
+        api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-7", manager=manager, **labels))
+    agent_of(api).run_for(1200, lambda: [declared()])
+    assert len(api.objects_of("devicetaintrules")) == 3
+    assert caplog.text.count("copied-labels: has the labels of this agent, and was made by others") == 1
+
+
+def test_rule_that_others_changed_or_deleted_is_handled(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    (path,) = (path for path in api.objects if "/devicetaintrules/" in path)
+    del api.objects[path]
+    agent.run_for(700, lambda: [declared(*SICK)])
+    assert set(rules(api)) == {"gpu-0"}
+    name = rule_name(DeviceRef(DRIVER, NODE, "gpu-1"))
+    api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-1", manager="kubectl"))
+    agent.show(declared(*SICK), declared("gpu-1", XID))
+    assert rules(api)["gpu-1"] == (f"{DRIVER}/admin", "", "NoSchedule")
+    assert f"{name}: was changed by others" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "version"), [("1.37", "v1"), ("1.36", "v1beta2"), ("1.34", "v1alpha3")]
+)
+def test_rules_have_the_best_version_of_the_api_server(kubernetes: str, version: str) -> None:
+    with ClusterApi(kubernetes) as api:
+        agent_of(api).show(declared(*SICK))
+        (rule,) = api.objects_of("devicetaintrules")
+        assert rule["apiVersion"] == f"resource.k8s.io/{version}"
+    assert version in VERSIONS
+
+
+def test_api_server_without_rules_is_named(api: ClusterApi) -> None:
+    api.refuse = lambda request: Refusal(404, "NotFound") if "taintrules" in request.path else None
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    assert "turn on its feature gate DRADeviceTaintRules" in agent.publisher.status.error
+
+
+def test_version_that_ends_with_an_update_is_replaced(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    api.version = "1.36"
+    agent.run_for(60, lambda: [declared(*SICK), declared("gpu-1", XID)])
+    versions = {rule["apiVersion"] for rule in api.objects_of("devicetaintrules")}
+    assert "resource.k8s.io/v1beta2" in versions
+
+
+def test_storm_of_128_devices_is_written_in_parts(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    storm = [declared(f"gpu-{number:03}", XID) for number in range(128)]
+    agent.show(*storm)
+    assert len(rules(api)) == WRITES_MAX
+    agent.run_for(60, lambda: storm)
+    assert len(rules(api)) == 128
+    agent.run_for(600, lambda: [declared(f"gpu-{number:03}") for number in range(128)])
+    assert rules(api) == {}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_refused_rule_is_written_later(api: ClusterApi, status: int) -> None:
+    refusals = iter([Refusal(status, "Refused")] * 2)
+    api.refuse = lambda request: next(refusals, None) if request.method == "PATCH" else None
+    agent_of(api).run_for(60, lambda: [declared(*SICK)])
+    assert set(rules(api)) == {"gpu-0"}
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        None,
+        {},
+        {"driver": DRIVER},
+        {"driver": DRIVER, "pool": NODE},
+        {"driver": DRIVER, "pool": NODE, "device": ""},
+        {"pool": NODE, "device": "gpu-0"},
+    ],
+)
+def test_rule_that_could_match_other_devices_is_refused(selector: dict[str, str] | None) -> None:
+    with pytest.raises(ValueError, match="it is not sent"):
+        check_rule({"metadata": {"name": "r"}, "spec": {"deviceSelector": selector}})
+
+
+def test_device_without_a_pool_is_never_sent(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.publisher.note_report(report(declared(*SICK)._replace(pool="")))
+    agent.publisher.step()
+    assert rules(api) == {}
+    assert agent.publisher.status.error == "taint rules: internal error"
+
+
+def test_long_node_name_has_a_valid_label() -> None:
+    name = ".".join(["n" * 60] * 4)
+    assert len(node_label(name)) <= 63
+    assert len(rule_name(DeviceRef(DRIVER, name, "d" * 63))) <= 253
+
+
+def test_agent_uses_exactly_the_rights_of_its_roles(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_taint_rules=(DRIVER,), taint_quiet_s=0)
+    agent.show(declared(*SICK))
+    agent.run_for(400, lambda: [declared()])
+    agent.run_for(400, lambda: [declared(*SICK)])
+    agent.run_for(400, lambda: [declared()])
+    assert api.used == granted_rights()
