@@ -20,25 +20,30 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 
 EVENT_S: Final = 300.0
-"""Shortest time between two events about the same object, device and code [s]."""
+"""Shortest time between two events about the same object, device and finding code [s]."""
 UNKNOWN_S: Final = 60.0
-"""Time for which a device must be Unknown before it has an event [s]: a driver's restart makes it so for a
-moment."""
+"""Time for which a device must be Unknown before it has an event [s].
+
+A driver's restart makes its devices Unknown for a moment.
+"""
 RECOVERED: Final = ""
-"""Code of the event about a device that has recovered."""
+"""Code that stands for the recovery of a device in the identity of an event."""
 REASONS: Final = {
     Severity.UNHEALTHY: "DeviceUnhealthy",
     Severity.UNKNOWN: "DeviceUnknown",
     Severity.DEGRADED: "DeviceDegraded",
 }
-"""Reason of an event by the severity of the fault, the most urgent first."""
+"""Reason of a Kubernetes event by the severity of the fault, the most urgent first."""
 RECOVERED_REASON: Final = "DeviceRecovered"
 POD_SEVERITIES: Final = frozenset({Severity.UNHEALTHY, Severity.UNKNOWN})
-"""Severities of faults with an event on the pods, too: a degraded device still works."""
+"""Severities of faults that have an event on the pods, too.
+
+A degraded device still works, so its faults have an event on the Node only.
+"""
 
 
 class EventKey(NamedTuple):
-    """Identity of a fault on an object."""
+    """Identity of a fault of a device, for the events about it on one object, the Node or a pod."""
 
     object: EventObject
     device: DeviceRef
@@ -46,29 +51,29 @@ class EventKey(NamedTuple):
 
 
 class WantedEvent(NamedTuple):
-    """Event that is due, with its fault."""
+    """Kubernetes event that is due, with the identity of the fault that it reports."""
 
     key: EventKey
     event: DeviceEvent
 
 
 class _Sent(NamedTuple):
-    """Last event about a fault on an object."""
+    """Time of the last event about a fault on one object, and whether the fault still exists."""
 
     at_ns: int
     lasts: bool
-    """True: the fault has been in every report since. False: it has ended."""
+    """True: the fault has been in every report since the event. False: it has ended."""
 
 
 class DeviceEvents:
-    """Memory of the faults that have had an event. For one thread."""
+    """Memory of the faults of devices that have had a Kubernetes event. For one thread."""
 
     def __init__(self) -> None:
         self._sent: dict[EventKey, _Sent] = {}
         self._announced: set[DeviceRef] = set()
-        """Devices with an event about a fault, and none about their recovery."""
+        """Devices that have had an event about a fault on the Node, and none about their recovery."""
         self._unknown_ns: dict[EventKey, int] = {}
-        """Time since which a fault is Unknown [ns]."""
+        """Monotonic time since which a device has been Unknown, by identity of the fault [ns]."""
 
     def due(
         self,
@@ -103,7 +108,7 @@ class DeviceEvents:
         return [one for key, one in wanted.items() if key not in self._sent]
 
     def note_sent(self, key: EventKey, now: Instant) -> None:
-        """Remember that the event about a fault was written, or cannot be."""
+        """Remember that the Kubernetes event about a fault was written, or cannot be written."""
         self._sent[key] = _Sent(now.mono_ns, lasts=True)
         if key.code == RECOVERED:
             self._announced.discard(key.device)
@@ -111,7 +116,7 @@ class DeviceEvents:
             self._announced.add(key.device)
 
     def _forget(self, wanted: Container[EventKey], now: Instant) -> None:
-        """Forget faults that have ended, once they may have another event."""
+        """Forget faults that have ended, once EVENT_S have passed since their last event."""
         kept = {}
         for key, sent in self._sent.items():
             lasts = sent.lasts and key in wanted
@@ -137,7 +142,7 @@ def _wanted(
 
 
 def _faults(device: DeviceHealth, severity: Severity) -> Iterable[Cause]:
-    """Return the causes with a severity, one per code."""
+    """Return the causes of a device that have a severity, one per finding code."""
     return {cause.code: cause for cause in reversed(device.causes) if cause.severity is severity}.values()
 
 

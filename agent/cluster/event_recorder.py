@@ -14,31 +14,31 @@ from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, path_of
 
 SOURCE: Final = "drahealth"
-"""Component that reports the events."""
+"""Name of the component that reports the events, in their ``source``."""
 COMBINE_MESSAGES: Final = 10
-"""Number of different messages from which events of one object, type and reason are combined."""
+"""Number of different messages from which events of one object, type and reason are combined into one."""
 COMBINE_S: Final = 600.0
-"""Time without such an event after which the messages are forgotten [s]."""
+"""Time without an event of one object, type and reason after which its messages are forgotten [s]."""
 COMBINED: Final = "(combined from similar events): "
 OBJECT_BURST: Final = 25
-"""Number of events that one object gets at once."""
+"""Number of events that may be written about one object at once."""
 OBJECT_EVENT_S: Final = 300.0
-"""Time for one further event of an object [s]."""
+"""Time after which one further event may be written about an object [s]."""
 NODE_BURST: Final = 50
-"""Number of events of all objects of the node at once."""
+"""Number of events that may be written about all objects of the node at once."""
 NODE_EVENT_S: Final = 3.0
-"""Time for one further event of all objects [s]."""
+"""Time after which one further event may be written about any object of the node [s]."""
 CACHE_MAX: Final = 4096
 """Largest number of objects, of combined events and of counted events that are remembered."""
 MESSAGE_CHARS: Final = 1024
-"""Longest message [characters]."""
+"""Longest message of an event [characters]."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class EventObject(NamedTuple):
-    """Object that an event concerns."""
+    """Kubernetes object, the Node or a pod, that an event concerns."""
 
     kind: str
     name: str
@@ -48,17 +48,17 @@ class EventObject(NamedTuple):
 
 
 class DeviceEvent(NamedTuple):
-    """Event to record."""
+    """Kubernetes event to record: its object, type, reason and message."""
 
     object: EventObject
     type: str
-    """``Normal`` or ``Warning``."""
+    """Type of the Kubernetes event: ``Normal`` or ``Warning``."""
     reason: str
     message: str
 
 
 class TokenBucket:
-    """Limit of a rate: a burst at once, and one token per interval afterwards."""
+    """Rate limit of events: a burst of tokens at once, and one further token per interval."""
 
     def __init__(self, burst: int, interval_s: float) -> None:
         self._burst, self._interval_ns = burst, round(interval_s * NS)
@@ -66,7 +66,7 @@ class TokenBucket:
         self._filled_ns: int | None = None
 
     def has_token(self, now: Instant) -> bool:
-        """Return whether a token is left."""
+        """Return whether the rate limit allows an event now: a token is left."""
         if self._filled_ns is not None:
             gained = (now.mono_ns - self._filled_ns) / self._interval_ns
             self._tokens = min(float(self._burst), self._tokens + gained)
@@ -74,32 +74,32 @@ class TokenBucket:
         return self._tokens >= 1.0
 
     def take(self) -> None:
-        """Take a token, after :meth:`has_token`."""
+        """Take a token for an event that was written, after :meth:`has_token`."""
         self._tokens -= 1.0
 
 
 class _Written(NamedTuple):
-    """Event that is in the API server."""
+    """Event that was written to the API server, by its path."""
 
     path: str
     times: int
-    """Number of its occurrences, the ``count`` of the event."""
+    """Number of occurrences of the event, its ``count``."""
 
 
 class _Messages(NamedTuple):
-    """Different messages of one object, type and reason."""
+    """Different messages of the events of one object, type and reason, and time of the newest."""
 
     texts: frozenset[str]
     at_ns: int
 
 
 class EventRecorder:
-    """Recorder of the events of one node, with the limits above. For one thread."""
+    """Recorder of the Kubernetes events of one node, with limits on their rate. For one thread."""
 
     def __init__(self, api: ApiServer, node: str) -> None:
-        """Create a recorder of the node with this name; nothing is called yet."""
+        """Create a recorder of the node with this name; the API server is not called yet."""
         self.sent = 0
-        """Number of events, and of repetitions, that were written."""
+        """Number of events and of their repetitions that were written."""
         self._api = api
         self._node = node
         self._all = TokenBucket(NODE_BURST, NODE_EVENT_S)
@@ -108,13 +108,15 @@ class EventRecorder:
         self._written: OrderedDict[DeviceEvent, _Written] = OrderedDict()
 
     def may_record(self, obj: EventObject, now: Instant) -> bool:
-        """Return whether the limits of the object and of the node allow an event now."""
+        """Return whether the rate limits of the object and of the node allow an event now."""
         bucket = _remembered(self._objects, obj)
         return (bucket is None or bucket.has_token(now)) and self._all.has_token(now)
 
     def record(self, event: DeviceEvent, now: Instant) -> None:
-        """Write an event, or count an earlier one up. Only after :meth:`may_record`. Blocks up to 10 s for
-        the connect and for each read.
+        """Write an event, or raise the count of an earlier event. Blocks up to 10 s for the connect and each
+        read.
+
+        Called only after :meth:`may_record`.
 
         Raises:
             ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`. The limits count successes
@@ -136,8 +138,10 @@ class EventRecorder:
         self.sent += 1
 
     def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
-        """Return the key under which an event is counted, and the event, whose message may be a combined
-        one."""
+        """Return the identity under which an event is counted, and the event with its final message.
+
+        The message states that it is combined if there were many different ones.
+        """
         group = event._replace(message="")
         known = _remembered(self._messages, group)
         if known is None or now.mono_ns - known.at_ns > COMBINE_S * NS:
@@ -149,7 +153,7 @@ class EventRecorder:
         return group, event._replace(message=f"{COMBINED}{event.message}"[:MESSAGE_CHARS])
 
     def _try_repeat(self, written: _Written, event: DeviceEvent, now: Instant) -> bool:
-        """Count an event up; return False if the API server has it no longer."""
+        """Raise the count of an event that was written; return False if the API server has it no longer."""
         change = {
             "count": written.times + 1,
             "lastTimestamp": rfc3339(now.wall_s),
@@ -164,7 +168,7 @@ class EventRecorder:
         return True
 
     def _create(self, event: DeviceEvent, now: Instant) -> str:
-        """Create an event; return its path."""
+        """Create an event at the API server; return its path."""
         obj, stamp = event.object, rfc3339(now.wall_s)
         namespace = obj.namespace or "default"
         name = f"{obj.name[:220].rstrip('-.')}.{max(0, round(now.wall_s * NS)):x}.{self.sent:x}"
@@ -190,7 +194,7 @@ class EventRecorder:
 
 
 def _remembered(cache: "OrderedDict[K, V]", key: K) -> V | None:
-    """Return a remembered value, which becomes the last to be forgotten."""
+    """Return the value of a key in a cache, and make it the last that the cache drops; None: no such key."""
     if key in cache:
         cache.move_to_end(key)
     return cache.get(key)

@@ -17,7 +17,7 @@ from agent.model.report import Report
 from agent.model.time import rfc3339
 
 ALL_DEVICES: Final = "DRADevicesHealthy"
-"""Type of the condition about all devices."""
+"""Type of the Node's condition about all of its devices."""
 KIND_CONDITIONS: Final[Mapping[str, str]] = {
     DeviceKind.CPU: "DRACPUDevicesHealthy",
     DeviceKind.GPU: "DRAGPUDevicesHealthy",
@@ -28,7 +28,7 @@ KIND_CONDITIONS: Final[Mapping[str, str]] = {
     DeviceKind.NIC: "DRANICDevicesHealthy",
     DeviceKind.OTHER: "DRAOtherDevicesHealthy",
 }
-"""Types of the conditions about the devices of one kind."""
+"""Types of the Node's conditions about the devices of one kind."""
 OWN_TYPES: Final = frozenset({ALL_DEVICES, *KIND_CONDITIONS.values()})
 MAINTENANCE_TYPES: Final = (
     "DrainInProgress",
@@ -39,9 +39,9 @@ MAINTENANCE_TYPES: Final = (
 """Lifecycle conditions (KEP-5683) with which the node is out of use on purpose. MaintenancePlanned is absent:
 it concerns the future."""
 MESSAGE_CHARS: Final = 1024
-"""Longest message of a condition [characters]."""
+"""Longest message of a condition of the Node [characters]."""
 CODES_MAX: Final = 3
-"""Largest number of codes that a message has for one device."""
+"""Largest number of finding codes that a condition's message has for one device."""
 
 
 class ConditionReason(StrEnum):
@@ -49,19 +49,19 @@ class ConditionReason(StrEnum):
 
     ALL_HEALTHY = "AllDevicesHealthy"
     DEGRADED = "DevicesDegraded"
-    """All devices are usable, and some work with limitations."""
+    """Reason for a condition: all devices are usable, and some work with limitations."""
     UNHEALTHY = "DevicesUnhealthy"
     UNKNOWN = "DevicesUnknown"
-    """No device is known to be Unhealthy, and the health of some is not known."""
+    """Reason for a condition: no device is known to be Unhealthy, and the health of some is not known."""
     NO_DEVICES = "NoDevices"
 
 
 class NodeCondition(NamedTuple):
-    """Condition of the Node, without its times."""
+    """Condition of the Node as the agent wants it, without its times."""
 
     type: str
     status: str
-    """``True``, ``False`` or ``Unknown``."""
+    """Status of the condition: ``True``, ``False`` or ``Unknown``."""
     reason: ConditionReason
     message: str
 
@@ -136,7 +136,7 @@ def conditions_by_type(node: JsonObject) -> dict[str, JsonObject]:
 
 
 def are_on_node(wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject]) -> bool:
-    """Return whether the Node has exactly these conditions of the agent."""
+    """Return whether the Node has exactly the agent's conditions that are wanted."""
     own = {
         name: tuple(entry.get(key) for key in NodeCondition._fields)
         for name, entry in found.items()
@@ -162,7 +162,7 @@ def _condition(type_: str, devices: Sequence[DeviceHealth]) -> NodeCondition:
 
 
 def _severity(device: DeviceHealth) -> Severity:
-    """Return the severity of a device; its health decides where the two differ."""
+    """Return the severity of a device for conditions; its health decides where the two differ."""
     if device.health is Health.UNHEALTHY:
         return Severity.UNHEALTHY
     return Severity.UNKNOWN if device.health is Health.UNKNOWN else min(device.severity, Severity.DEGRADED)
@@ -174,8 +174,10 @@ def _device_text(device: DeviceHealth, worst: Severity) -> str:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    """Return the texts with semicolons, as many as fit into a message. What is left out is not counted: the
-    number would change with each device."""
+    """Join texts with semicolons, as many as fit into a condition's message.
+
+    Texts that are left out are not counted: the number would change with each device.
+    """
     joined, rest = "", "; and others"
     for number, text in enumerate(texts):
         longer = f"{joined}; {text}" if joined else text

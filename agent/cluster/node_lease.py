@@ -18,16 +18,18 @@ from agent.store.state_files import StateWriteError, write_and_rename
 from agent.system.files import ReadError, read_bounded
 
 RENEW_S: Final = 10.0
-"""Interval of renewals [s], that of the kubelet's own lease."""
+"""Interval of renewals of the node's Lease [s], the same as that of the kubelet's own Lease."""
 DURATION_S: Final = 40
-"""Time after the last renewal from which another agent may take the lease [s]."""
+"""Time after the last renewal of the Lease from which another agent may take it [s]."""
 DURATION_MAX_S: Final = 600
-"""Longest duration that is respected in a lease of another agent [s]."""
+"""Longest duration that is respected in the Lease of another agent [s]."""
 CONFLICT: Final = 409
 NAME_CHARS: Final = 253
 IDENTITY_FILE: Final = "cluster-writer"
-"""File in the state directory with the identity. The directory belongs to one agent at a time, so that an
-agent after a restart holds the lease at once."""
+"""File in the state directory with the agent's identity as holder of the Lease.
+
+The directory belongs to one agent at a time, so that an agent after a restart holds the Lease at once.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -65,26 +67,30 @@ def lease_name(node: str) -> str:
 
 
 class NodeLease:
-    """Lease of one node, renewed or acquired by :meth:`renew`. For one thread."""
+    """Kubernetes Lease of one node, renewed or acquired by :meth:`renew`. For one thread."""
 
     def __init__(self, api: ApiServer, *, node: str, namespace: str, identity: str) -> None:
-        """Create the lease; nothing is called yet. ``identity`` is that of this agent."""
+        """Create the client of the Lease; the API server is not called yet.
+
+        ``identity`` is that of this agent.
+        """
         self.name = lease_name(node)
         self.namespace = namespace
         self.holder = ""
-        """Identity of the holder in the last answer; empty: not known, or there is none."""
+        """Identity of the Lease's holder in the last answer; empty: not known, or it has none."""
         self._api = api
         self._identity = identity
         self._collection = path_of("apis", "coordination.k8s.io", "v1", "namespaces", namespace, "leases")
         self._object: dict[str, Any] | None = None
-        """The lease as this agent has last written it; None: another agent holds it, or it is not known."""
+        """Lease object as this agent has last written it; None: another agent holds it, or it is not
+        known."""
         self._held_until_ns = 0
         self._observed: tuple[object, ...] = ()
-        """Holder and version of another agent's lease, and the time since which they are the same [ns]."""
+        """Holder, renewal time and resource version of another agent's Lease, when they last changed."""
         self._observed_ns = 0
 
     def is_held(self, now: Instant) -> bool:
-        """Return whether this agent holds the lease."""
+        """Return whether this agent holds the node's Lease now."""
         return now.mono_ns < self._held_until_ns
 
     def renew(self, now: Instant, owner: dict[str, Any]) -> bool:
@@ -128,7 +134,7 @@ class NodeLease:
         return self._send("PUT", f"{self._collection}{path_of(self.name)}", found, now)
 
     def _send(self, method: str, path: str, found: dict[str, Any], now: Instant) -> bool:
-        """Write the lease with this agent as its holder; False: it was changed or deleted meanwhile."""
+        """Write the Lease with this agent as its holder; False: it was changed or deleted meanwhile."""
         before = self._spec(found)
         is_new_holder = before.get("holderIdentity") != self._identity
         stamp = datetime.fromtimestamp(now.wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -153,8 +159,10 @@ class NodeLease:
         return True
 
     def _has_expired(self, found: dict[str, Any], now: Instant) -> bool:
-        """Return whether another agent's lease has not changed for its duration, as this agent observes
-        it."""
+        """Return whether another agent's Lease has expired: it has not changed for its duration.
+
+        The duration is measured on this agent's clock.
+        """
         spec = self._spec(found)
         observed = (
             spec.get("holderIdentity"),
