@@ -304,6 +304,13 @@ def test_fault_after_its_expiry_gets_a_new_number():
     assert (fault.number, fault.reported_wall_s, fault.expired_wall_s) == (2, NOW + 10, 0)
 
 
+@pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW + 10 * FAULT_LIMIT_S, NOW - 1])
+def test_failure_after_the_limit_records_a_new_fault(at):
+    """The fault of before has not been expired yet, because the clock was set."""
+    faults_now = with_fault(ledger=with_fault(), at=at).driver_faults.faults
+    assert [(fault.reported_wall_s, fault.expired_wall_s) for fault in faults_now] == [(at, 0.0)]
+
+
 def test_expired_fault_is_dropped_after_an_hour():
     ledger = ledgers.record_success(with_fault(), A, "", NOW)
     assert ledgers.expire_entries(ledger, NOW + EXPIRED_KEPT_S - 1).driver_faults.faults

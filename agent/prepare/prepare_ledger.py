@@ -182,7 +182,9 @@ def record_failure(
         unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for them.
     """
     verdict = _truncate_texts(verdict)
-    known = faults.record_faults(ledger.driver_faults, claim.ref, verdict, now_wall_s, unhealthy)
+    # a fault whose time is over must not take the place of this one, and then expire
+    current = faults.expire_old_faults(ledger.driver_faults, now_wall_s)
+    known = faults.record_faults(current, claim.ref, verdict, now_wall_s, unhealthy)
     ledger = replace(ledger, driver_faults=known)
     verdict = _with_count(ledger, claim, verdict, now_wall_s)
     generation = _health_and_faults(ledger, claim, health_fingerprint)
