@@ -103,6 +103,16 @@ def test_leases_differ_from_those_of_the_stream_before(serving: Serving) -> None
         eventually(lambda: streams(serving) == 0, "the stream has ended")
 
 
+def test_stream_without_a_list_changes_no_later_lease(serving: Serving) -> None:
+    """The kubelet still has the leases of the stream before."""
+    with watch_health(serving.health) as empty:
+        empty.wait_opened()
+    eventually(lambda: streams(serving) == 0, "the stream has ended")
+    serving.publish(device("a"))
+    with watch_health(serving.health) as kubelet:
+        assert leases(kubelet.next()) == [30]
+
+
 def test_stream_that_its_client_ends_leaves_no_log_line(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:

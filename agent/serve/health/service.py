@@ -70,7 +70,7 @@ class HealthSubscribers:
 
     def __init__(self, encode: HealthListEncoder) -> None:
         self._feed = HealthFeed(encode)
-        self._waiting: dict[_HealthSubscriber, asyncio.Future[None]] = {}
+        self._waiting: dict[HealthSubscriber, asyncio.Future[None]] = {}
         self._muted = False
         self._resend_count = 0
         self._published_s = 0.0
@@ -111,13 +111,13 @@ class HealthSubscribers:
             if not self._send_at_once(subscriber) and not wake.done():
                 wake.set_result(None)
 
-    async def serve(self, stream: HealthStream, extra_lease_s: int = 0) -> None:
-        """Send a stream its pending devices, with ``extra_lease_s`` added to each lease, until cancelled."""
-        subscriber = _HealthSubscriber(stream, extra_lease_s)
+    async def serve(self, subscriber: "HealthSubscriber") -> None:
+        """Send a stream its pending devices until cancelled."""
         while True:
             number, repeats = self._feed.number, self._resend_count
             for message in self._pending(subscriber):
-                await send_shared_message(stream, message)
+                subscriber.has_sent = True
+                await send_shared_message(subscriber.stream, message)
                 self._count(message)
                 await asyncio.sleep(0)  # a peer that reads everything at once must not occupy the loop
             subscriber.number, subscriber.resend_count = number, repeats
@@ -128,13 +128,13 @@ class HealthSubscribers:
         self.lists += 1
         self.sent_bytes += len(message)
 
-    def _pending(self, subscriber: "_HealthSubscriber") -> tuple[bytes, ...]:
+    def _pending(self, subscriber: "HealthSubscriber") -> tuple[bytes, ...]:
         if self._muted:
             return ()
         since = subscriber.number if subscriber.resend_count == self._resend_count else 0
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
-    async def _wait_pending(self, subscriber: "_HealthSubscriber") -> None:
+    async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
         """Wait until a stream has pending devices that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
         try:
@@ -142,7 +142,7 @@ class HealthSubscribers:
         finally:
             del self._waiting[subscriber]
 
-    def _send_at_once(self, subscriber: "_HealthSubscriber") -> bool:
+    def _send_at_once(self, subscriber: "HealthSubscriber") -> bool:
         """Send a stream's pending devices if its client's window has room.
 
         Returns True if no device is pending any more.
@@ -151,17 +151,21 @@ class HealthSubscribers:
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
             return False
         if messages:
+            subscriber.has_sent = True
             self._count(messages[0])
         subscriber.number, subscriber.resend_count = self._feed.number, self._resend_count
         return True
 
 
-class _HealthSubscriber:
+class HealthSubscriber:
     """Health stream and the number of the last publication that it received in full, 0 if none."""
 
-    def __init__(self, stream: HealthStream, extra_s: int) -> None:
+    def __init__(self, stream: HealthStream, extra_lease_s: int = 0) -> None:
+        """Create the subscriber of a stream; `extra_lease_s` is added to each of its leases [s]."""
         self.stream = stream
-        self.extra_lease_s = extra_s
+        self.extra_lease_s = extra_lease_s
+        self.has_sent = False
+        """Whether a list was sent, or its sending has begun."""
         self.number = 0
         self.resend_count = 0
 
@@ -204,12 +208,13 @@ class HealthService:
         await stream.recv_message()
         await stream.send_initial_metadata()  # opens the stream before the first list is ready
         self.streams += 1
-        extra_lease_s = self._extra_lease_s
+        subscriber = HealthSubscriber(stream, self._extra_lease_s)
         try:
-            await self.subscribers.serve(stream, extra_lease_s)
+            await self.subscribers.serve(subscriber)
         finally:
             self.streams -= 1
-            self._extra_lease_s = EXTRA_LEASE_S - extra_lease_s
+            if subscriber.has_sent:  # else the kubelet still has the leases of the stream before
+                self._extra_lease_s = EXTRA_LEASE_S - subscriber.extra_lease_s
             if self._repeats_after_end and self.streams:
                 self._repeats_left = len(REPEAT_S)
                 self._schedule_repeat()
