@@ -12,6 +12,7 @@ although none of them hangs. So the loop reads again before it reports a new sta
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from operator import itemgetter
 from typing import Final, Protocol
 
@@ -82,6 +83,92 @@ class LoopTiming:
         return int(self.watchdog_s * NS / 2) if self.watchdog_s else None
 
 
+class Publication(Enum):
+    """Reason for which a report is published."""
+
+    CHANGE = "change"
+    """Clients wait for the report: devices or notes changed, or it answers a request."""
+    HEARTBEAT = "heartbeat"
+    """The report repeats the last one."""
+
+
+class PublicationSchedule:
+    """Schedule of evaluations and heartbeats, which decides on publications. Reads no clock."""
+
+    def __init__(self, timing: LoopTiming, jitter: Callable[[], float]) -> None:
+        """Create the schedule; `jitter` returns a random number from 0 to 1."""
+        self.timing = timing
+        self.heartbeat_ns = 0
+        """Monotonic time of the next report without a change [ns]."""
+        self.changed_ns = -(10**18)  # long ago: the first change is published at once
+        """Monotonic time of the last report of a change [ns]."""
+        self._jitter = jitter
+        self._stalls: frozenset[Stall] = frozenset()
+        """Stalls in the last evaluation."""
+        self._published: tuple[object, ...] | None = None
+        """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
+        self._full_ns = 0
+        """Monotonic time from which the next evaluation is a full one [ns]."""
+        self._has_skipped = False
+        """Whether the last evaluation was not a full one."""
+
+    @property
+    def heartbeat_period_ns(self) -> int:
+        """Longest time between two reports [ns]."""
+        return int(self.timing.heartbeat_s * NS)
+
+    def next_evaluation_ns(self, due_ns: int | None, publish_ns: int) -> int:
+        """Return the time of the next evaluation, if no source wakes the loop earlier [ns].
+
+        Args:
+            due_ns: Time at which the engine's state needs an evaluation [ns]; None: no such time.
+            publish_ns: Time of the next heartbeat, or of an earlier duty of the loop [ns].
+        """
+        if self._has_skipped:  # the report of a change postpones the heartbeat, which would be a full one
+            publish_ns = min(publish_ns, self._full_ns)
+        return publish_ns if due_ns is None else min(publish_ns, due_ns)
+
+    def is_full(self, now_ns: int, *, is_woken: bool) -> bool:
+        """Return whether an evaluation includes all GPUs; `is_woken`: a source caused it."""
+        return not is_woken or now_ns >= self._full_ns
+
+    def rereads(self, late_ns: int) -> int:
+        """Return how often the sources are read again if a stall is new, `late_ns` after the planned time."""
+        return LATE_REREADS if late_ns > LATE_NS else 1
+
+    def has_new_stall(self, report: Report) -> bool:
+        """Return whether a report has a stall that the last evaluation did not have."""
+        return not stalls_of(report) <= self._stalls
+
+    def postpone(self, now_ns: int) -> None:
+        """Postpone the heartbeat while the sources have not finished their first pass."""
+        self.heartbeat_ns = now_ns + self.heartbeat_period_ns
+        self._has_skipped = False
+
+    def request_full(self, now_ns: int) -> None:
+        """Make the next evaluation a full one, whose report is published."""
+        self.heartbeat_ns, self._full_ns = now_ns, now_ns
+
+    def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
+        """Note an evaluation whose result counts."""
+        self._stalls, self._has_skipped = stalls_of(report), not is_full
+        if is_full:
+            self._full_ns = now_ns + self.heartbeat_period_ns
+
+    def decide(self, report: Report, now_ns: int) -> Publication | None:
+        """Decide whether a complete report is published, and plan the next heartbeat; None: not published."""
+        visible = visible_state(report)
+        changed = visible != self._published
+        urgent = changed or bool(report.clear_results)
+        if not urgent and now_ns < self.heartbeat_ns:
+            return None
+        self._published = visible
+        self.heartbeat_ns = now_ns + int(self.timing.heartbeat_s * NS * (1 - JITTER * self._jitter()))
+        if changed:
+            self.changed_ns = now_ns
+        return Publication.CHANGE if urgent else Publication.HEARTBEAT
+
+
 class EngineLoop:
     """Loop that evaluates the machine's health again and again, and publishes the reports. Event loop
     only."""
@@ -119,35 +206,23 @@ class EngineLoop:
         """
         self._source = source
         self._state = state
-        self._timing = timing
+        self._schedule = PublicationSchedule(timing, jitter)
         self._clock = clock
         self._publish = publish
         self._repeat = repeat or publish
         self._save_state = save_state
         self._notify_watchdog = notify_watchdog
-        self._jitter = jitter
         self._on_evaluated = on_evaluated
         self._record = record
-        self._stalls: frozenset[Stall] = frozenset()
-        """Stalled sources and GPUs without an answer in the last evaluation."""
-        self._published: tuple[object, ...] | None = None
-        """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
         self._saved_state = state.checkpoint
-        self._changed_ns = -(10**18)  # long ago: the first change is published at once
         self._throttled_until_ns = 0
-        self._heartbeat_ns = 0
-        self._full_ns = 0
-        """Monotonic time from which the next evaluation includes all GPUs [ns]."""
-        self._has_skipped = False
-        """True: the last evaluation left out unchanged GPUs."""
         self._watchdog_ns = 0
 
     async def run(self) -> None:
-        """Evaluate the machine's health and publish reports until cancelled."""
-        now_ns = self._clock().mono_ns
-        self._heartbeat_ns, self._watchdog_ns = now_ns, now_ns
+        """Evaluate and publish until cancelled."""
+        self._schedule.heartbeat_ns = self._watchdog_ns = self._clock().mono_ns
         while True:
-            wake_ns = self._next_wake_ns()
+            wake_ns = self._schedule.next_evaluation_ns(self._state.due_ns, self._next_publish_ns())
             is_woken = await self._wait(wake_ns)
             if is_woken:
                 await self._debounce()
@@ -157,8 +232,8 @@ class EngineLoop:
             if snapshot is None:
                 self._postpone(now)
             else:
-                rereads = LATE_REREADS if now.mono_ns - wake_ns > LATE_NS else 1
-                is_full = not is_woken or now.mono_ns >= self._full_ns
+                rereads = self._schedule.rereads(now.mono_ns - wake_ns)
+                is_full = self._schedule.is_full(now.mono_ns, is_woken=is_woken)
                 await self._evaluate(snapshot, now, rereads, is_full=is_full)
 
     def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
@@ -166,8 +241,8 @@ class EngineLoop:
         once."""
         now = self._clock()
         self._state = with_settings(self._state, settings, now)
-        self._timing = timing
-        self._heartbeat_ns, self._full_ns = now.mono_ns, now.mono_ns
+        self._schedule.timing = timing
+        self._schedule.request_full(now.mono_ns)
         os.eventfd_write(self._source.fileno(), 1)
 
     def set_record(self, record: RecordStep | None) -> None:
@@ -176,9 +251,8 @@ class EngineLoop:
 
     def _postpone(self, now: Instant) -> None:
         """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
-        self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
-        self._watchdog_ns = now.mono_ns + (self._timing.watchdog_period_ns or 0)
-        self._has_skipped = False
+        self._schedule.postpone(now.mono_ns)
+        self._watchdog_ns = now.mono_ns + (self._schedule.timing.watchdog_period_ns or 0)
 
     async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int, *, is_full: bool) -> None:
         """Evaluate a snapshot and publish the report.
@@ -188,7 +262,7 @@ class EngineLoop:
         """
         before = self._state
         state, report = step(before, snapshot, now, is_full=is_full)
-        while rereads and not stalls_of(report) <= self._stalls:
+        while rereads and self._schedule.has_new_stall(report):
             rereads -= 1
             if self._record:
                 self._record(before, snapshot, report, StepUse.DISCARDED)
@@ -196,9 +270,8 @@ class EngineLoop:
             self._source.clear()
             snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
             state, report, is_full = *step(before, snapshot, now), True
-        self._state, self._stalls, self._has_skipped = state, stalls_of(report), not is_full
-        if is_full:
-            self._full_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
+        self._state = state
+        self._schedule.note_evaluation(report, now.mono_ns, is_full=is_full)
         if report.starting:
             self._postpone(now)
             if self._record:
@@ -207,34 +280,19 @@ class EngineLoop:
         if self._state.checkpoint is not self._saved_state:
             self._saved_state = self._state.checkpoint
             self._save_state(self._saved_state)
-        visible = visible_state(report)
-        changed = visible != self._published
-        urgent = changed or bool(report.clear_results)
-        publishes = urgent or now.mono_ns >= self._heartbeat_ns
-        if publishes:
-            (self._publish if urgent else self._repeat)(report)
-            self._published = visible
-            self._heartbeat_ns = now.mono_ns + int(
-                self._timing.heartbeat_s * NS * (1 - JITTER * self._jitter())
-            )
-            if changed:
-                self._changed_ns = now.mono_ns
+        publication = self._schedule.decide(report, now.mono_ns)
+        if publication is not None:
+            (self._publish if publication is Publication.CHANGE else self._repeat)(report)
         self._on_evaluated(report)
         if self._record:
-            self._record(before, snapshot, report, StepUse.PUBLISHED if publishes else StepUse.SILENT)
+            self._record(before, snapshot, report, StepUse.PUBLISHED if publication else StepUse.SILENT)
         is_alive = _is_alive(report, now)
-        if self._timing.watchdog_period_ns is not None and now.mono_ns >= self._watchdog_ns:
-            self._watchdog_ns = now.mono_ns + self._timing.watchdog_period_ns
+        period_ns = self._schedule.timing.watchdog_period_ns
+        if period_ns is not None and now.mono_ns >= self._watchdog_ns:
+            self._watchdog_ns = now.mono_ns + period_ns
             if is_alive:
                 self._notify_watchdog()
         self._throttled_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
-
-    def _next_wake_ns(self) -> int:
-        """Return the monotonic time of the next evaluation if no source wakes the loop earlier [ns]."""
-        due_ns, wake_ns = self._state.due_ns, self._next_publish_ns()
-        if self._has_skipped:  # the report of a change postpones the heartbeat, which would be a full one
-            wake_ns = min(wake_ns, self._full_ns)
-        return wake_ns if due_ns is None else min(wake_ns, due_ns)
 
     async def _wait(self, until_ns: int) -> bool:
         """Wait until the source wakes the loop (True) or the next evaluation is due (False)."""
@@ -245,15 +303,17 @@ class EngineLoop:
 
     async def _debounce(self) -> None:
         """Sleep so that further changes are in the same report, and evaluations use at most 20 % of a CPU."""
-        until_ns = max(self._changed_ns + self._timing.debounce_ns, self._throttled_until_ns)
+        until_ns = max(
+            self._schedule.changed_ns + self._schedule.timing.debounce_ns, self._throttled_until_ns
+        )
         if (remaining_s := self._remaining_s(min(until_ns, self._next_publish_ns()))) > 0:
             await trio.sleep(remaining_s)
 
     def _next_publish_ns(self) -> int:
         """Return the monotonic time of the next heartbeat or watchdog notification [ns]."""
-        if self._timing.watchdog_period_ns is None:
-            return self._heartbeat_ns
-        return min(self._heartbeat_ns, self._watchdog_ns)
+        if self._schedule.timing.watchdog_period_ns is None:
+            return self._schedule.heartbeat_ns
+        return min(self._schedule.heartbeat_ns, self._watchdog_ns)
 
     def _remaining_s(self, until_ns: int) -> float:
         return max(0.0, (until_ns - self._clock().mono_ns) / NS)

@@ -9,11 +9,11 @@ the time between counts as not observed, and no interval has a wrong state.
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from agent.errors import DrahealthError
-from agent.health.verdict_changes import SeenVerdict, changed_verdicts, see_devices
+from agent.health.verdict_changes import ObservationLog
 from agent.model.claim import DeviceRef
 from agent.model.report import Report
 from agent.model.settings import UsageHistoryLimits
@@ -21,8 +21,6 @@ from agent.model.time import NS, Instant
 from agent.model.verdict_history import (
     GONE,
     ObservedPeriod,
-    RecordedState,
-    RecordedVerdict,
     StoredVerdicts,
     VerdictChange,
 )
@@ -80,25 +78,14 @@ class VerdictRecorder:
         """
         self._file = file
         self._limits = limits
-        self._boot_id = boot_id
-        self._silence_s = SILENT_HEARTBEATS * heartbeat_s
         self._boot_clock = boot_clock
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         # --- guarded by the condition ---
-        self._run_id = os.urandom(6).hex()
-        self._period_count = 0
-        self._change_count = 0
-        self._period: ObservedPeriod | None = None
-        self._seen: dict[DeviceRef, SeenVerdict] = {}
-        self._last: dict[DeviceRef, RecordedVerdict] = {}
-        """Newest verdict on each device, as queued or written."""
-        self._periods: dict[str, ObservedPeriod] = {}
-        """Observed periods that the next write stores, by id."""
-        self._pending: list[VerdictChange] = []
-        self._dropped = 0
-        self._now = Instant(0, 0)
+        self._log = ObservationLog(
+            os.urandom(6).hex(), boot_id, SILENT_HEARTBEATS * heartbeat_s, rows=limits.rows
+        )
         self._wall_clock = WallClockTrust()
         self._has_news = False
         # --- the thread's own ---
@@ -117,13 +104,7 @@ class VerdictRecorder:
         with self._changed:
             if self._closing:
                 return
-            seen = see_devices(self._seen, report.devices)
-            boot_s = self._boot_clock()
-            if self._dropped:
-                self._dropped += sum(1 for _ in changed_verdicts(_verdicts(self._seen), _verdicts(seen)))
-                self._seen, self._now = seen, report.at
-            else:
-                self._observe(seen, report.at, boot_s)
+            self._log.note_report(report, self._boot_clock())
             self._wall_clock.note(report.at)
             self._has_news = True
             self._changed.notify()
@@ -136,8 +117,7 @@ class VerdictRecorder:
         Returns False if the disk takes longer than `timeout_s` seconds.
         """
         with self._changed:
-            if self._period and not self._dropped:
-                self._extend_period(self._now.wall_s, self._boot_clock(), is_end=True)
+            self._log.end_period(self._boot_clock())
             self._closing = True
             self._changed.notify()
         if self._thread is None:
@@ -153,65 +133,6 @@ class VerdictRecorder:
             self._log_error(f"thread not started: {error}")
             return
         self._thread = thread
-
-    # --- memory ----------------------------------------------------------------------------------------
-
-    def _observe(self, seen: dict[DeviceRef, SeenVerdict], at: Instant, boot_s: float) -> None:
-        """Queue the changes of verdicts between the last report and a new one.
-
-        Args:
-            seen: Verdicts of the new report, by device.
-            at: Time of the new report.
-            boot_s: Time of the new report on the clock since boot [s].
-        """
-        period = self._period
-        is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
-        now = {ref: one.verdict for ref, one in seen.items()}
-        changed = list(changed_verdicts(self._last, now)) if is_first or seen != self._seen else []
-        if len(self._pending) + len(changed) > max(self._limits.rows, len(seen)) and self._pending:
-            self._dropped = len(changed)
-            self._seen, self._now = seen, at
-            return
-        if is_first:
-            self._begin_period(at, boot_s)
-        offset_s = self._extend_period(at.wall_s, boot_s)
-        assert self._period is not None
-        for ref, verdict in changed:
-            before = self._last.get(ref)
-            state = before.state if before else None if is_first else RecordedState.ABSENT
-            self._pending.append(
-                VerdictChange(
-                    self._period.id,
-                    self._change_count,
-                    ref,
-                    state,
-                    verdict,
-                    at.wall_s,
-                    0.0 if is_first else offset_s,
-                )
-            )
-            self._change_count += 1
-        self._seen, self._last, self._now = seen, now, at
-
-    def _begin_period(self, at: Instant, boot_s: float) -> None:
-        self._period_count += 1
-        self._change_count = 0
-        id_ = f"{self._run_id}-{self._period_count}"
-        self._period = ObservedPeriod(id_, self._boot_id, boot_s, 0.0, at.wall_s)
-        self._periods[id_] = self._period
-
-    def _extend_period(self, wall_s: float, boot_s: float, *, is_end: bool = False) -> float:
-        """Set the end of the present observed period; return the time since its begin [s]."""
-        assert self._period is not None
-        lasted_s = boot_s - self._period.began_boot_s
-        if is_end:  # up to now, unless the agent was stopped since its last report
-            later_s = lasted_s - self._period.lasted_s
-            if not 0 <= later_s <= self._silence_s:
-                return self._period.lasted_s
-            wall_s += later_s
-        self._period = self._period._replace(lasted_s=lasted_s, ended_s=wall_s)
-        self._periods[self._period.id] = self._period
-        return lasted_s
 
     # --- in the thread ---------------------------------------------------------------------------------
 
@@ -233,10 +154,10 @@ class VerdictRecorder:
 
     def _next_job(self) -> _Job:
         return _Job(
-            tuple(self._periods.values()),
-            tuple(self._pending),
-            self._now,
-            self._wall_clock.is_trusted(self._now),
+            tuple(self._log.periods.values()),
+            tuple(self._log.pending),
+            self._log.now,
+            self._wall_clock.is_trusted(self._log.now),
         )
 
     def _handle(self, job: _Job, *, is_last: bool) -> None:
@@ -277,7 +198,7 @@ class VerdictRecorder:
                 "%d; the time from the first of them until now counts as not observed",
                 self._file.path,
                 dropped,
-                max(self._limits.rows, len(self._seen)),
+                max(self._limits.rows, len(self._log.seen)),
             )
 
     def _merge_stored(self, stored: StoredVerdicts) -> None:
@@ -287,8 +208,8 @@ class VerdictRecorder:
         queue the newest change of each device again.
         """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
-            changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._pending)}
-            self._pending = list(changes.values())
+            changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}
+            self._log.pending = list(changes.values())
             return
         self._stored = {one.device: one for one in stored.changes}
         gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
@@ -296,30 +217,8 @@ class VerdictRecorder:
             del self._stored[ref]
         if stored.periods:  # with its end from the mark
             newest = stored.periods[-1]
-            self._periods = {newest.id: newest, **self._periods}
-        self._pending = list(self._continue_stored(self._stored))
-
-    def _continue_stored(self, stored: Mapping[DeviceRef, VerdictChange]) -> Iterator[VerdictChange]:
-        """Yield the queued changes as the continuation of those in the history file.
-
-        A device of the first report that has the verdict of the file gets no change. A device that only the
-        file has gets the change GONE.
-
-        Args:
-            stored: Newest change of each device in the file.
-        """
-        first = next(one for one in self._periods.values() if one.id.startswith(self._run_id))
-        reported = {one.device for one in self._pending if one.period == first.id and one.before is None}
-        for number, (ref, _) in enumerate(sorted(stored.items()), 1):
-            if ref not in reported:
-                at_s = first.ended_s - first.lasted_s
-                yield VerdictChange(first.id, -number, ref, stored[ref].verdict.state, GONE, at_s, 0.0)
-        for one in self._pending:
-            known = stored.get(one.device) if one.before is None else None
-            if known is None:
-                yield one
-            elif not one.verdict.is_same(known.verdict):
-                yield one._replace(before=known.verdict.state)
+            self._log.periods = {newest.id: newest, **self._log.periods}
+        self._log.pending = list(self._log.changes_after(self._stored))
 
     def _forget_written(self, job: _Job) -> int:
         """Remove the written changes from the queue.
@@ -332,11 +231,11 @@ class VerdictRecorder:
                 self._stored.pop(one.device, None)
             else:
                 self._stored[one.device] = one
-        del self._pending[: len(job.changes)]
-        self._periods = {one.id: one for one in self._periods.values() if one is self._period}
-        dropped, self._dropped = self._dropped, 0
+        del self._log.pending[: len(job.changes)]
+        self._log.periods = {one.id: one for one in self._log.periods.values() if one is self._log.period}
+        dropped, self._log.dropped = self._log.dropped, 0
         if dropped:
-            self._period = None  # the next report begins another one
+            self._log.period = None  # the next report begins another one
         return dropped
 
     def _log_error(self, error: str) -> None:
@@ -361,11 +260,3 @@ class VerdictRecorder:
             self._logged_period_file_error = True
         else:
             self._logged_period_file_error = False
-
-
-def _verdicts(seen: dict[DeviceRef, SeenVerdict]) -> dict[DeviceRef, RecordedVerdict]:
-    return {ref: one.verdict for ref, one in seen.items()}
-
-
-def _end_boot_s(period: ObservedPeriod) -> float:
-    return period.began_boot_s + period.lasted_s
