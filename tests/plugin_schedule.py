@@ -32,6 +32,7 @@ SLOW: Final = frozenset(
         "test_dependency_ranges.py",
         "test_fake_nvml_scenario.py",
         "test_guards.py",
+        "test_health_streams_tlc.py",
         "test_packaging.py",
         "test_real_kube_api.py",
         "test_regressions.py",
