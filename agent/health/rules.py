@@ -163,7 +163,7 @@ class Rule(CatalogRow):
     evaluate: Callable[[Any], RuleResult]
     """Function that returns the rule's result for its input."""
     counts_growth: bool = False
-    """True: the rule evaluates the growth of a counter within a window."""
+    """True: the rule evaluates the growth of a counter within a window of time."""
     window_s: int = 0
     """Length of the window of ``counts_growth`` [s]; 0: the configured window of throttle events."""
     limit_in_view: str = ""

@@ -99,7 +99,7 @@ class Condition(NamedTuple):
 
     phase: ConditionPhase
     finding: Finding
-    """Newest finding; it is reported while the condition is a cause."""
+    """Newest finding of the rule; it is reported while the condition is a cause."""
     since: Instant
     """Time of the first finding since the condition was last clear."""
     run_start_pass: int

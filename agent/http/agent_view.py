@@ -36,7 +36,7 @@ class AgentView:
     """Read access of the HTTP server to a running agent. Thread-safe."""
 
     latest: LatestValue[Report]
-    """Newest published report. Only tasks of the HTTP server's loop wait for newer ones."""
+    """Cell with the newest published report; only tasks of the HTTP server's loop wait for newer ones."""
     config: Callable[[], Config]
     """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]

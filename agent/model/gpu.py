@@ -170,7 +170,7 @@ class GpuSample:
     index: int
     """Index among the GPUs seen since the agent started; unchanged when NVML renumbers the GPUs."""
     uuid: str
-    """UUID; empty, like bus, name and serial: the GPU never answered."""
+    """UUID of the GPU; empty, as bus, name and serial are: the GPU never answered."""
     bus: str
     """PCI address of the GPU, ``0000:3b:00.0``."""
     name: str

@@ -28,7 +28,7 @@ class LinkLayer(StrEnum):
 
     INFINIBAND = "InfiniBand"
     ETHERNET = "Ethernet"
-    """RoCE: the counters of the network interface count errors, those of InfiniBand do not."""
+    """Ethernet (RoCE): the network interface's counters count errors, those of InfiniBand do not."""
     UNKNOWN = ""
 
 

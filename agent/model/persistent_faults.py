@@ -80,7 +80,7 @@ class PersistentFault(NamedTuple):
     """Time when the fault was resolved [s since 1970]; 0: not resolved."""
     blame: Blame = Blame.HARDWARE
     before_us: bool = False
-    """True: it occurred while no agent ran, so that the agent may have missed its recovery."""
+    """True: the fault occurred while no agent ran, so that the agent may have missed its recovery."""
     action: int = 0
     """Recovery action that the driver last requested for the GPU."""
     counters: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class PersistentState:
     """Faults that operators cleared within a day, the oldest first."""
     start: StartValues = field(default_factory=StartValues)
     checks: tuple[PersistentCheckFault, ...] = ()
-    """Faults that health checks of the driver found, in the boot of ``start``."""
+    """Faults that health checks of drivers found, in the boot of ``start``."""
     runs: int = 0
     """Number of times that the agent has started with this state file."""
 

@@ -27,9 +27,9 @@ class PodFinding(NamedTuple):
     pod_uid: str
     """Pod UID as in the cgroup's name; for a static pod the hash of its configuration."""
     container: str
-    """Container name; empty: the finding concerns the whole pod."""
+    """Name of the container; empty: the finding concerns the whole pod."""
     code: str
-    """Code: ``cgroup.<verdict>`` of agent.cgroup_audit.audit_verdicts, or the code of a risk."""
+    """Finding code: ``cgroup.<verdict>`` of agent.cgroup_audit.audit_verdicts, or the code of a risk."""
     evidence: str
     """One line with the compared numbers. It changes only when they change."""
     advice: str = ""

@@ -94,7 +94,7 @@ class PrepareVerdict:
     count: int = 1
     """Number of consecutive failures of this claim's prepare with the same verdict."""
     repair: Repair = Repair.NONE
-    """Worst repair of the devices that failed; NONE: none is needed or known."""
+    """Repair of the devices that failed, the worst of several; NONE: none is needed or known."""
     request_devices: int = 0
     """Number of devices of ``requests``, if several of them are broken; else 0."""
 

@@ -21,7 +21,7 @@ class Report:
     notes: tuple[NonDeviceCause, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
-    """Rules that were not evaluated yet, because they compare with earlier samples."""
+    """Rules that were not evaluated yet, because they need earlier samples to compare with."""
     sources: tuple[SourceSample, ...] = ()
     core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
@@ -34,7 +34,7 @@ class Report:
     clear_results: tuple[ClearResult, ...] = ()
     """Answers to the requests to clear faults that this evaluation handled."""
     starting: bool = False
-    """True: incomplete, since a source is in its first pass over the machine. False: complete."""
+    """True: the report is incomplete, since a source is in its first pass. False: complete."""
     is_full: bool = True
     """True: all GPUs were evaluated. False: only those that had changed or had faults."""
 

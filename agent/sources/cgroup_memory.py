@@ -45,7 +45,7 @@ class CgroupMemoryReader:
         self._procfs_root = procfs_root
         self._is_v2 = cgroup_version == 2
         self.has_hidden_processes = False
-        """True: the processes of a container are in another pid namespace than procfs."""
+        """True: the processes of a container are not in procfs, because it shows another pid namespace."""
 
     def add_memory(self, settings: CgroupSettings, path: str, *, with_oom_score: bool) -> CgroupSettings:
         """Return the settings of a cgroup with memory QoS, swap limit and OOM score added.

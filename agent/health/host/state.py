@@ -63,7 +63,7 @@ from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
 PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
-"""Sample of each hugepage pool, by the device that the pool is published as."""
+"""Samples of hugepage pools, by the device as which the agent publishes the pool."""
 
 
 @dataclass(frozen=True, slots=True)

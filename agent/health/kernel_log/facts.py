@@ -12,95 +12,129 @@ from agent.model.time import Instant
 
 
 class KernelLogCode(StrEnum):
-    """Code of a fault that a kernel-log line reports. The text of a member ends with the form of its location
-    in ``KernelLogFact.location``."""
+    """Code of a fault that a kernel-log line reports.
+
+    The docstring of a member ends with the form of its location in ``KernelLogFact.location``.
+    """
 
     MACHINE_CHECK = "machine-check"
-    """Uncorrected machine check; ``cpu<N>``."""
+    """Uncorrected machine check; location: ``cpu<N>``."""
     MACHINE_CHECK_CORRECTED = "machine-check-corrected"
-    """Corrected machine check; ``cpu<N>``, or empty if the line states only that some were logged."""
+    """Corrected machine check.
+
+    Location: ``cpu<N>``, or empty if the line states only that some were logged.
+    """
     HARDWARE_ERROR = "hardware-error"
-    """Uncorrected error of an unnamed part, reported by firmware; empty."""
+    """Uncorrected error of an unnamed part, reported by firmware; location: empty."""
     HARDWARE_ERROR_CORRECTED = "hardware-error-corrected"
-    """Corrected error of an unnamed part, reported by firmware; empty."""
+    """Corrected error of an unnamed part, reported by firmware; location: empty."""
     HARDWARE_SECTION = "hardware-section"
-    """Kind of part that a report of firmware names; the kind, ``memory`` or ``PCIe``."""
+    """Kind of part that a report of firmware names; location: the kind, ``memory`` or ``PCIe``."""
     SOFT_LOCKUP = "soft-lockup"
-    """CPU that one task kept for too long; ``cpu<N>``."""
+    """CPU that one task kept for too long; location: ``cpu<N>``."""
     HARD_LOCKUP = "hard-lockup"
-    """CPU that handled no interrupts; ``cpu<N>``."""
+    """CPU that handled no interrupts; location: ``cpu<N>``."""
     RCU_STALL = "rcu-stall"
-    """RCU stall; empty, because later lines name the CPUs."""
+    """CPU or task that delayed an RCU grace period; location: empty, because later lines name the CPUs."""
     HUNG_TASK = "hung-task"
-    """Hung task; the task's name."""
+    """Task that was blocked for minutes in a system call; location: the task's name."""
     OOM_KILL = "oom-kill"
-    """OOM kill; the cgroup whose limit was hit, or empty if the whole machine was out of memory."""
+    """Process that the kernel killed because memory ran out.
+
+    Location: the cgroup whose limit was hit, or empty if the whole machine was out of memory.
+    """
     OOM_VICTIM = "oom-victim"
-    """Task that a kernel before 5.0 killed at the limit of a cgroup which no line names; the task's name."""
+    """Task that a kernel before 5.0 killed at the limit of a cgroup which no line names.
+
+    Location: the task's name.
+    """
     MEMORY_FAILURE = "memory-failure"
-    """Page with a hardware error (hwpoison); empty."""
+    """Page with a hardware error (hwpoison); location: empty."""
     EDAC_CORRECTED = "edac-corrected"
-    """Corrected memory error; ``mc<N>`` and the module's label if any: ``mc0
-    CPU_SrcID#0_MC#0_Chan#0_DIMM#0``.
+    """Corrected memory error.
+
+    Location: ``mc<N>`` and the module's label if any: ``mc0 CPU_SrcID#0_MC#0_Chan#0_DIMM#0``.
     """
     EDAC_UNCORRECTED = "edac-uncorrected"
-    """Uncorrected memory error; ``mc<N>`` and the module's label if any."""
+    """Uncorrected memory error; location: ``mc<N>`` and the module's label if any."""
     AER_CORRECTED = "aer-corrected"
-    """Corrected PCIe error; a PCI address, ``0000:3b:00.0``."""
+    """Corrected PCIe error; location: a PCI address, ``0000:3b:00.0``."""
     AER_NONFATAL = "aer-nonfatal"
-    """Non-fatal PCIe error, or one from firmware, which does not state whether it was fatal; a PCI address.
+    """Non-fatal PCIe error, or one from firmware, which does not state whether it was fatal.
+
+    Location: a PCI address.
     """
     AER_FATAL = "aer-fatal"
-    """Fatal PCIe error; a PCI address."""
+    """Fatal PCIe error; location: a PCI address."""
     PCI_FAULT = "pci-fault"
-    """Link that went down, device that left its slot, or bridge that could not recover; a PCI address."""
+    """Link that went down, device that left its slot, or bridge that could not recover.
+
+    Location: a PCI address.
+    """
     NVME = "nvme"
-    """NVMe controller that timed out, was reset or was given up; ``nvme0``."""
+    """NVMe controller that timed out, was reset or was given up; location: ``nvme0``."""
     READ_ONLY = "read-only"
-    """Filesystem that the kernel made read-only or shut down; its device, ``nvme0n1p1``."""
+    """Filesystem that the kernel made read-only or shut down; location: its device, ``nvme0n1p1``."""
     NVME_PATH = "nvme-path"
-    """NVMe disk that cannot be reached over any of its paths; ``nvme0n1``."""
+    """NVMe disk that cannot be reached over any of its paths; location: ``nvme0n1``."""
     IO_ERROR = "io-error"
-    """Disk that failed a read or a write; the disk without the number of a partition, ``nvme0n1``."""
+    """Disk that failed a read or a write.
+
+    Location: the disk without the number of a partition, ``nvme0n1``.
+    """
     RAID = "raid"
-    """Disk that a RAID array lost; the array and the disk, ``md1 sda1``, or the array."""
+    """Disk that a RAID array lost; location: the array and the disk, ``md1 sda1``, or the array."""
     BEYOND_END = "beyond-end"
-    """Access behind the end of a disk; the disk or partition, or empty in old kernels."""
+    """Access behind the end of a disk; location: the disk or partition, or empty in old kernels."""
     FILESYSTEM = "filesystem"
-    """Filesystem with an error; its device, ``nvme0n1p1``."""
+    """Filesystem with an error; location: its device, ``nvme0n1p1``."""
     NFS = "nfs"
-    """NFS server that stopped answering, or answers again; the server, or empty for lost file locks."""
+    """NFS server that stopped answering, or answers again.
+
+    Location: the server, or empty for lost file locks.
+    """
     PANIC = "panic"
-    """Panic of the kernel; empty."""
+    """Panic of the kernel; location: empty."""
     OOPS = "oops"
-    """Fault inside the kernel; empty."""
+    """Fault inside the kernel; location: empty."""
     TABLE_FULL = "table-full"
-    """Full table of the kernel; its name, ``nf_conntrack`` or ``file-max``."""
+    """Full table of the kernel; location: its name, ``nf_conntrack`` or ``file-max``."""
     NETDEV_HELD = "netdev-held"
-    """Network interface that cannot be removed because something still uses it; the interface."""
+    """Network interface that cannot be removed because something still uses it; location: the interface."""
     PEERMEM = "peermem"
-    """Error of the module for RDMA to GPU memory; empty."""
+    """Error of the module for RDMA to GPU memory; location: empty."""
     NCCL = "nccl"
-    """Process that crashed in libnccl; the task's name."""
+    """Process that crashed in libnccl; location: the task's name."""
     NIC_HEALTH = "nic-health"
-    """Firmware of a ConnectX NIC that stopped, or recovered; a PCI address."""
+    """Firmware of a ConnectX NIC that stopped, or recovered; location: a PCI address."""
     NIC_HARDWARE = "nic-hardware"
-    """Error that the firmware of a ConnectX NIC reports; a PCI address."""
+    """Error that the firmware of a ConnectX NIC reports; location: a PCI address."""
     NIC_COMMAND = "nic-command"
-    """Command that a ConnectX NIC did not answer; a PCI address."""
+    """Command that a ConnectX NIC did not answer; location: a PCI address."""
     NIC_REGISTER = "nic-register"
-    """Access to a register that a ConnectX NIC refused; a PCI address."""
+    """Access to a register that a ConnectX NIC refused; location: a PCI address."""
     NIC_POWER = "nic-power"
-    """Power of the slot of a ConnectX NIC, too low or sufficient again; a PCI address."""
+    """Power of the slot of a ConnectX NIC, too low or sufficient again; location: a PCI address."""
     NIC_MODULE = "nic-module"
-    """Transceiver or cable of a ConnectX NIC with an error, unplugged or plugged; a PCI address."""
+    """Transceiver or cable of a ConnectX NIC with an error, unplugged or plugged.
+
+    Location: a PCI address.
+    """
     EFA = "efa"
-    """EFA that does not answer its driver; a PCI address, or the RDMA device if its name has none."""
+    """EFA that does not answer its driver.
+
+    Location: a PCI address, or the RDMA device if its name has none.
+    """
     TX_TIMEOUT = "tx-timeout"
-    """Network interface whose transmit queue hangs; a PCI address, or the interface if the line has none."""
+    """Network interface whose transmit queue hangs.
+
+    Location: a PCI address, or the interface if the line has none.
+    """
     HUGEPAGES_SHORT = "hugepages-short"
-    """Fewer hugepages at boot than requested; ``<size KiB>``, or ``<size KiB> node<N>`` if the line names a
-    NUMA node."""
+    """Fewer hugepages at boot than requested.
+
+    Location: ``<size KiB>``, or ``<size KiB> node<N>`` if the line names a NUMA node.
+    """
 
 
 class KernelLogFact(NamedTuple):

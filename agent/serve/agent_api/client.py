@@ -123,7 +123,7 @@ PAUSE_SLICES: Final = 10
 """Number of parts in which a pause of the server is measured. A block of this process's event loop, which
 decodes other answers meanwhile, counts as one part, however long it takes."""
 TRANSFER_S: Final = 60.0
-"""Longest time for a report, from a server that never pauses for long [s]."""
+"""Longest time for the transfer of one report, even if the server never pauses for long [s]."""
 
 
 async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> AsyncGenerator[Report]:

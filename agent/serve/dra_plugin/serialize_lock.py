@@ -18,9 +18,9 @@ from agent.prepare.errors import TransientError
 from agent.system.files import unlock_and_close
 
 FILE: Final = "serialize.lock"
-"""Name of the lock's file in the driver's directory, as in Kubernetes' own drivers."""
+"""Name of the locked file in the driver's directory, as in Kubernetes' own drivers."""
 POLL_S: Final = 0.05
-"""Interval of attempts to lock a file that another instance holds [s]."""
+"""Time between two attempts to lock a file that another instance holds [s]."""
 
 
 class SerializeLock:

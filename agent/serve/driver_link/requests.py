@@ -109,7 +109,7 @@ REPAIR_OF_NUMBER: Final = {int(number): Repair[str(number.name)] for number in v
 RUNS_DEFAULT: Final = 3
 LEASE_PERIODS: Final = 3
 LEASE_MIN_S: Final = 2.0
-"""Default lease of a result: LEASE_PERIODS periods of its check, and at least this [s]."""
+"""Shortest default lease of a check's result [s]; the default is LEASE_PERIODS periods of the check."""
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 

@@ -43,7 +43,7 @@ class XidReadings(NamedTuple):
     has_action: bool = False
     """Whether driver and GPU have NVML field 230, even if it cannot be read now."""
     announced: RecoveryAction | None = None
-    """Recovery action in the newest XID 154 (:func:`announced_action`)."""
+    """Recovery action that the newest kernel log line of XID 154 announces; None: no such line."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     page_pending: bool | None = None

@@ -39,7 +39,7 @@ SWITCH_SHUTDOWN: Final = 10006
 SXID_ENDS: Final = {10005: 10004, 28002: 28001, 28004: 28003}
 """Number of the SXid that has ended, by the SXid that reports its end."""
 RENUMBERED_SXIDS: Final = frozenset(range(28001, 28006))
-"""SXids that are errors of links in older drivers; their lines then state a severity."""
+"""Numbers of SXids that mean link errors in older drivers, whose lines for them state a severity."""
 
 # fmt: off
 _FABRIC: Final = {

@@ -122,7 +122,7 @@ def drop_stale_windows(rates: RateWindows, now_ns: int, window_ns: int) -> RateW
 
 
 RECENT_NS: Final = 600 * NS
-"""Time for which single events are reported after the last of them [ns]."""
+"""Time for which single events of a cgroup are reported after the last of them [ns]."""
 MAX_REMOVED_CGROUPS: Final = 1024
 """Largest number of removed cgroups whose events are still reported; bounds the agent's memory."""
 MEMORY_WINDOW_S: Final = 60
@@ -130,7 +130,7 @@ MEMORY_WINDOW_S: Final = 60
 
 
 class CgroupEventCounter(StrEnum):
-    """Counter of a cgroup of which each single event is reported: OOM kills, refused hugepages."""
+    """Kind of counter of a cgroup of which each event is reported: OOM kills, refused hugepages."""
 
     KILLS = "kills"
     """Counter of processes that the kernel killed because memory ran out."""

@@ -30,7 +30,7 @@ class CpuThrottleCounters(NamedTuple):
     """Thermal-throttle counters of a set of CPUs."""
 
     read_ns: int = -1
-    """CLOCK_MONOTONIC of the last reading [ns]; -1: not read yet."""
+    """CLOCK_MONOTONIC of the last reading of the counters [ns]; -1: not read yet."""
     core: WindowedCounter = WindowedCounter()
     """Throttle events of the physical cores, summed over the CPUs."""
     package: WindowedCounter = WindowedCounter()

@@ -35,7 +35,7 @@ class DeclaredPageTotal(NamedTuple):
 
     pages: int
     devices: int
-    """Number of the declared devices that these pages belong to."""
+    """Number of declared devices whose pages are in the sum."""
 
 
 class PoolRuleInput(NamedTuple):

@@ -135,7 +135,7 @@ class EdacState:
     counters: Mapping[ModuleKey, ErrorTotal] = field(default_factory=dict)
     """Totals of correctable errors, by controller and module."""
     lines: Mapping[str, RateWindow] = field(default_factory=dict)
-    """Windows over kernel-log lines about correctable errors, by location in the log."""
+    """Windows over the number of kernel-log lines about correctable errors, by memory location."""
     locations: tuple[MemoryErrorLocation, ...] = ()
 
 
