@@ -71,6 +71,31 @@ def test_line_becomes_a_fact() -> None:
     }
 
 
+EDAC: Final = "EDAC MC{}: {} CE memory read error on A1 (channel:0 slot:0 page:0x0 offset:0x0 grain:32)"
+
+
+def test_lines_that_state_a_number_count_that_many_faults() -> None:
+    watch = LogLatch()
+    key = KernelLogCode.EDAC_CORRECTED, "mc0 A1"
+    watch.evaluate(line(EDAC.format(0, 4)))
+    assert watch.fact(*key).times == 4
+    watch.evaluate(line(EDAC.format(0, 6), 2, before=EDAC.format(0, 4)))
+    assert watch.fact(*key).times == 4 + 6
+
+
+def test_lines_between_the_first_and_the_newest_count_one_fault_each() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(EDAC.format(0, 128), 5, before=EDAC.format(0, 3)))
+    assert watch.fact(KernelLogCode.EDAC_CORRECTED, "mc0 A1").times == 3 + 3 * 1 + 128
+
+
+def test_first_line_about_another_part_counts_its_own_number() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(EDAC.format(1, 7), 2, before=EDAC.format(0, 5)))
+    counts = {location: fact.times for (_, location), fact in watch.past.facts.items()}
+    assert counts == {"mc0 A1": 5, "mc1 A1": 7}
+
+
 def test_without_log_the_state_is_unchanged() -> None:
     assert next_log_state(KernelLogState(), None, at(1)) == KernelLogState()
 

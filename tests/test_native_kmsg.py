@@ -421,8 +421,8 @@ def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -
 
 
 def test_too_many_patterns_are_refused(log: Path) -> None:
-    with pytest.raises(ValueError, match="129 kernel log patterns, limit 128"):
-        KernelLogReader(log, [XID] * 129, 0, False)
+    with pytest.raises(ValueError, match="161 kernel log patterns, limit 160"):
+        KernelLogReader(log, [XID] * 161, 0, False)
 
 
 # --- the patterns -------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ CORPUS: Final = find_corpus()
 GPU: Final = "0000:3b:00.0"
 LOST: Final = f"NVRM: Xid (PCI:{GPU[:-2]}): 79, pid=1, name=a, GPU has fallen off the bus."
 MINIMA: Final = {
-    Split.OPEN: {"detected": 125, "right_device": 125, "right_severity": 124, "exact": 121},
-    Split.HELD_OUT: {"detected": 50, "right_device": 50, "right_severity": 50, "exact": 49},
+    Split.OPEN: {"detected": 133, "right_device": 133, "right_severity": 132, "exact": 129},
+    Split.HELD_OUT: {"detected": 51, "right_device": 51, "right_severity": 51, "exact": 50},
 }
 """Scores of the agent that no change may fall below, for incidents with kernel log lines."""
 INCIDENTS: Final = load_incidents(CORPUS)

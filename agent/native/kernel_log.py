@@ -52,7 +52,7 @@ class KernelLogReader:
             can then forge faults.
 
     Raises:
-        ValueError: A pattern is invalid, or there are more than 128.
+        ValueError: A pattern is invalid, or there are more than 160.
         ProbeError: The kernel refused descriptors or memory.
     """
 

@@ -945,7 +945,7 @@ const char *dh_nvml_call_name(uint32_t call);
 #define DH_LOG_TEXT 512    /* of a line's text, with its NUL: an OOM kill names two cgroups of 190 bytes */
 #define DH_LOG_KEY 256     /* bytes of the key that distinguishes lines of one pattern; a difference behind
                               them is ignored */
-#define DH_PATTERN_MAX 128 /* patterns */
+#define DH_PATTERN_MAX 160 /* patterns */
 
 /*
  * Patterns select the lines that are kept, and define which lines are counted as the same. A pattern matches

@@ -145,7 +145,8 @@ class KernelLogFact(NamedTuple):
     location: str
     """Faulty part, in the form that KernelLogCode defines for the code; empty: unknown."""
     times: int
-    """Number of lines about the fault since boot, as far as the log was read."""
+    """Number of lines about the fault since boot, as far as the log was read; for EDAC, the number of errors
+    that the lines state."""
     first: Instant
     last: Instant
     text: str

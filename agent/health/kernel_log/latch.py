@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogEntryId, KernelLogFact, KernelLogState
-from agent.health.kernel_log.parse import parse_host_line
+from agent.health.kernel_log.parse import HostLogLine, parse_host_line
 from agent.health.rate_window import CounterPoint, RateWindow, append_reading
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source_state import SourceState
@@ -46,6 +46,8 @@ _PAUSE_NS: Final = {
 """Time without lines after which the next line reports a new fault, because rules no longer reported the
 last one then [ns]; other codes: ten minutes. Faults of LASTING_CODES have no pauses."""
 
+_COUNTING_CODES: Final = frozenset({KernelLogCode.EDAC_CORRECTED, KernelLogCode.EDAC_UNCORRECTED})
+"""Codes whose lines state the number of faults: a memory controller is read once per second."""
 KernelLogFacts = Mapping[tuple[KernelLogCode, str], KernelLogFact]
 _LogTimeConverter = Callable[[int], Instant]
 """Function that converts a time of the kernel log [us] to an Instant."""
@@ -100,14 +102,29 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
     """
     newest, last = parse_host_line(line.text), moment(line.last_us)
     times, since = line.times - before, last
+    more = 0
     if not before:
         first = newest if line.first_text == line.text else parse_host_line(line.first_text)
         since = moment(line.first_us)
         if first is not None and (newest is None or first[:2] != newest[:2]):
-            yield KernelLogFact(first.code, first.location, 1, since, since, line.first_text, first.values)
+            count = _error_count(first)
+            yield KernelLogFact(
+                first.code, first.location, count, since, since, line.first_text, first.values
+            )
             times, since = times - 1, last
+        elif first is not None and times > 1:
+            more = _error_count(first) - 1
     if newest is not None and times:
+        times += more + _error_count(newest) - 1
         yield KernelLogFact(newest.code, newest.location, times, since, last, line.text, newest.values)
+
+
+def _error_count(line: HostLogLine) -> int:
+    """Return the number of faults that a line states; 1 if it states none.
+
+    Lines between the first and the newest line of an entry are not kept, and count 1 each.
+    """
+    return max(1, int(line.values[0])) if line.code in _COUNTING_CODES and line.values else 1
 
 
 def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelLogFacts:

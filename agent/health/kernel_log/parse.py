@@ -18,7 +18,7 @@
     I/O error, NVMe path               the error, ``critical medium``; what the kernel does with the request
     RAID                               ``failed`` if the array lost its data, else ``degraded``
     beyond the end                     the task; empty in old kernels
-    filesystem                         the filesystem's type
+    filesystem                         the filesystem's type, or ``journal``
     NFS                                ``down``, ``up`` or ``locks lost``
     panic, oops, peermem               the reason
     table full                         none
@@ -72,7 +72,7 @@ _OOM: Final = LateExpression(
 PCI_ADDRESS: Final = LateExpression(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 """Regular expression of a PCI address as sysfs writes it, the location of facts about PCI devices."""
 _ALREADY: Final = "already poisoned"
-_MODULE: Final = LateExpression(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?\(")
+_MODULE: Final = LateExpression(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?(?:\(|$)")
 _LAYER: Final = LateExpression(r", type=([^,]*),")
 _SIZE: Final = LateExpression(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
@@ -199,20 +199,32 @@ def _read_only(match: _Match, text: str) -> _Parsed:
     return match.groups()[match[1].startswith(kind)].rstrip(":"), (kind,)
 
 
-_METADATA: Final = LateExpression(r": metadata I/O error|: Metadata (?:corruption|CRC error) detected")
+_METADATA: Final = LateExpression(
+    r"XFS \([^)]*\): (?:.*: )?"
+    r"(?:metadata I/O error|Metadata (?:corruption|CRC error) detected|Internal error |Corruption detected)"
+)
+_JOURNAL: Final = LateExpression(
+    r"(?:Aborting journal on device|JBD2: Error -[0-9]+ detected when updating journal superblock for) "
+    r"(dm-[0-9]+|[^ -]+)(?:-[0-9]+)?\.?$"
+)
+"""Line of a journal. Its name is the device and, if a file is the journal, the number of the file's inode."""
 
 
 def _filesystem(match: _Match, text: str) -> _Parsed:
-    if text.startswith("XFS") and not _METADATA.search(text):
+    if text.startswith("XFS") and not _METADATA.match(text):
         return None
-    return match[1].rstrip(":"), (_filesystem_type(text),)
+    if kind := _filesystem_type(text):
+        return match[1].rstrip(":"), (kind,)
+    journal = _JOURNAL.match(text)
+    return (journal[1].rstrip("."), ("journal",)) if journal else None
 
 
 _PARTITION: Final = LateExpression(r"(?P<letters>(?:sd|vd|hd|xvd)[a-z]+)[0-9]+|(?P<digits>.*[0-9])p[0-9]+")
 _PATH_OF: Final = r"(nvme[0-9]+)c[0-9]+(n[0-9]+)"
 _IO_ERROR: Final = LateExpression(
     r"(?:blk_update_request: |print_req_error: )?"
-    r"(I/O|critical medium|critical target|timeout|recoverable transport|protection) error, dev ([^,]*),"
+    r"(I/O|critical medium|critical target|timeout|recoverable transport|protection|device offline) error, "
+    r"dev ([^,]*),"
 )
 _REMOVABLE: Final = LateExpression(r"(?:fd|sr)[0-9]+")
 
@@ -398,7 +410,7 @@ def _nic_module(match: _Match, text: str) -> _Parsed:
 
 
 _EFA: Final = LateExpression(
-    r"(?:efa ([0-9a-f:.]+)(?: [^ :]+)?|infiniband ([^ :]+)): "
+    r"(?:efa ([0-9a-f:.]+)(?: [^ :]+)?|infiniband ((?:rdma|efa)[^ :]+)): "
     r"(Wait for completion \(polling\) timeout|Admin queue is closed|Device isn't ready|"
     r"Reset indication didn't turn|The device (?:sent a completion but|didn't send))"
 )

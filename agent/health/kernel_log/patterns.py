@@ -12,7 +12,7 @@ A pattern is literal text and directives, matched from the start of a message; t
 The reader counts lines together if all directives except %* match the same text. So parts that differ between
 the lines of a flood (a process, a channel, an address) are matched by %*.
 
-The table holds texts of Linux 4.4 to 6.18. The reader has room for 128 patterns, so some of them match
+The table holds texts of Linux 4.4 to 6.18. The reader has room for 160 patterns, so some of them match
 more than faults: :mod:`agent.health.kernel_log.parse` decides. If the kernel logs a fault in several lines,
 only one is matched, so that the fault counts once: the summary of an OOM kill, the line of the device that
 has a PCIe error.
@@ -99,6 +99,11 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
         "EXT4-fs error (device %w%*",
         "EXT4-fs (%w): %*I/O error %*superblock%*",
         "XFS (%w): %*etadata %*",  # "Metadata corruption", "metadata I/O error"
+        "XFS (%w): %*nternal error %*",
+        "XFS (%w): %*orruption detected%*",
+        "EXT4-fs warning (device %w%*I/O error %*",  # writes of a file's data
+        "Aborting journal on device %w%*",
+        "JBD2: Error %* journal superblock for %w%*",
         "BTRFS error (device %w%* errs: wr %*",
         "BTRFS critical (device %w%*",
     ),
@@ -129,7 +134,12 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
     KernelLogCode.NIC_REGISTER: (f"{_MLX5}ACCESS_REG(%*failed, status %*",),
     KernelLogCode.NIC_POWER: (f"{_MLX5}sufficient power %*",),  # and "insufficient"
     KernelLogCode.NIC_MODULE: (f"{_MLX5}Port module event%*: module %d, %*",),
-    KernelLogCode.EFA: ("efa %b%*: %w%*", "infiniband %w %*dmin %*"),
+    KernelLogCode.EFA: (
+        "efa %b%*: %w%*",
+        "infiniband %w %*dmin %*",
+        "infiniband %w %*n't %*",
+        "infiniband %w Wait for %*",
+    ),
     KernelLogCode.TX_TIMEOUT: (
         "NETDEV WATCHDOG: %w (%*",
         "%w %w%*: NETDEV WATCHDOG: CPU%*",  # 6.6 and later
