@@ -22,10 +22,10 @@ from agent.scoreboard.incidents import (
     find_corpus,
     load_incidents,
 )
-from agent.scoreboard.main import render_page
-from agent.scoreboard.report import Scoreboard, build_scoreboard
+from agent.scoreboard.report import Scoreboard, build_scoreboard, format_markdown
 from agent.scoreboard.scores import Findings, IncidentScore, run_own, score_incident
 from agent.scoreboard.simulated_node import BYSTANDER_GPU, BYSTANDER_NIC, Detection, run_incident
+from agent.version import VERSION
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "scoreboard.md"
@@ -261,13 +261,13 @@ def test_scores_have_all_incidents_and_detectors(board: Scoreboard) -> None:
 
 
 def test_scoreboard_page_is_current(findings: Findings) -> None:
-    page = render_page(INCIDENTS, findings, tuple(RUNS.values()))
+    page = format_markdown(INCIDENTS, findings, VERSION, tuple(RUNS.values()))
     assert PAGE.read_text() == page, "run: python -m agent.scoreboard --write docs/scoreboard.md"
 
 
 def test_scoreboard_page_names_no_held_out_miss(findings: Findings) -> None:
     held = build_scoreboard(INCIDENTS, Split.HELD_OUT, findings, "0", ())
-    page = render_page(INCIDENTS, findings, ())
+    page = format_markdown(INCIDENTS, findings, VERSION, ())
     missed = [*held.own.missed, *held.nvml.missed]
     assert [score.incident.name for score in missed if f"`{score.incident.name}`" in page] == []
 

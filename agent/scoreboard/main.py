@@ -7,15 +7,14 @@ Exit status: 0; 1 if the incidents are missing or invalid, or a file cannot be w
 import argparse
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from agent.errors import OutputError, OutputPipeClosed, ProbeError
-from agent.scoreboard.detectors import DetectorRun, load_detectors
+from agent.scoreboard.detectors import load_detectors
 from agent.scoreboard.incidents import (
     CorpusError,
-    LabelledIncident,
     Split,
     find_corpus,
     load_incidents,
@@ -28,7 +27,7 @@ from agent.scoreboard.report import (
     format_misses,
     format_text,
 )
-from agent.scoreboard.scores import Findings, run_own
+from agent.scoreboard.scores import run_own
 from agent.system.output import print_last_error
 from agent.version import VERSION
 
@@ -44,7 +43,7 @@ def main() -> int:
         corpus = find_corpus()
         incidents, others = load_incidents(corpus), load_detectors(corpus)
         if args.write:
-            _write_file(args.write, lambda: render_page(incidents, run_own(incidents), others))
+            _write_file(args.write, lambda: format_markdown(incidents, run_own(incidents), VERSION, others))
             return 0
         split = None if args.split == ALL else Split(args.split)
         findings = run_own(select_split(incidents, split))
@@ -63,23 +62,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
-
-
-def render_page(
-    incidents: Iterable[LabelledIncident], findings: Findings, others: Sequence[DetectorRun]
-) -> str:
-    """Return docs/scoreboard.md.
-
-    Args:
-        incidents: All incidents.
-        findings: The agent's findings on them.
-        others: Other detectors.
-    """
-    boards = [
-        build_scoreboard(incidents, split, findings, VERSION, others)
-        for split in (Split.OPEN, Split.HELD_OUT, None)
-    ]
-    return format_markdown(boards, others)
 
 
 def _write_file(path: Path, render: Callable[[], str]) -> None:
