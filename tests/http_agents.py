@@ -19,7 +19,14 @@ from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
 from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
-from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, Report, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ClusterStatus,
+    ConfigReload,
+    Report,
+    SentinelStatus,
+    SocketSubscribers,
+)
 from agent.model.socket_address import ListenAddress
 from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
@@ -71,6 +78,7 @@ class FakeAgent:
             prepares=dict,
             config_reload=lambda: None,
             cluster=lambda: None,
+            nvsentinel=lambda: None,
             history_file=Path("/nonexistent"),
             documents=Documents(report=lambda shown: {"node": shown.node}),
         )
@@ -119,6 +127,7 @@ def full_agent() -> FakeAgent:
         pass_durations=lambda: {"nvml": PassDurations((0, 5, 1, *[0] * 8, 2), 12.5), "idle": NO_PASS},
         prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
         config_reload=lambda: ConfigReload(5.0),
+        nvsentinel=lambda: SentinelStatus("/run/connector.sock", 3),
         cluster=lambda: ClusterStatus(
             "drahealth/drahealth-node-a", is_held=True, requests=7, success_wall_s=9.0
         ),

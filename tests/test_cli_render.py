@@ -38,6 +38,7 @@ from agent.model.report import (
     ClusterStatus,
     ConfigReload,
     Report,
+    SentinelStatus,
     SeverityCount,
     SocketSubscribers,
 )
@@ -522,6 +523,18 @@ def test_status_shows_the_last_reload(reload, line):
 def test_status_shows_the_work_at_the_api_server(cluster, line):
     shown = " ".join(render_status(replace(STATUS, cluster=cluster), PLAIN, now_s=NOW_S).split())
     assert f"cluster {line} subscribers" in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        (SentinelStatus("/run/c.sock", 3), "3 events, 0 failures at /run/c.sock"),
+        (SentinelStatus("/run/c.sock", 0, 2, "no answer"), "0 events, 2 failures; failing: no answer"),
+    ],
+)
+def test_status_shows_the_events_to_nvsentinel(state, line):
+    shown = " ".join(render_status(replace(STATUS, nvsentinel=state), PLAIN, now_s=NOW_S).split())
+    assert f"nvsentinel {line} subscribers" in shown
 
 
 def test_status_of_a_new_agent_has_no_report():

@@ -147,6 +147,10 @@ condition-kinds = ["gpu", "nic"]
 events = false
 taint-rules = ["gpu.example.com"]
 
+[nvsentinel]
+socket = "/run/connector.sock"
+remediate = true
+
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
 quiet = "2m"
@@ -285,6 +289,8 @@ def test_every_key_of_the_file_sets_its_field(setup):
         k8s_condition_kinds=("gpu", "nic"),
         k8s_events=False,
         k8s_taint_rules=("gpu.example.com",),
+        nvsentinel_socket=Path("/run/connector.sock"),
+        nvsentinel_remediate=True,
         record_dir=Path("/var/lib/drahealth/record"),
         record_size=64 << 20,
         record_age_s=172_800,

@@ -38,7 +38,7 @@ from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
-from agent.model.report import AgentStatus, ClusterStatus, Report
+from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -73,6 +73,7 @@ from agent.version import VERSION
 
 if TYPE_CHECKING:
     from agent.cluster.cluster_publisher import ClusterPublisher
+    from agent.cluster.sentinel_publisher import SentinelPublisher
     from agent.driver.session import DriverSession
     from agent.http.agent_view import AgentView, Documents
     from agent.http.server import HttpServer
@@ -158,6 +159,7 @@ class Daemon:
             clear_requests=self._clear_requests,
             config_reload=lambda: self._reloader.last,
             cluster_status=self._cluster_status,
+            nvsentinel_status=self._nvsentinel_status,
             locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
@@ -168,6 +170,7 @@ class Daemon:
         settings = engine_settings(config)
         self._http: _Http | None = None
         self._cluster: ClusterPublisher | None = None
+        self._nvsentinel = _sentinel_publisher(config)
         try:
             _check_web_config(config)
             self._cluster = _cluster_publisher(config, lambda: self._pods.newest_map)
@@ -241,6 +244,8 @@ class Daemon:
                 self._http.thread.start()
             if self._cluster is not None:
                 self._cluster.start()
+            if self._nvsentinel is not None:
+                self._nvsentinel.start()
             self._node.start()
             self._notifier.status("first pass over the node has not finished")
             gc.freeze()  # a full collection over 50,000 permanent objects would delay a verdict by 12 ms
@@ -316,6 +321,10 @@ class Daemon:
                 log.warning(
                     "shutdown: the cluster thread did not stop within %g s; abandoning it", CLUSTER_STOP_S
                 )
+            if self._nvsentinel is not None and not self._nvsentinel.close(CLUSTER_STOP_S):
+                log.warning(
+                    "shutdown: the NVSentinel thread did not stop within %g s; abandoning it", CLUSTER_STOP_S
+                )
             self._source.close()
             hung = list(self._node.stop(SOURCES_STOP_S))
             hung += self._sessions.close(end_s)
@@ -372,6 +381,7 @@ class Daemon:
             prepares=self._sessions.prepare_counts,
             config_reload=lambda: self._reloader.last,
             cluster=self._cluster_status,
+            nvsentinel=self._nvsentinel_status,
             history_file=history_file,
             documents=documents,
         )
@@ -386,7 +396,11 @@ class Daemon:
         status = collect_status(
             *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
         )
-        return replace(status, config_reload=self._reloader.last, cluster=self._cluster_status())
+        status = replace(status, config_reload=self._reloader.last, cluster=self._cluster_status())
+        return replace(status, nvsentinel=self._nvsentinel_status())
+
+    def _nvsentinel_status(self) -> SentinelStatus | None:
+        return self._nvsentinel.status if self._nvsentinel is not None else None
 
     def _cluster_status(self) -> ClusterStatus | None:
         return self._cluster.status if self._cluster is not None else None
@@ -424,6 +438,8 @@ class Daemon:
             self._http.view.latest.publish(report)
         if self._cluster is not None:
             self._cluster.note_report(report)
+        if self._nvsentinel is not None:
+            self._nvsentinel.note_report(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
@@ -477,6 +493,17 @@ def _cluster_publisher(
     from agent.cluster.cluster_publisher import open_cluster_publisher  # with the HTTP client, 3 MiB
 
     return open_cluster_publisher(config, consumer_map)
+
+
+def _sentinel_publisher(config: Config) -> "SentinelPublisher | None":
+    """Return the publisher to NVSentinel; None: ``nvsentinel.socket`` is not set."""
+    if config.nvsentinel_socket is None:
+        return None
+    from agent.cluster.sentinel_publisher import SentinelPublisher
+
+    return SentinelPublisher(
+        config.nvsentinel_socket, config.node_name, remediate=config.nvsentinel_remediate
+    )
 
 
 class _Http(NamedTuple):

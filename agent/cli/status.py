@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload
+    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, SentinelStatus
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -72,6 +72,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         TitledText("reports", reports),
         *_config_reload(status.config_reload, now_s),
         *_cluster(status.cluster, now_s),
+        *_nvsentinel(status.nvsentinel),
         *(
             TitledText(
                 "subscribers",
@@ -94,6 +95,14 @@ def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[Titled
         if reload.error:
             text = f"not reloaded {age}: {reload.error}; the configuration in effect stays"
         yield TitledText("config", clean(text))
+
+
+def _nvsentinel(state: SentinelStatus | None) -> Iterator[TitledText]:
+    """Yield the state of the events to NVSentinel, if the agent sends any."""
+    if state is not None:
+        counts = f"{format_count(state.events, 'event')}, {format_count(state.failures, 'failure')}"
+        text = f"{counts}; failing: {state.error}" if state.error else f"{counts} at {state.socket}"
+        yield TitledText("nvsentinel", clean(text))
 
 
 def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText]:

@@ -257,6 +257,11 @@ SETTINGS: Final = (
             help="whether faults of devices are events of the Node and of pods"),
     Setting("k8s.taint-rules", "k8s_taint_rules", kinds.NAMES, check_driver_names,
             help="drivers that publish no taints: their Unhealthy devices get DeviceTaintRules"),
+    Setting("nvsentinel.socket", "nvsentinel_socket", kinds.PATH, check_path_length,
+            help="socket of NVSentinel's platform connector, which gets health events (default: none)",
+            is_fixed=True),
+    Setting("nvsentinel.remediate", "nvsentinel_remediate", kinds.SWITCH,
+            help="whether NVSentinel may act on these events; false: it stores them", is_fixed=True),
     Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
             help="texts of prepare errors and their classes"),
     Setting("taints.evict", "taint_evict", kinds.CODES,
@@ -389,6 +394,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether faults of devices are events of the Node and of the pods that use them."""
     k8s_taint_rules: tuple[str, ...] = ()
     """Drivers whose Unhealthy devices get DeviceTaintRules, because the drivers publish no taints."""
+    nvsentinel_socket: Path | None = None
+    """Socket of NVSentinel's platform connector; None: no events are sent."""
+    nvsentinel_remediate: bool = False
+    """Whether NVSentinel may cordon, drain and repair the node because of these events."""
     prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()
@@ -417,6 +426,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             heartbeat, lease = format_duration(self.heartbeat_s * S), format_duration(self.lease_s * S)
             raise ConfigError(
                 f"{heartbeat} is over a third of stream.lease ({lease}); lower it", key="stream.heartbeat"
+            )
+        if self.nvsentinel_remediate and self.nvsentinel_socket is None:
+            raise ConfigError(
+                "true has no effect without nvsentinel.socket; set the socket", key="nvsentinel.remediate"
             )
         if self.gpu_slow_ns < self.period_ns:
             slow, period = format_duration(self.gpu_slow_ns), format_duration(self.period_ns)

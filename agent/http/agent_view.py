@@ -8,7 +8,14 @@ from typing import Any, Final, NamedTuple
 from agent.config.config import Config
 from agent.http.health_totals import HealthTotals
 from agent.model.consumers import ConsumerMap
-from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, Report, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ClusterStatus,
+    ConfigReload,
+    Report,
+    SentinelStatus,
+    SocketSubscribers,
+)
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
 from agent.model.time import NS, Instant
@@ -57,6 +64,8 @@ class AgentView:
     """Function that returns the last reload of the configuration; None: there was none."""
     cluster: Callable[[], ClusterStatus | None]
     """Function that returns the state of the work at the API server; None: ``k8s.enabled`` is false."""
+    nvsentinel: Callable[[], SentinelStatus | None]
+    """Function that returns the state of the events to NVSentinel; None: none are sent."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
     documents: Documents

@@ -353,6 +353,12 @@ CLUSTER_RULES: Final = _gauge("cluster_taint_rules", "DeviceTaintRules of the no
 CLUSTER_SUCCESS: Final = _gauge(
     "cluster_last_success_timestamp_seconds", "Time of the last successful work at the API server."
 )
+NVSENTINEL_EVENTS: Final = _counter(
+    "nvsentinel_events", "Health events sent to NVSentinel's platform connector."
+)
+NVSENTINEL_FAILURES: Final = _counter(
+    "nvsentinel_failures", "Failed calls of NVSentinel's platform connector."
+)
 CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
 CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
 CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
@@ -411,6 +417,8 @@ AGENT_FAMILIES: Final = (
     CLUSTER_EVENTS,
     CLUSTER_RULES,
     CLUSTER_SUCCESS,
+    NVSENTINEL_EVENTS,
+    NVSENTINEL_FAILURES,
     CORE_PASSES,
     CORE_WAKES,
     CORE_READS,

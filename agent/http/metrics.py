@@ -206,6 +206,9 @@ class MetricsRenderer:
             yield _rows(families.CLUSTER_RULES, [((), cluster.taint_rules)])
             if cluster.success_wall_s is not None:
                 yield _rows(families.CLUSTER_SUCCESS, [((), cluster.success_wall_s)])
+        if (nvsentinel := view.nvsentinel()) is not None:
+            yield _rows(families.NVSENTINEL_EVENTS, [((), nvsentinel.events)])
+            yield _rows(families.NVSENTINEL_FAILURES, [((), nvsentinel.failures)])
         counts = self._server()
         yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])
         yield _rows(families.HTTP_REFUSED, [((), counts.refused)])

@@ -112,6 +112,19 @@ class ClusterStatus(NamedTuple):
     """Conditions of the Node with which it is drained or maintained now (KEP-5683), when it was last read."""
 
 
+class SentinelStatus(NamedTuple):
+    """State of the events to NVSentinel's platform connector."""
+
+    socket: str
+    """Path of the platform connector's socket."""
+    events: int = 0
+    """Events that were sent since the agent started."""
+    failures: int = 0
+    """Failed calls since the agent started."""
+    error: str = ""
+    """Error of the last call; empty: it succeeded, or there was none."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with facts of its newest report."""
@@ -144,5 +157,7 @@ class AgentStatus:
     """Number of devices in the newest report by repair, worst first; devices that need none are left out."""
     config_reload: ConfigReload | None = None
     """Last reload of the configuration; None: none since the start."""
+    nvsentinel: SentinelStatus | None = None
+    """State of the events to NVSentinel; None: ``nvsentinel.socket`` is not set."""
     cluster: ClusterStatus | None = None
     """State of the work at the API server; None: ``k8s.enabled`` is false."""

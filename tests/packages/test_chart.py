@@ -40,6 +40,7 @@ VARIANTS = {
         "image": {"repository": "registry.example.com/drahealth", "tag": "1.0"},
         "imagePullSecrets": [{"name": "registry"}],
         "cluster": {"enabled": True, "conditionKinds": ["gpu", "nic"], "taintRules": [DRIVER]},
+        "nvsentinel": {"enabled": True, "remediate": True},
         "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [TERM]}}},
         "kernelLog": {"enabled": True},
         "maxUnavailable": 1,
@@ -139,6 +140,7 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"runtimeDir": "run"}, "does not match pattern"),
         ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
         ({"cluster": {"conditionKinds": ["gpus"]}}, "value must be one of"),
+        ({"nvsentinel": {"socket": "/run/c.sock"}}, "does not match pattern"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
     ],
 )
@@ -240,7 +242,8 @@ def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: 
 
 def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_path: Path) -> None:
     cluster = {"enabled": True, "conditionKinds": ["gpu"], "taintRules": [DRIVER]}
-    objects = rendered(helm, {"cluster": cluster, "config": CONFIG})
+    nvsentinel = {"enabled": True, "socket": "/var/run/sentinel/c.sock"}
+    objects = rendered(helm, {"cluster": cluster, "config": CONFIG, "nvsentinel": nvsentinel})
     (volume,) = (one for one in pod_spec(objects)["volumes"] if one["name"] == "config")
     for item in volume["configMap"]["items"]:
         file = tmp_path / item["path"]
@@ -249,7 +252,19 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     config = load({}, {}, default_file=tmp_path / "config.toml", needs_runtime_dir=False)
     assert (config.k8s_enabled, config.k8s_condition_kinds, config.k8s_events) == (True, ("gpu",), True)
     assert config.k8s_taint_rules == (DRIVER,)
+    assert (str(config.nvsentinel_socket), config.nvsentinel_remediate) == ("/run/nvsentinel/c.sock", False)
+    paths = {
+        one["name"]: one["hostPath"]["path"] for one in pod_spec(objects)["volumes"] if "hostPath" in one
+    }
+    assert paths["nvsentinel"] == "/var/run/sentinel"
     assert config.period_ns == 500_000_000
+
+
+def test_events_for_nvsentinel_alone_need_no_token(helm: Path) -> None:
+    objects = rendered(helm, {"nvsentinel": {"enabled": True}})
+    assert not set(ROLES) & set(objects)
+    assert pod_spec(objects)["automountServiceAccountToken"] is False
+    assert "k8s" not in objects["ConfigMap"]["data"]["cluster.toml"]
 
 
 @pytest.mark.parametrize(

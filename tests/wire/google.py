@@ -21,6 +21,7 @@ FILES = {
     "v1alpha1": "dra_health/v1alpha1/dra_health_v1alpha1.proto",
     "drahealth.v1": "drahealth/v1/agent.proto",
     "drahealth.v1.DriverLink": "drahealth/v1/driver_link.proto",
+    "datamodels": "nvsentinel/platform_connector.proto",
     "k8s.io.kubelet.pkg.apis.dra.v1": "dra/v1/dra_v1.proto",
     "k8s.io.kubelet.pkg.apis.dra.v1beta1": "dra/v1beta1/dra_v1beta1.proto",
     "pluginregistration": "plugin_registration/v1/plugin_registration_v1.proto",

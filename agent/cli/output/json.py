@@ -129,6 +129,7 @@ CLUSTER: Final = ObjectKeys(
     conditions=encode_each(ObjectKeys("type status reason")),
     maintenance=list,
 )
+NVSENTINEL: Final = ObjectKeys("socket events failures error")
 CONFIG_RELOAD: Final = ObjectKeys("at:at_wall_s error changes", at=rfc3339)
 
 
@@ -157,6 +158,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
         "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
         "cluster": CLUSTER(status.cluster) if status.cluster else None,
+        "nvsentinel": NVSENTINEL(status.nvsentinel) if status.nvsentinel else None,
     }
 
 

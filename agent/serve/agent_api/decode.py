@@ -11,6 +11,7 @@ from agent.model.report import (
     ConfigReload,
     RepairCount,
     Report,
+    SentinelStatus,
     SeverityCount,
     SocketSubscribers,
 )
@@ -97,7 +98,12 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         ),
         config_reload=_config_reload_of(reply.config_reload) if reply.config_reload.at_wall_s else None,
         cluster=_cluster_of(reply.cluster) if reply.cluster.lease else None,
+        nvsentinel=_nvsentinel_of(reply.nvsentinel) if reply.nvsentinel.socket else None,
     )
+
+
+def _nvsentinel_of(state: v1.SentinelStatus) -> SentinelStatus:
+    return SentinelStatus(state.socket, state.events, state.failures, state.error)
 
 
 def _cluster_of(cluster: v1.ClusterStatus) -> ClusterStatus:

@@ -16,6 +16,7 @@ from agent.model.report import (
     ClusterStatus,
     ConfigReload,
     Report,
+    SentinelStatus,
     SocketSubscribers,
 )
 from agent.model.snapshot import NativeCoreStats
@@ -107,6 +108,7 @@ def encode_status(status: AgentStatus) -> bytes:
             *(message_field(16, count) for count in repairs),
             *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
             *((message_field(18, _cluster(status.cluster)),) if status.cluster else ()),
+            *((message_field(19, _nvsentinel(status.nvsentinel)),) if status.nvsentinel else ()),
         )
     )
 
@@ -124,6 +126,15 @@ def _subscribers(entry: SocketSubscribers) -> bytes:
 def _config_reload(reload: ConfigReload) -> bytes:
     changes = (string_field(3, change) for change in reload.changes)
     return b"".join((double_field(1, reload.at_wall_s), string_field(2, reload.error), *changes))
+
+
+def _nvsentinel(state: SentinelStatus) -> bytes:
+    return (
+        string_field(1, state.socket)
+        + int_field(2, state.events)
+        + int_field(3, state.failures)
+        + string_field(4, state.error)
+    )
 
 
 def _cluster(cluster: ClusterStatus) -> bytes:

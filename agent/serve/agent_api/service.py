@@ -25,6 +25,7 @@ from agent.model.report import (
     ConfigReload,
     RepairCount,
     Report,
+    SentinelStatus,
     SeverityCount,
     SocketSubscribers,
 )
@@ -73,6 +74,7 @@ class AgentService:
         clear_requests: ClearRequests | None = None,
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
         cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
+        nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
     ) -> None:
         """Create the service for the command line.
 
@@ -83,6 +85,7 @@ class AgentService:
             clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
             config_reload: Returns the last reload of the configuration; None: there was none.
             cluster_status: Returns the state of the work at the API server; None: there is none.
+            nvsentinel_status: Returns the state of the events to NVSentinel; None: there is none.
         """
         self.streams = 0
         """Number of open streams on which the command line receives reports."""
@@ -92,6 +95,7 @@ class AgentService:
         self._clear_requests = clear_requests
         self._config_reload = config_reload
         self._cluster_status = cluster_status
+        self._nvsentinel_status = nvsentinel_status
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -108,6 +112,7 @@ class AgentService:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         status = replace(status, config_reload=self._config_reload(), cluster=self._cluster_status())
+        status = replace(status, nvsentinel=self._nvsentinel_status())
         await stream.send_message(encode_status(status))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:

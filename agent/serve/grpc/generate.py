@@ -23,6 +23,7 @@ APIS: Final = {
     "driver_link": "drahealth/v1/driver_link.proto",
     "dra_v1": "dra/v1/dra_v1.proto",
     "dra_v1beta1": "dra/v1beta1/dra_v1beta1.proto",
+    "nvsentinel": "nvsentinel/platform_connector.proto",
     "health_v1": "dra_health/v1/dra_health_v1.proto",
     "health_v1alpha1": "dra_health/v1alpha1/dra_health_v1alpha1.proto",
     "registration_v1": "plugin_registration/v1/plugin_registration_v1.proto",

@@ -13,11 +13,18 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
 {{- define "drahealth.clusterConfig" -}}
+{{- if .Values.cluster.enabled -}}
 [k8s]
 enabled = true
 condition-kinds = {{ .Values.cluster.conditionKinds | toJson }}
 events = {{ .Values.cluster.events }}
 taint-rules = {{ .Values.cluster.taintRules | toJson }}
+{{ end }}
+{{- if .Values.nvsentinel.enabled -}}
+[nvsentinel]
+socket = "/run/nvsentinel/{{ base .Values.nvsentinel.socket }}"
+remediate = {{ .Values.nvsentinel.remediate }}
+{{ end }}
 {{- end }}
 
 {{- define "drahealth.serviceAccount" -}}

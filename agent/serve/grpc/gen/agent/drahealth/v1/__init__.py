@@ -486,6 +486,24 @@ class StatusReply(betterproto.Message):
     cluster: "ClusterStatus" = betterproto.message_field(18)
     """State of the work at the API server; absent if k8s.enabled is false."""
 
+    nvsentinel: "SentinelStatus" = betterproto.message_field(19)
+    """
+    State of the events to NVSentinel; absent if nvsentinel.socket is not set.
+    """
+
+
+@dataclass(eq=False, repr=False)
+class SentinelStatus(betterproto.Message):
+    socket: str = betterproto.string_field(1)
+    """Path of the platform connector's socket."""
+
+    events: int = betterproto.int64_field(2)
+    """Events that were sent, and failed calls, since the agent started."""
+
+    failures: int = betterproto.int64_field(3)
+    error: str = betterproto.string_field(4)
+    """Error of the last call; empty: it succeeded, or there was none."""
+
 
 @dataclass(eq=False, repr=False)
 class ClusterStatus(betterproto.Message):

@@ -1,0 +1,204 @@
+"""Events for NVSentinel: what they say, when they are sent, and that another implementation decodes them."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import pytest
+from agents import short_tmp
+from cluster_agents import XID, StepClock, device, report
+from cluster_api import NODE
+from patience import PATIENCE_S
+from wire.google import message_class
+from wire.serving import eventually
+
+from agent.cluster.sentinel_publisher import DEVICE_S, RETRY_MAX_S, SentinelPublisher
+from agent.config.config import Config
+from agent.errors import ConfigError
+from agent.model.health import Repair, Severity
+from agent.model.time import NS
+from agent.serve.platform_connector import ACTIONS, health_event
+
+METHOD = "HealthEventOccurredV1"
+STORE_ONLY, EXECUTE = 2, 1
+SICK = ("gpu-0", XID)
+__all__ = ["short_tmp"]
+
+
+class PlatformConnector:
+    """Server of NVSentinel's API by grpcio, which decodes with Google's protobuf."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.calls: list[Any] = []
+        self.refusal: grpc.StatusCode | None = None
+
+    def __enter__(self) -> Self:
+        self._pool = ThreadPoolExecutor(2)
+        self._server = grpc.server(self._pool)
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._receive,
+            request_deserializer=message_class("datamodels", "HealthEvents").FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+        service = grpc.method_handlers_generic_handler("datamodels.PlatformConnector", {METHOD: handler})
+        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop(None).wait(PATIENCE_S)
+        self._pool.shutdown()
+
+    def _receive(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if self.refusal is not None:
+            context.abort(self.refusal, "not now")
+        self.calls.append(request)
+        return message_class("datamodels", "Nothing")()
+
+    def events(self) -> list[Any]:
+        """Return the events of all calls, and forget them."""
+        found = [event for call in self.calls for event in call.events]
+        self.calls.clear()
+        return found
+
+
+@pytest.fixture
+def connector(short_tmp: Path) -> Iterator[PlatformConnector]:
+    with PlatformConnector(short_tmp / "connector.sock") as server:
+        yield server
+
+
+def publisher_of(
+    connector: PlatformConnector, clock: StepClock, *, remediate: bool = False
+) -> SentinelPublisher:
+    return SentinelPublisher(connector.socket, NODE, remediate=remediate, clock=clock, jitter=lambda: 0.5)
+
+
+def test_first_report_sends_every_device_in_one_call(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    gpu = device(*SICK)._replace(
+        message="gpu.xid.79: lost", attributes=(("uuid", "GPU-1"), ("pciBusId", "0000:41:00.0"))
+    )
+    publisher.note_report(report(gpu, device("cpu-node0", kind="cpu")))
+    publisher.step()
+    assert len(connector.calls) == 1
+    cpu, sick = connector.events()
+    assert (sick.is_fatal, sick.is_healthy, list(sick.error_code)) == (True, False, ["gpu.xid.79"])
+    assert (sick.agent, sick.component_class, sick.check_name) == ("drahealth", "GPU", "DRADeviceHealth")
+    assert (sick.node_name, sick.message, sick.recommended_action) == (NODE, "gpu.xid.79: lost", 2)
+    assert [(one.entity_type, one.entity_value) for one in sick.entities_impacted] == [
+        ("GPU_UUID", "GPU-1"),
+        ("PCI", "0000:41:00.0"),
+        ("DRA_DEVICE", f"{NODE}/gpu-0"),
+    ]
+    assert sick.generated_timestamp.seconds == int(clock.now.wall_s)
+    assert dict(sick.metadata) == {"severity": "unhealthy", "kind": "gpu"}
+    assert (cpu.is_fatal, cpu.is_healthy, cpu.recommended_action) == (False, True, 0)
+    assert {one.processing_strategy for one in (cpu, sick)} == {STORE_ONLY}
+    assert (publisher.status.events, publisher.status.error) == (2, "")
+
+
+def test_remediation_is_executed_only_if_asked(connector: PlatformConnector) -> None:
+    publisher = publisher_of(connector, StepClock(), remediate=True)
+    publisher.note_report(report(device(*SICK)))
+    publisher.step()
+    assert [event.processing_strategy for event in connector.events()] == [EXECUTE]
+
+
+def test_degraded_and_unknown_devices_are_neither_fatal_nor_healthy() -> None:
+    for severity in (Severity.DEGRADED, Severity.UNKNOWN):
+        event = health_event(device("a", ("x.y", severity)), NODE, 1.0, remediate=False)
+        assert (event.is_fatal, event.is_healthy) == (False, False)
+
+
+def test_every_repair_has_an_action() -> None:
+    assert set(ACTIONS) == set(Repair)
+
+
+def test_unchanged_device_is_not_sent_again(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    for evidence in ("1 error", "2 errors"):
+        publisher.note_report(report(device(*SICK, evidence=evidence)))
+        publisher.step()
+        clock.advance(3600)
+    assert len(connector.events()) == 1
+
+
+def test_recovered_and_removed_devices_are_sent_as_healthy(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    for devices in ([device(*SICK), device("gpu-1", XID)], [device("gpu-0")], [device("gpu-0")]):
+        publisher.note_report(report(*devices))
+        publisher.step()
+        clock.advance(60)
+    assert [(len(call.events), [one.is_healthy for one in call.events]) for call in connector.calls] == [
+        (2, [False, False]),
+        (2, [True, True]),
+    ]
+
+
+def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    for number in range(600):
+        publisher.note_report(report(device(*(SICK if number % 2 else ("gpu-0",)))))
+        publisher.step()
+        clock.advance(1)
+    assert 0 < len(connector.events()) <= 600 / DEVICE_S + 1
+
+
+def test_absent_connector_gets_the_newest_state_once(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connector, clock = PlatformConnector(short_tmp / "connector.sock"), StepClock()
+    publisher = publisher_of(connector, clock)
+    end_ns = clock.now.mono_ns + 3600 * NS
+    attempts = 0
+    while clock.now.mono_ns < end_ns:
+        publisher.note_report(report(device(*(SICK if attempts % 2 else ("gpu-0",)))))
+        clock.advance(publisher.step())
+        attempts += 1
+    assert attempts <= 3600 / RETRY_MAX_S + 10
+    assert caplog.text.count("no platform connector answers") == 1
+    with connector:
+        publisher.note_report(report(device("gpu-1", XID)))
+        clock.advance(2 * RETRY_MAX_S)
+        publisher.step()
+        (event,) = connector.events()
+    assert event.entities_impacted[0].entity_value == f"{NODE}/gpu-1"
+    assert publisher.status.error == ""
+
+
+def test_refused_events_are_sent_later(connector: PlatformConnector) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock)
+    connector.refusal = grpc.StatusCode.RESOURCE_EXHAUSTED
+    publisher.note_report(report(device(*SICK)))
+    pause_s = publisher.step()
+    assert "RESOURCE_EXHAUSTED not now" in publisher.status.error
+    connector.refusal = None
+    clock.advance(pause_s)
+    publisher.step()
+    assert len(connector.events()) == 1
+
+
+def test_thread_sends_a_change_and_ends(connector: PlatformConnector) -> None:
+    publisher = SentinelPublisher(connector.socket, NODE, remediate=False)
+    publisher.start()
+    publisher.note_report(report(device(*SICK)))
+    eventually(lambda: bool(connector.calls), "event arrives")
+    assert publisher.close(PATIENCE_S)
+
+
+def test_remediation_without_a_socket_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has no effect without nvsentinel\.socket"):
+        Config(node_name=NODE, nvsentinel_remediate=True)
