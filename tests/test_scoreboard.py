@@ -272,6 +272,7 @@ def test_scoreboard_page_names_no_held_out_miss(findings: Findings) -> None:
     assert [score.incident.name for score in missed if f"`{score.incident.name}`" in page] == []
 
 
+@pytest.mark.live
 def test_scoreboard_as_json_has_the_counts_of_the_agent(findings: Findings) -> None:
     run = scoreboard("--split", "held-out", "--json")
     assert run.returncode == 0
@@ -280,6 +281,7 @@ def test_scoreboard_as_json_has_the_counts_of_the_agent(findings: Findings) -> N
     assert {name: own[name] for name in board.own.counts()} == board.own.counts()
 
 
+@pytest.mark.live
 def test_scoreboard_with_misses_lists_them_after_the_table() -> None:
     run = scoreboard("--split", "held-out", "--misses")
     assert run.returncode == 0
@@ -287,12 +289,14 @@ def test_scoreboard_with_misses_lists_them_after_the_table() -> None:
     assert "node-problem-detector: " in run.stdout
 
 
+@pytest.mark.live
 def test_scoreboard_page_of_one_part_is_refused(tmp_path: Path) -> None:
     run = scoreboard("--write", str(tmp_path / "page.md"), "--split", "open")
     assert run.returncode == 2
     assert "cannot be combined with --split" in run.stderr
 
 
+@pytest.mark.live
 def test_scoreboard_page_in_a_missing_folder_fails_and_names_it(tmp_path: Path) -> None:
     run = scoreboard("--write", str(tmp_path / "missing" / "page.md"))
     assert run.returncode == 1
