@@ -36,6 +36,7 @@ SLOW: Final = frozenset(
         "test_packaging.py",
         "test_real_kube_api.py",
         "test_regressions.py",
+        "test_simulate_fleet.py",
         "test_systemd.py",
         "vm/",
     }

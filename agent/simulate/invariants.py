@@ -1,0 +1,275 @@
+"""Invariants of a simulated node, and the truth about its hardware that they are checked against.
+
+INVARIANTS describes them. A violation names the invariant, the time and the device.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final
+
+from agent.devices.taints import TaintPolicy
+from agent.health.availability import Timeline, device_segments, summarize
+from agent.model.claim import DeviceRef
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.report import Report
+from agent.model.taint import Effect, Taints
+from agent.model.time import NS, Instant
+from agent.model.verdict_history import STATE_OF_SEVERITY, ClockReading, RecordedState, StoredVerdicts
+from agent.simulate.fault_model import FaultKind
+from agent.simulate.kubelet import KubeletModel, subject_of
+from agent.simulate.machine import Machine
+
+BROKEN: Final = "broken-not-healthy"
+CAUSE: Final = "unhealthy-has-cause"
+CLEARS: Final = "ended-fault-clears"
+VERIFIED: Final = "heartbeat-is-verified"
+TAINTS: Final = "taint-follows-cause"
+HISTORY: Final = "history-adds-up"
+PREPARES: Final = "failed-prepare-is-known"
+INVARIANTS: Final[Mapping[str, str]] = {
+    BROKEN: "The kubelet shows no broken device as Healthy for longer than the bound of its fault, counted "
+    "while agent and kubelet run; without an agent, for longer than the longest lease.",
+    CAUSE: "Every Unhealthy device has an Unhealthy cause whose code belongs to a fault that the device has, "
+    "or had within the bound of its end.",
+    CLEARS: "After all faults of a device have ended, it is Healthy within the longest of their bounds.",
+    VERIFIED: "A list repeats the verdict on a device only after another reading of its sources, and the "
+    "kubelet shows no device as Healthy for longer than stall limit and lease after the last reading.",
+    TAINTS: "Every Unhealthy device has a taint that keeps pods away, and a published taint stays at least "
+    "for the quiet time.",
+    HISTORY: "For every device, the times in all states and the time without observation add up to the whole "
+    "time, and each state has the time for which reports had it.",
+    PREPARES: "When a prepare fails because of its device, the next report shows the device Unhealthy.",
+}
+"""Description of each invariant, by its id."""
+LEASE_MAX_S: Final = 30 + 1 + 4 + 2
+"""Longest lease: the default, the salts of delays and of runs, and that of streams [s]."""
+UNREAD_MAX_S: Final = 20 + LEASE_MAX_S
+"""Longest time from the last reading of a device until the kubelet no longer shows it as Healthy [s]."""
+KEPT_NS: Final = 86_400 * NS
+START_S: Final = 30
+"""Time after the start of an agent in which a device may be Unknown without a fault [s]."""
+ROUNDING_S: Final = 1e-3
+
+
+class InvariantViolation(Exception):
+    """Violation of an invariant at one moment of a simulated node."""
+
+    def __init__(self, invariant: str, t_ns: int, subject: str, text: str) -> None:
+        super().__init__(f"{invariant} at {t_ns / NS:.3f} s: {subject}: {text}")
+        self.invariant = invariant
+        self.t_ns = t_ns
+
+
+@dataclass
+class TrueFault:
+    """Fault that a simulated machine really has or had."""
+
+    kind: FaultKind
+    target: int
+    subjects: frozenset[str]
+    """Devices that the fault affects."""
+    begin_ns: int
+    end_ns: int | None = None
+    """End of the fault [ns]; None: not ended."""
+
+
+@dataclass
+class Truth:
+    """Faults that a simulated machine really has and had, and since when the agent can report them."""
+
+    faults: list[TrueFault] = field(default_factory=list)
+    watched_since_ns: int = 0
+    """Time since which agent, kubelet and sources run without interruption [ns]."""
+
+    def begin(self, kind: FaultKind, target: int, subjects: Iterable[str], t_ns: int) -> TrueFault:
+        """Add a fault that begins; a fault without a duration ends at once."""
+        fault = TrueFault(kind, target, frozenset(subjects), t_ns, None if kind.median_s else t_ns)
+        self.faults.append(fault)
+        return fault
+
+    def end(self, t_ns: int, cures: Iterable[str], target: int | None = None) -> None:
+        """End the faults with one of the cures, of one target or of all."""
+        for fault in self.faults:
+            if fault.end_ns is None and fault.kind.cure in cures and target in (None, fault.target):
+                fault.end_ns = t_ns
+
+    def forget(self, t_ns: int) -> None:
+        """Drop faults that ended long ago. Younger ones stay: sources that hang may show them again."""
+        self.faults = [
+            fault
+            for fault in self.faults
+            if fault.end_ns is None or t_ns < fault.end_ns + KEPT_NS or not self.is_over(fault, t_ns)
+        ]
+
+    def is_over(self, fault: TrueFault, t_ns: int) -> bool:
+        """Return whether a fault has ended, and must no longer show."""
+        return fault.end_ns is not None and t_ns > self.clear_limit_ns(fault)
+
+    def clear_limit_ns(self, fault: TrueFault) -> int:
+        """Return the time until which an ended fault may show [ns]."""
+        assert fault.end_ns is not None
+        return max(fault.end_ns, self.watched_since_ns) + round(fault.kind.clear_s * NS)
+
+
+class InvariantChecker:
+    """Checker of the invariants of one simulated node. Raises InvariantViolation."""
+
+    def __init__(self, truth: Truth, machine: Machine, policy: TaintPolicy) -> None:
+        self._truth = truth
+        self._machine = machine
+        self._policy = policy
+        self._sent: dict[str, DeviceHealth] = {}
+        self._tainted: dict[tuple[DeviceRef, str, str], int] = {}
+        """Time of publication of each taint [ns]."""
+        self._observed_s: dict[str, dict[RecordedState, float]] = {}
+        self._last_states: tuple[float, dict[str, RecordedState]] | None = None
+        self.checks = 0
+
+    # --- verdicts --------------------------------------------------------------------------------------
+
+    def check_kubelet(self, kubelet: KubeletModel, t_ns: int, agent_down_ns: int | None) -> None:
+        """Check what the kubelet shows to pods.
+
+        Args:
+            agent_down_ns: Time since which the agent does not run [ns]; None: it runs.
+        """
+        self.checks += 1
+        if not kubelet.is_running:
+            return
+        for subject, entry in kubelet.entries.items():
+            if entry.read(t_ns) is not Health.HEALTHY:
+                continue
+            for fault in self._truth.faults:
+                if not (subject in fault.subjects and fault.end_ns is None):
+                    continue
+                if fault.kind.expected < Severity.UNKNOWN:
+                    continue
+                if agent_down_ns is None:
+                    since_ns = max(fault.begin_ns, self._truth.watched_since_ns)
+                    limit_s = fault.kind.detect_s
+                else:
+                    since_ns, limit_s = agent_down_ns, float(LEASE_MAX_S)
+                if t_ns - since_ns > limit_s * NS:
+                    text = (
+                        f"Healthy {(t_ns - since_ns) / NS:.1f} s after {fault.kind.name}, limit {limit_s:g} s"
+                    )
+                    raise InvariantViolation(BROKEN, t_ns, subject, text)
+            self._check_age(subject, t_ns, agent_down_ns)
+
+    def _check_age(self, subject: str, t_ns: int, agent_down_ns: int | None) -> None:
+        if "/" in subject:
+            return  # the host's device of the same hardware has the same sources
+        read_ns = self._machine.last_read_ns(subject, t_ns)
+        if agent_down_ns is not None:
+            read_ns = min(read_ns, agent_down_ns)
+        if t_ns - read_ns > UNREAD_MAX_S * NS:
+            text = f"Healthy {(t_ns - read_ns) / NS:.1f} s after the last reading, limit {UNREAD_MAX_S} s"
+            raise InvariantViolation(VERIFIED, t_ns, subject, text)
+
+    def check_report(self, report: Report, t_ns: int) -> None:
+        """Check the verdicts of a published report."""
+        truth = self._truth
+        for device in report.devices:
+            if device.health is Health.HEALTHY:
+                continue
+            subject = subject_of(device)
+            known = [fault for fault in truth.faults if subject in fault.subjects]
+            if device.health is Health.UNHEALTHY:
+                self._check_cause(device, subject, known, t_ns)
+            is_over = all(truth.is_over(fault, t_ns) for fault in known)
+            if is_over and t_ns > truth.watched_since_ns + START_S * NS:
+                codes = ", ".join(cause.code for cause in device.causes)
+                text = f"{device.health.name} by {codes} without a fault"
+                raise InvariantViolation(CLEARS, t_ns, subject, text)
+        truth.forget(t_ns)
+
+    def _check_cause(self, device: DeviceHealth, subject: str, known: Iterable[TrueFault], t_ns: int) -> None:
+        codes = [cause.code for cause in device.causes if cause.severity is Severity.UNHEALTHY]
+        allowed = [pattern for fault in known for pattern in fault.kind.allowed]
+        unexplained = [code for code in codes if not any(fnmatchcase(code, one) for one in allowed)]
+        if not codes or len(unexplained) == len(codes):
+            text = f"Unhealthy by {', '.join(codes) or 'no cause'}, which no fault of the device explains"
+            raise InvariantViolation(CAUSE, t_ns, subject, text)
+
+    def note_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
+        """Check a device that a health stream sends."""
+        subject = subject_of(device)
+        before = self._sent.get(subject)
+        self._sent[subject] = device
+        if before is None or is_new_stream or device.health is Health.UNKNOWN:
+            return
+        is_same = (before.health, before.message, before.timeout_s) == (
+            device.health,
+            device.message,
+            device.timeout_s,
+        )
+        if is_same and device.verified.mono_ns <= before.verified.mono_ns:
+            text = f"{device.health.name} sent again without another reading"
+            raise InvariantViolation(VERIFIED, t_ns, subject, text)
+
+    def restart(self) -> None:
+        """Forget the last verdicts, because the agent restarts."""
+        self._sent.clear()
+        self._last_states = None
+
+    # --- taints ----------------------------------------------------------------------------------------
+
+    def check_taints(self, taints: Taints, report: Report, driver: str, t_ns: int) -> None:
+        """Check the published taints of the devices of a driver, after a decision with a report."""
+        found: dict[tuple[DeviceRef, str, str], int] = {}
+        for ref, published in taints.devices.items():
+            for taint in published:
+                key = (ref, taint.key, taint.value)
+                found[key] = self._tainted.get(key, t_ns)
+        for key, since_ns in self._tainted.items():
+            if key not in found and t_ns - since_ns < self._policy.quiet_s * NS:
+                text = f"taint {key[1]} removed after {(t_ns - since_ns) / NS:.1f} s"
+                raise InvariantViolation(TAINTS, t_ns, str(key[0]), text)
+        self._tainted = found
+        for device in report.devices:
+            if device.driver != driver or device.health is not Health.UNHEALTHY:
+                continue
+            ref = DeviceRef(driver, device.pool, device.device)
+            if all(taint.effect is Effect.NONE for taint in taints.devices.get(ref, ())):
+                raise InvariantViolation(TAINTS, t_ns, str(ref), "Unhealthy without a taint")
+
+    def check_prepare(self, report: Report, subject: str, t_ns: int) -> None:
+        """Check that the report after a failed prepare shows its device Unhealthy."""
+        for device in report.devices:
+            if subject_of(device) == subject and device.health is not Health.UNHEALTHY:
+                text = f"{device.health.name} in the report after a failed prepare"
+                raise InvariantViolation(PREPARES, t_ns, subject, text)
+
+    # --- history ---------------------------------------------------------------------------------------
+
+    def note_states(self, report: Report, boot_s: float) -> None:
+        """Add up the time in each state between published reports of one run."""
+        if self._last_states is not None:
+            last_s, states = self._last_states
+            for subject, state in states.items():
+                times = self._observed_s.setdefault(subject, dict.fromkeys(RecordedState, 0.0))
+                times[state] += boot_s - last_s
+        now = dict.fromkeys(self._observed_s, RecordedState.ABSENT)
+        now |= {subject_of(device): STATE_OF_SEVERITY[device.severity] for device in report.devices}
+        self._last_states = (boot_s, now)
+
+    def interrupt_states(self) -> None:
+        """End the time of the last states, because the agent does not observe."""
+        self._last_states = None
+
+    def check_history(self, stored: StoredVerdicts, now: Instant, boot_id: str, t_ns: int) -> None:
+        """Check the times that the history has for each device."""
+        clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
+        timeline = Timeline(stored.periods, clock)
+        for device in summarize(device_segments(stored, timeline), timeline).devices:
+            ref = device.device
+            subject = str(ref) if ref.driver else ref.device
+            total_s = sum(device.observed_s.values()) + device.not_observed_s
+            if abs(total_s - device.total_s) > ROUNDING_S:
+                text = f"states and gaps are {total_s:.3f} s of {device.total_s:.3f} s"
+                raise InvariantViolation(HISTORY, t_ns, subject, text)
+            for state, seconds in self._observed_s.get(subject, {}).items():
+                if abs(seconds - device.observed_s[state]) > ROUNDING_S:
+                    text = f"{state} for {device.observed_s[state]:.3f} s, {seconds:.3f} s in reports"
+                    raise InvariantViolation(HISTORY, t_ns, subject, text)

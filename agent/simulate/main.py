@@ -1,0 +1,202 @@
+"""Simulated fleet with faults: ``python -m agent.simulate --nodes N --days D --seed S``.
+
+Exit status: 0 if all invariants hold; 1 if one is violated, and its shortened script is printed; 2 for
+invalid options; 130 after Ctrl-C.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from agent.errors import ConfigError
+from agent.simulate.fault_model import (
+    DAY_S,
+    FAULT_KINDS,
+    NodeScript,
+    encode_script,
+    random_script,
+    read_script,
+)
+from agent.simulate.invariants import INVARIANTS
+from agent.simulate.node_run import NodeResult, NodeRun
+from agent.simulate.shrink import shrink
+from agent.system.output import print_last_error
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+NODES_MAX: Final = 1_000_000
+CHUNKS_PER_PROCESS: Final = 2
+"""Nodes that wait for each process, so that it never idles."""
+
+
+class FleetResult(NamedTuple):
+    """Sums over all simulated nodes."""
+
+    nodes: int
+    device_s: float
+    evaluations: int
+    skipped: int
+    checks: int
+    kinds: Counter[str]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Simulate a fleet or one script; return the exit status."""
+    args = _parse_arguments(arguments)
+    try:
+        if args.script:
+            return _run_script(read_script(args.script), args.save)
+        return _run_fleet(args)
+    except ConfigError as error:
+        print_last_error(f"python -m agent.simulate: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    kinds = "\n".join(
+        f"  {kind.name:18} {kind.per_year:8.3g} a year for each {kind.target:8} ({kind.source})"
+        for kind in FAULT_KINDS.values()
+    )
+    invariants = "\n".join(f"  {name}: {text}" for name, text in INVARIANTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.simulate",
+        description="Runs the agent's decisions on simulated nodes with faults, and checks invariants.",
+        epilog=f"invariants:\n{invariants}\n\nevents:\n{kinds}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--nodes", type=int, default=100, help="number of nodes (default: 100)")
+    parser.add_argument("--days", type=float, default=30.0, help="simulated time (default: 30)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers (default: 1)")
+    parser.add_argument("--rate-factor", type=float, default=1.0, help="factor for all rates (default: 1)")
+    parser.add_argument("--jobs", type=int, help="number of processes (default: one for each CPU)")
+    parser.add_argument("--script", type=Path, metavar="FILE", help="run one script instead of a fleet")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="write the shortened script of a violation to a file, too"
+    )
+    args = parser.parse_args(arguments)
+    if not 1 <= args.nodes <= NODES_MAX:
+        parser.error(f"--nodes: {args.nodes} is not from 1 to {NODES_MAX}")
+    if not 0 < args.days <= 3660:
+        parser.error(f"--days: {args.days:g} is not between 0 and 3660")
+    if not 0 < args.rate_factor <= 1e6:
+        parser.error(f"--rate-factor: {args.rate_factor:g} is not between 0 and 1000000")
+    if args.jobs is not None and not 1 <= args.jobs <= 1024:
+        parser.error(f"--jobs: {args.jobs} is not from 1 to 1024")
+    return args
+
+
+def _run_script(script: NodeScript, save: Path | None) -> int:
+    result = NodeRun(script).run()
+    if result.violation is None:
+        events = f"{len(script.events)} events, {result.evaluations} evaluations"
+        print(f"{script.length} s, {events}: no violation")
+        return 0
+    _print_violation(script, result, save)
+    return 1
+
+
+def _run_fleet(args: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    sums = FleetResult(0, 0.0, 0, 0, 0, Counter())
+    jobs = min(args.jobs or len(os.sched_getaffinity(0)), args.nodes)
+    for node, result in _results(args, jobs):
+        sums = FleetResult(
+            sums.nodes + 1,
+            sums.device_s + result.device_s,
+            sums.evaluations + result.evaluations,
+            sums.skipped + result.skipped,
+            sums.checks + result.checks,
+            sums.kinds + Counter(result.kinds),
+        )
+        _show_progress(sums.nodes, args.nodes)
+        if result.violation is not None:
+            print(f"node {node} of seed {args.seed}: {result.violation}", file=sys.stderr)
+            _print_violation(_script_of(args, node), result, args.save)
+            return 1
+    _print_sums(sums, args, time.monotonic() - began_s)
+    return 0
+
+
+def _script_of(args: argparse.Namespace, node: int) -> NodeScript:
+    return random_script(args.seed, node, args.days, args.rate_factor)
+
+
+def _run_node(seed: int, node: int, days: float, rate_factor: float) -> NodeResult:
+    return NodeRun(random_script(seed, node, days, rate_factor)).run()
+
+
+def _results(args: argparse.Namespace, jobs: int) -> Iterator[tuple[int, NodeResult]]:
+    """Yield the results of all nodes, in the order in which they come."""
+    rest = (args.days, args.rate_factor)
+    if jobs == 1:
+        for node in range(args.nodes):
+            yield node, _run_node(args.seed, node, *rest)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting: dict[Future[NodeResult], int] = {}
+        nodes = iter(range(args.nodes))
+        try:
+            while True:
+                for node in islice(nodes, CHUNKS_PER_PROCESS * jobs - len(waiting)):
+                    waiting[pool.submit(_run_node, args.seed, node, *rest)] = node
+                if not waiting:
+                    return
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=waiting.__getitem__):
+                    yield waiting.pop(future), future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and total > 1:
+        filled = 30 * done // total
+        end = "\n" if done == total else ""
+        print(f"\r[{'#' * filled:30}] {done}/{total} nodes", end=end, file=sys.stderr, flush=True)
+
+
+def _print_violation(script: NodeScript, result: NodeResult, save: Path | None) -> None:
+    """Shorten the script of a violation, and print it."""
+    violation = result.violation
+    assert violation is not None
+
+    def fails(candidate: NodeScript) -> float | None:
+        found = NodeRun(candidate).run().violation
+        same = found is not None and found.invariant == violation.invariant
+        return found.t_ns / 1e9 if found is not None and same else None
+
+    shorter = shrink(script, fails)
+    found = NodeRun(shorter).run().violation
+    text = encode_script(replace(shorter, note=str(found or violation)))
+    print(text, end="")
+    if save is not None:
+        try:
+            save.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{save}: {error.strerror}") from None
+
+
+def _print_sums(sums: FleetResult, args: argparse.Namespace, elapsed_s: float) -> None:
+    events = sum(sums.kinds.values())
+    print(
+        f"{sums.nodes} nodes, {sums.nodes * args.days:g} node-days, {sums.device_s:.3g} device-seconds, "
+        f"{events} events: no violation"
+    )
+    print(
+        f"{sums.evaluations} evaluations, {sums.skipped} heartbeats computed, {sums.checks} checks in "
+        f"{elapsed_s:.0f} s: {sums.device_s / elapsed_s / DAY_S:.3g} device-days a second"
+    )
+    for name, count in sorted(sums.kinds.items(), key=lambda item: (-item[1], item[0])):
+        print(f"  {count:6} {name}")
