@@ -25,6 +25,12 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Titles of the columns that all detectors have, by count."""
 COMMAND: Final = "python -m agent.scoreboard --write docs/scoreboard.md"
 
+_ORIGINS: Final[Mapping[LineOrigin, str]] = {
+    LineOrigin.ISSUE: "from public reports",
+    LineOrigin.TEST_DATA: "from test data and sources of other projects",
+    LineOrigin.DOCUMENT: "with an example of a document",
+    LineOrigin.SYNTHETIC: "synthetic, in the form that a document states",
+}
 _INTRODUCTION: Final = """\
 Each has its source, its kernel log lines, and the verdicts that are right by that source. The command
 `python -m agent.scoreboard` lets each happen on a simulated node: the C core reads the lines, and the
@@ -164,15 +170,14 @@ def format_markdown(
         )
     )
     origins = Counter(each.origin for each in incidents)
-    total, issues = len(incidents), origins[LineOrigin.ISSUE]
+    by_origin = [f"{origins[origin]} {text}" for origin, text in _ORIGINS.items() if origins[origin]]
     lines = [
         "# Scoreboard",
         "",
         f"<!-- written by {COMMAND} -->",
         "",
-        f"`corpus/` has {total} labelled incidents: {issues} from public reports,",
-        f"{origins[LineOrigin.TEST_DATA]} from test data and sources of other projects, and"
-        f" {origins[LineOrigin.SYNTHETIC]} synthetic ones in the form that a document states.",
+        f"`corpus/` has {len(incidents)} labelled incidents:",
+        ",\n".join(by_origin) + ".",
         *_INTRODUCTION,
         "",
         "## What drahealth misses",
