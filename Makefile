@@ -208,9 +208,11 @@ $(HELM):
 	@GOBIN=$(CURDIR)/build/tools GOFLAGS=-mod=mod go install helm.sh/helm/v3/cmd/helm@v3.18.6
 
 .PHONY: manifests
-manifests: $(HELM) ## deploy/kubernetes/drahealth.yaml from the chart's default values
+manifests: $(HELM) ## deploy/kubernetes/drahealth.yaml and drahealth-cluster.yaml from the chart
 	@deploy/helm/manifests $(abspath $(HELM)) >build/manifests.yaml
 	@mv build/manifests.yaml deploy/kubernetes/drahealth.yaml
+	@deploy/helm/manifests $(abspath $(HELM)) --set cluster.enabled=true >build/manifests.yaml
+	@mv build/manifests.yaml deploy/kubernetes/drahealth-cluster.yaml
 
 VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' agent/version.py)
 .PHONY: release

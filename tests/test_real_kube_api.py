@@ -1,6 +1,7 @@
 """The client and the publisher of slices with Kubernetes' own API server and etcd."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ ROOT: Final = Path(__file__).parents[1]
 DRIVER, NODE = "card.example.com", "node-1"
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
+ADMISSION: Final = ROOT / "deploy/helm/drahealth/templates/admissionpolicy.yaml"
 CHART_RULES: Final = ROOT / "deploy/helm/drahealth/files/rules.yaml"
 DEPLOYED: Final = ROOT / "examples/hostdev_driver/deploy.yaml"
 TAINTS: Final = tuple(
@@ -421,3 +423,85 @@ def test_role_of_the_chart_has_no_verb_that_is_not_used(server: RealKubeApi) -> 
         assert any(
             expected in error or f'cannot {verb} resource "{resource}"' in error for error in errors
         ), missing
+
+
+def admission_objects(namespace: str, account: str) -> list[dict[str, Any]]:
+    """Return the chart's admission policy and its binding for a service account."""
+    text = ADMISSION.read_text()
+    text = re.sub(r"^\{\{- (if|end).*\n?|^ *labels:\n *\{\{- include .*\n", "", text, flags=re.MULTILINE)
+    text = text.replace('{{ include "drahealth.name" . }}', "drahealth")
+    text = text.replace("{{ .Release.Namespace }}", namespace)
+    text = text.replace('{{ include "drahealth.serviceAccount" . }}', account)
+    return list(yaml.safe_load_all(text))
+
+
+def pod_access(server: RealKubeApi, account: str, node: str) -> drahealth.ApiAccess:
+    """Return the access of a pod on a node, with the token that the kubelet gets for it."""
+    spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "a", "image": "a"}]}
+    pod = server.create("/api/v1/namespaces/default/pods", "Pod", f"{account}-{node}", spec=spec)
+    bound = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+    }
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"boundObjectRef": bound},
+    }
+    path = f"/api/v1/namespaces/default/serviceaccounts/{account}/token"
+    return server.access_with(server.admin.call("POST", path, request)["status"]["token"])
+
+
+def test_admission_policy_restricts_a_pod_to_its_own_node(server: RealKubeApi) -> None:
+    server.service_account("bound", chart_rules())
+    for node in ("own-node", "other-node"):
+        server.create("/api/v1/nodes", "Node", node)
+    for obj in admission_objects("default", "bound"):
+        resource = "validatingadmissionpolic" + ("ybindings" if obj["kind"].endswith("Binding") else "ies")
+        server.admin.call("POST", f"/apis/admissionregistration.k8s.io/v1/{resource}", obj)
+    access = pod_access(server, "bound", "own-node")
+    client = drahealth.ApiServer(access)
+
+    def apply(node: str, type_: str = "DRADevicesHealthy") -> None:
+        entry = {"type": type_, "status": "True", "reason": "Test"}
+        metadata = {"name": node}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"conditions": [entry]}}
+        client.apply(f"/api/v1/nodes/{node}/status", body, manager="drahealth")
+
+    def is_refused() -> bool:
+        try:
+            apply("other-node")
+        except drahealth.ApiError as error:
+            return "its own Node only" in str(error)
+        return False
+
+    eventually(is_refused, "the policy is in force", 3 * PATIENCE_S)
+    with pytest.raises(drahealth.ApiError, match="begin with DRA"):
+        apply("own-node", "Ready")
+    path = server.admin.dra_path("devicetaintrules", "r")
+    taint = {"key": "example.com/a", "effect": "NoSchedule"}
+    for node, selector, refusal in (
+        ("other-node", {"driver": "d.example.com", "pool": "p", "device": "d"}, "label of its own node"),
+        ("own-node", {}, "must select a driver, a pool and a device"),
+        ("own-node", {"driver": "d.example.com", "pool": "p"}, "must select a driver, a pool and a device"),
+    ):
+        spec = {"deviceSelector": selector, "taint": taint}
+        metadata = {"name": "r", "labels": {"drahealth.dev/node": node}}
+        rule = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceTaintRule",
+            "metadata": metadata,
+            "spec": spec,
+        }
+        with pytest.raises(drahealth.ApiError, match=refusal):
+            client.apply(path, rule, manager="drahealth")
+
+    clock = StepClock()
+    publisher = cluster_agent(server, access, "own-node", clock)
+    for causes in ((XID,), ()):
+        publisher.note_report(report(device("gpu-0", *causes, driver=DRIVER)._replace(pool="own-node")))
+        run_steps(publisher, clock, 3)
+        assert publisher.status.error == ""
+    assert publisher.status.taint_rules == 0

@@ -97,6 +97,19 @@ def test_drop_in_for_metrics_allows_ip_to_named_addresses_only(installed: Path) 
     assert analyze("verify", "--man=no", installed) == before
 
 
+def test_drop_in_for_the_api_server_allows_ip_to_named_addresses_only(installed: Path) -> None:
+    drop_in = (UNIT.parent / f"{UNIT.name}.d" / "cluster.conf").read_text()
+    assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
+        "[Service]",
+        "RestrictAddressFamilies=AF_INET AF_INET6",
+        "IPAddressAllow=localhost",
+    ]
+    before = analyze("verify", "--man=no", installed)
+    (installed.parent / f"{installed.name}.d").mkdir()
+    (installed.parent / f"{installed.name}.d" / "cluster.conf").write_text(drop_in)
+    assert analyze("verify", "--man=no", installed) == before
+
+
 def setting(name: str) -> str:
     """Return the value of a setting of the unit."""
     (value,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)

@@ -20,6 +20,10 @@ SCHEMAS = Path(__file__).parent / "schemas"
 RELEASES = ("v1.34.4", "v1.35.4", "v1.36.3", "v1.37.2")
 KINDS = {
     "api__v1": ("ConfigMap", "Event", "Namespace", "Node", "ServiceAccount"),
+    "apis__admissionregistration.k8s.io__v1": (
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ),
     "apis__apps__v1": ("DaemonSet",),
     "apis__coordination.k8s.io__v1": ("Lease",),
     "apis__networking.k8s.io__v1": ("NetworkPolicy",),

@@ -150,10 +150,14 @@ def test_invalid_values_are_refused_by_name(helm: Path, values: Mapping[str, obj
     assert complaint in done.stderr
 
 
-def test_plain_manifests_are_those_of_the_chart(helm: Path) -> None:
-    command = [REPOSITORY / "deploy" / "helm" / "manifests", helm]
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [("drahealth.yaml", []), ("drahealth-cluster.yaml", ["--set", "cluster.enabled=true"])],
+)
+def test_plain_manifests_are_those_of_the_chart(helm: Path, file: str, values: list[str]) -> None:
+    command = [REPOSITORY / "deploy" / "helm" / "manifests", helm, *values]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert (PLAIN / "drahealth.yaml").read_text() == printed, "make manifests"
+    assert (PLAIN / file).read_text() == printed, "make manifests"
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -229,6 +233,10 @@ def test_cluster_gives_the_pods_a_token_roles_and_a_way_to_the_api_server(helm: 
     }
     objects = rendered(helm, values)
     assert set(ROLES) <= set(objects)
+    assert "ValidatingAdmissionPolicy" in objects
+    assert "ValidatingAdmissionPolicy" not in rendered(
+        helm, {"cluster": {"enabled": True, "admissionPolicy": False}}
+    )
     for kind in ROLES:
         for rule in objects[kind].get("rules", ()):
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
