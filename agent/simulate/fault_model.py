@@ -80,6 +80,7 @@ FAULT_KINDS: Final = {
         FaultKind("gpu-gsp", "gpu", 17 / LLAMA_GPU_YEARS, 1800, _UNHEALTHY, _GPU_CODES, cure="reset",
                   source=_LLAMA + "17"),
         FaultKind("gpu-remap", "gpu", 0.1, 7200, _DEGRADED, cure="reset"),
+        FaultKind("gpu-instance", "gpu", 1.0, 0, allowed=("gpu.xid.94",)),
         FaultKind("gpu-hang", "gpu", 1.0, 40, _UNKNOWN, ("gpu.not_answering",), detect_s=16),
         FaultKind("gpu-failing", "gpu", 0.5, 60, _UNKNOWN),
         FaultKind("gpu-hot", "gpu", 2.0, 300, _DEGRADED),

@@ -18,6 +18,7 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.model.gpu import (
+    WHOLE_GPU,
     GpuAttributes,
     GpuEvent,
     GpuField,
@@ -211,18 +212,26 @@ class Machine:
         """Return the PCI address of a GPU."""
         return f"{gpu // 15:04x}:{gpu % 15 + 1:x}b:00.0"
 
-    def xid(self, gpu: int, code: int, t_ns: int, times: int = 1, detail: str = "") -> None:
-        """Report an XID by the kernel log, and by NVML's events while its process runs."""
-        bus = self.bus(gpu).removesuffix(".0")
-        text = f"NVRM: Xid (PCI:{bus}): {code}, {detail or 'pid=1234, name=python, something failed'}"
+    def xid(
+        self, gpu: int, code: int, t_ns: int, times: int = 1, detail: str = "", instance: int = WHOLE_GPU
+    ) -> None:
+        """Report an XID by the kernel log, and by NVML's events while its process runs.
+
+        Args:
+            instance: GPU instance that has the fault; WHOLE_GPU: all of the GPU.
+        """
+        where = self.bus(gpu).removesuffix(".0") + ("" if instance == WHOLE_GPU else f" GPU-I:{instance:02}")
+        text = f"NVRM: Xid (PCI:{where}): {code}, {detail or 'pid=1234, name=python, something failed'}"
         us = self.now(t_ns).mono_ns // 1000
         known = self._lines.get(text) or LogLine(_pattern_of(text), 0, us, us, text, text, 0)
         seq = 1 + max((line.seq for line in self._lines.values()), default=0)
         self._lines[text] = known._replace(times=known.times + times, last_us=us, seq=seq)
         if not self.nvml_process:
             mono_ns = self.now(t_ns).mono_ns
-            before = self._xids[gpu].get(code) or XidCount(code, 0xFFFFFFFF, 0xFFFFFFFF, 0, mono_ns, mono_ns)
-            self._xids[gpu][code] = before._replace(times=before.times + times, last_ns=mono_ns)
+            compute = WHOLE_GPU if instance == WHOLE_GPU else 0
+            before = self._xids[gpu].get((code, instance))
+            before = before or XidCount(code, instance, compute, 0, mono_ns, mono_ns)
+            self._xids[gpu][code, instance] = before._replace(times=before.times + times, last_ns=mono_ns)
 
     def add(self, gpu: int, field: GpuField, value: int) -> None:
         """Add to a reading that the GPU has."""
@@ -280,7 +289,7 @@ class Machine:
     def restart_nvml(self, t_ns: int) -> None:
         """Begin all passes over GPUs again, because the agent starts."""
         self.nvml_process = ""
-        self._xids: dict[int, dict[int, XidCount]] = {gpu: {} for gpu in self.readings}
+        self._xids: dict[int, dict[tuple[int, int], XidCount]] = {gpu: {} for gpu in self.readings}
         self._handles = dict.fromkeys(self.readings, 1)
         self._gpu_passes = {gpu: PassCounter(t_ns - NS, NS) for gpu in self.readings}
         self.generation = 1

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from agent.devices.inventory import mig_device
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
 from agent.engine.loop import LoopTiming, PublicationSchedule, visible_state
 from agent.engine.step import EngineState, initial_state, step
@@ -414,7 +415,12 @@ class NodeRun:
             return None
         if machine.status[gpu] != NvmlStatus.OK:
             return None  # a lost GPU has no further faults
-        fault = self._truth.begin(kind, gpu, machine.devices_of_gpu(gpu), t_ns)
+        devices = machine.devices_of_gpu(gpu)
+        if kind.name == "gpu-instance":
+            devices = tuple(name for name in devices if name == mig_device(gpu, 1, 0).name)
+        if not devices:
+            return None
+        fault = self._truth.begin(kind, gpu, devices, t_ns)
         match kind.name:
             case "gpu-lost":
                 machine.xid(gpu, 79, t_ns, detail="GPU has fallen off the bus.")
@@ -445,6 +451,8 @@ class NodeRun:
             case "gpu-remap":
                 machine.xid(gpu, 63, t_ns)
                 machine.set(gpu, GpuField.REMAP_PENDING, 1)
+            case "gpu-instance":
+                machine.xid(gpu, 94, t_ns, 12, instance=1)
             case "gpu-hang":
                 machine.hang(gpu, t_ns)
                 self._at(t_ns + round(self._settings.gpu.deadline_s * NS), lambda: None)  # wakes the agent
