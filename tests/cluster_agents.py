@@ -1,7 +1,9 @@
 """Publisher to the API server with a clock of its own, and reports for it."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from cluster_api import NAMESPACE, NODE, ClusterApi
@@ -71,6 +73,7 @@ class SteppedAgent:
     ) -> None:
         self.clock = clock or StepClock()
         self.consumers: ConsumerMap | None = None
+        settings.setdefault("state_dir", Path(os.devnull) / "none")  # nothing is saved
         self.config = Config(node_name=NODE, k8s_enabled=True, **settings)
         self.publisher = ClusterPublisher(
             self.config,

@@ -343,8 +343,8 @@ def test_unknown_node_is_named(api: ClusterApi) -> None:
 # --- thread and start ---------------------------------------------------------------------------------------
 
 
-def test_thread_writes_after_a_changed_report_and_ends(api: ClusterApi) -> None:
-    config = Config(node_name=NODE, k8s_enabled=True)
+def test_thread_writes_after_a_changed_report_and_ends(api: ClusterApi, tmp_path: Path) -> None:
+    config = Config(node_name=NODE, k8s_enabled=True, state_dir=tmp_path)
     publisher = ClusterPublisher(
         config, ApiServer(ApiAccess(api.url)), namespace=NAMESPACE, identity="a", jitter=lambda: 0.0
     )

@@ -1,6 +1,7 @@
 """Events of the Node and of pods: one per fault, few while a device flaps, bounded in a storm."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,6 +224,29 @@ def test_pod_in_a_namespace_that_ends_stops_no_other_event(
     assert reasons(api) == [("DeviceUnhealthy", 1), ("DeviceUnhealthy", 1)]
     assert "event of pod team-a/pod-p-gpu-0" in caplog.text
     assert sum("/team-a/" in one.path for one in api.requests) == 1
+
+
+def test_restarted_agent_repeats_no_event(api: ClusterApi, tmp_path: Path) -> None:
+    first = SteppedAgent(api, state_dir=tmp_path)
+    first.consumers = users_of("gpu-0")
+    sick = [device("gpu-0", XID, driver=DRIVER), device("gpu-1", SILENT)]
+    first.run_for(120, lambda: sick)
+    assert reasons(api) == [("DeviceUnhealthy", 1), ("DeviceUnknown", 1)]
+    second = SteppedAgent(api, state_dir=tmp_path, clock=first.clock)
+    second.consumers = first.consumers
+    second.clock.step_wall(-86_400)
+    second.run_for(900, lambda: sick)
+    assert reasons(api) == [("DeviceUnhealthy", 1), ("DeviceUnknown", 1)]
+    assert reasons(api, "Pod") == [("DeviceUnhealthy", 1)]
+    second.run_for(60, lambda: [device("gpu-0", driver=DRIVER), device("gpu-1", SILENT)])
+    assert ("DeviceRecovered", 1) in reasons(api)
+
+
+def test_damaged_file_of_events_costs_one_repetition(api: ClusterApi, tmp_path: Path) -> None:
+    (tmp_path / "cluster-events.json").write_text('[[["Node"]]]')
+    agent = SteppedAgent(api, state_dir=tmp_path)
+    agent.run_for(60, lambda: [device("gpu-0", XID)])
+    assert reasons(api) == [("DeviceUnhealthy", 1)]
 
 
 def test_step_of_the_clock_causes_no_event(api: ClusterApi) -> None:

@@ -315,7 +315,13 @@ def cluster_agent(
     server: RealKubeApi, access: drahealth.ApiAccess, node: str, clock: StepClock
 ) -> ClusterPublisher:
     """Return the publisher of an agent with a role of the chart, whose steps a test runs."""
-    config = drahealth.Config(node_name=node, k8s_enabled=True, k8s_taint_rules=(DRIVER,), taint_quiet_s=0)
+    config = drahealth.Config(
+        node_name=node,
+        state_dir=server.directory / "none",
+        k8s_enabled=True,
+        k8s_taint_rules=(DRIVER,),
+        taint_quiet_s=0,
+    )
     return ClusterPublisher(
         config,
         drahealth.ApiServer(access),

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.cluster.device_events import DeviceEvents
+import msgspec
+
+from agent.cluster.device_events import DeviceEvents, SavedEvent
 from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
     active_maintenance,
@@ -31,6 +33,7 @@ from agent.model.report import ClusterCondition, ClusterStatus, Report
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, path_of
 from agent.sources.kubeconfig import read_kubeconfig
+from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
@@ -56,6 +59,11 @@ RETRY_MAX_S: Final = 60.0
 """Limit of that doubling [s]."""
 EVENTS_S: Final = 10.0
 """Interval at which due events are looked for without a changed report [s]: pods come and go."""
+EVENTS_FILE: Final = "cluster-events.json"
+"""Name of the file in the state directory with the events of lasting faults, which a restart must not
+repeat."""
+EVENTS_BYTES: Final = 4 << 20
+"""Largest size of the events file that the agent reads [bytes]."""
 RULES_S: Final = 5.0
 """Shortest time between two passes over the DeviceTaintRules [s]."""
 MAINTENANCE_S: Final = 60.0
@@ -139,7 +147,10 @@ class ClusterPublisher:
         self._taint_rules = TaintRules(api, self._node, MANAGER)
         self._rules_listed_ns: int | None = None
         self._events = DeviceEvents()
+        self._events_path = config.state_dir / EVENTS_FILE
+        self._events.restore(_load_events(self._events_path), clock())
         self._recorder = EventRecorder(api, self._node)
+        self._unsaved = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._node_conditions: Mapping[str, JsonObject] = {}
         self._node_uid = ""
@@ -343,7 +354,16 @@ class ClusterPublisher:
                     raise
                 self._log_lost_event(event.object, error)  # the pod's namespace is being deleted
             self._events.note_sent(key, now)
+        self._save_events(now)
         return TaskPause(EVENTS_S)
+
+    def _save_events(self, now: Instant) -> None:
+        path, data = self._events_path, msgspec.json.encode(self._events.saved(now))
+        try:
+            write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
+        except OSError as error:
+            if self._unsaved.tick():
+                log.warning("cluster: %s: not written: %s; a restart repeats events", path, error.strerror)
 
     def _sync_taint_rules(self, now: Instant) -> TaskPause:
         report, config = self._report, self._config
@@ -376,6 +396,17 @@ class ClusterPublisher:
         self._node_conditions = conditions_by_type(node)
         self._node_uid = str(node["metadata"].get("uid", ""))
         self._node_is_fresh = True
+
+
+def _load_events(path: Path) -> list[SavedEvent]:
+    """Return the events of the agent's former run; none if the file is missing or unusable.
+
+    Without the file, the agent repeats the events of lasting faults after its restart.
+    """
+    try:
+        return msgspec.json.decode(read_bounded(path, EVENTS_BYTES).data, type=list[SavedEvent])
+    except (ReadError, msgspec.DecodeError):
+        return []
 
 
 def open_cluster_publisher(

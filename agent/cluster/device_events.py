@@ -65,6 +65,16 @@ class _Sent(NamedTuple):
     """True: the fault has been in every report since the event. False: it has ended."""
 
 
+class SavedEvent(NamedTuple):
+    """Event about a fault that was written to the API server, as the state file has it."""
+
+    key: EventKey
+    at_wall_s: float
+    """Time at which the event was written [s since 1970]."""
+    lasts: bool
+    """True: the fault has been in every report since the event. False: it has ended."""
+
+
 class DeviceEvents:
     """Memory of the faults of devices that have had a Kubernetes event. For one thread."""
 
@@ -74,6 +84,21 @@ class DeviceEvents:
         """Devices that have had an event about a fault on the Node, and none about their recovery."""
         self._unknown_ns: dict[EventKey, int] = {}
         """Monotonic time since which a device has been Unknown, by identity of the fault [ns]."""
+
+    def restore(self, saved: Iterable[SavedEvent], now: Instant) -> None:
+        """Continue with the events of the agent's former run, so that a restart repeats none."""
+        for key, at_wall_s, lasts in saved:
+            age_ns = round(min(max(now.wall_s - at_wall_s, 0.0), EVENT_S) * NS)
+            self._sent[key] = _Sent(now.mono_ns - age_ns, lasts)
+            if lasts and key.code != RECOVERED and key.object.kind == "Node":
+                self._announced.add(key.device)
+
+    def saved(self, now: Instant) -> list[SavedEvent]:
+        """Return the events that :meth:`restore` needs after a restart of the agent."""
+        return [
+            SavedEvent(key, now.wall_s - (now.mono_ns - sent.at_ns) / NS, sent.lasts)
+            for key, sent in self._sent.items()
+        ]
 
     def due(
         self,
@@ -93,6 +118,7 @@ class DeviceEvents:
             now: Current time.
         """
         wanted = {one.key: one for one in _wanted(report, consumers, served, node)}
+        present = frozenset(wanted)
         unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
         self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}
         for key in unknown:
@@ -104,7 +130,7 @@ class DeviceEvents:
             if by_device[ref].severity <= Severity.INFO:
                 recovered = _recovered(by_device[ref], ref, node)
                 wanted[recovered.key] = recovered
-        self._forget(wanted.keys(), now)
+        self._forget(present | wanted.keys(), now)
         return [one for key, one in wanted.items() if key not in self._sent]
 
     def note_sent(self, key: EventKey, now: Instant) -> None:
