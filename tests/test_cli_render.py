@@ -27,6 +27,7 @@ from cli_reports import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cli.output.json import status_document
 from agent.cli.output.report_table import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
@@ -37,6 +38,8 @@ from agent.model.report import (
     ClusterCondition,
     ClusterStatus,
     ConfigReload,
+    NvmlCallCost,
+    NvmlCosts,
     Report,
     SentinelStatus,
     SeverityCount,
@@ -535,6 +538,26 @@ def test_status_shows_the_work_at_the_api_server(cluster, line):
 def test_status_shows_the_events_to_nvsentinel(state, line):
     shown = " ".join(render_status(replace(STATUS, nvsentinel=state), PLAIN, now_s=NOW_S).split())
     assert f"nvsentinel {line} subscribers" in shown
+
+
+def test_status_shows_the_costs_of_nvml():
+    calls = (NvmlCallCost("handle", 1, 1e-5, 2e-5), NvmlCallCost("fields", 10, 0.004, 0.02))
+    costs = NvmlCosts(cpu_s=STATUS.cpu_s, switches=1200, period_s=3.2, calls=calls)
+    uptime_s = NOW_S - STATUS.started_wall_s
+    shown = " ".join(render_status(replace(STATUS, nvml=costs), PLAIN, now_s=NOW_S).split())
+    assert (
+        f"nvml {100 * STATUS.cpu_s / uptime_s:.2f} % of a core, 1,200 context switches; a pass every 3.2 s; "
+        "fields 400 µs CPU in 2,000 µs; handle 10 µs CPU in 20 µs"
+    ) in shown
+    assert status_document(replace(STATUS, nvml=costs))["nvml"] == {
+        "cpuSeconds": STATUS.cpu_s,
+        "contextSwitches": 1200,
+        "periodSeconds": 3.2,
+        "calls": [
+            {"kind": "handle", "calls": 1, "cpuSeconds": 1e-5, "durationSeconds": 2e-5},
+            {"kind": "fields", "calls": 10, "cpuSeconds": 0.004, "durationSeconds": 0.02},
+        ],
+    }
 
 
 def test_status_of_a_new_agent_has_no_report():

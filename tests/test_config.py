@@ -105,6 +105,7 @@ window = "5m"
 watch = false
 process = false
 slow-period = "30s"
+cpu-budget = "3ms"
 deadline = "2s"
 dead = "3m"
 probation = "10m"
@@ -270,6 +271,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         gpu_watch=False,
         gpu_process=False,
         gpu_slow_ns=30 * 10**9,
+        gpu_cpu_ns=3 * 10**6,
         gpu_deadline_ns=2 * 10**9,
         gpu_dead_ns=180 * 10**9,
         gpu_probation_ns=600 * 10**9,
@@ -403,6 +405,14 @@ def test_default_state_dir_persists_unless_runtime_dir_is_set(setup):
 def test_longer_period_raises_default_slow_period(setup):
     assert setup.load('[agent]\nperiod = "1m"').gpu_slow_ns == 60 * 10**9
     assert setup.load('[agent]\nperiod = "2s"').gpu_slow_ns == 10 * 10**9
+
+
+def test_shorter_period_raises_default_cpu_budget(setup):
+    assert setup.load("").gpu_cpu_ns == 2 * 10**6
+    assert setup.load('[agent]\nperiod = "2s"').gpu_cpu_ns == 2 * 10**6
+    assert setup.load('[agent]\nperiod = "100ms"').gpu_cpu_ns == 20 * 10**6
+    assert setup.load('[agent]\nperiod = "100ms"\n[gpu]\ncpu-budget = "1ms"').gpu_cpu_ns == 10**6
+    assert setup.load('[gpu]\ncpu-budget = "0s"').gpu_cpu_ns == 0
 
 
 @given(st.integers(3, 86399))

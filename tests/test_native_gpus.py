@@ -219,6 +219,30 @@ def test_mig_devices_and_events_name_their_instances(watch: Watch) -> None:
     assert GpuEvent.UNAVAILABLE not in gpu.events
 
 
+def test_exceeded_cpu_budget_stretches_the_period_and_delays_no_event(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=1", options=replace(QUICK, cpu_budget_ns=1))
+    watched.until(lambda now: any(gpu.period_ns == 10 * NS for gpu in now.gpus))
+    costs = watched.gpus.costs()
+    assert costs.period_s == 10
+    assert costs.cpu_s > 0
+    assert costs.switches > 0
+    passes = watched.read().gpus[0].passes
+    watched.fake.send("gpu 0 xid 79")
+    assert watched.until(lambda now: bool(now.gpus[0].xids)).gpus[0].passes <= passes + 1
+
+
+def test_costs_of_calls_are_measured_by_kind(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=2")
+    watched.until(is_read(2))
+    costs = watched.gpus.costs()
+    assert costs.period_s == QUICK.period_ns / NS
+    assert {"nvmlDeviceGetFieldValues", "nvmlDeviceGetHandleByUUID"} <= {call.kind for call in costs.calls}
+    for call in costs.calls:
+        assert call.calls > 0
+        assert 0 < call.cpu_s <= costs.cpu_s
+        assert call.duration_s > 0
+
+
 def test_dropped_xids_are_reported_by_the_event_source(watch: Watch) -> None:
     room = 48
     watched = watch("profile h100 gpus=1")

@@ -212,7 +212,10 @@ FIXED_VALUES = {
     "gpu.watch": False,
     "gpu.process": False,
     "gpu.slow-period": 20 * 10**9,
+    "gpu.cpu-budget": 0,
     "gpu.deadline": 10**9,
+    "k8s.namespace": "other",
+    "nvsentinel.remediate": True,
     "history.rows": 1,
     "history.age": 7200,
 }

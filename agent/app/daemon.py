@@ -160,6 +160,7 @@ class Daemon:
             config_reload=lambda: self._reloader.last,
             cluster_status=self._cluster_status,
             nvsentinel_status=self._nvsentinel_status,
+            nvml_costs=lambda: self._node.nvml_costs(),
             locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
@@ -373,6 +374,7 @@ class Daemon:
             latest=LatestValue(),
             config=lambda: self._config,
             snapshot=lambda: self._source.newest,
+            nvml_costs=lambda: self._node.nvml_costs(),
             consumers=lambda: self._pods.newest_map,
             pass_durations=lambda: self._node.pass_durations(),
             status=self._read_status,
@@ -396,8 +398,13 @@ class Daemon:
         status = collect_status(
             *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
         )
-        status = replace(status, config_reload=self._reloader.last, cluster=self._cluster_status())
-        return replace(status, nvsentinel=self._nvsentinel_status())
+        return replace(
+            status,
+            config_reload=self._reloader.last,
+            cluster=self._cluster_status(),
+            nvsentinel=self._nvsentinel_status(),
+            nvml=self._node.nvml_costs(),
+        )
 
     def _nvsentinel_status(self) -> SentinelStatus | None:
         return self._nvsentinel.status if self._nvsentinel is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
@@ -12,6 +12,7 @@ from agent.cli.output.report_table import cgroup_entry, headline, source_entries
 from agent.cli.output.table import TitledText, format_entries
 from agent.cli.output.text import clean, format_bytes, format_count
 from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.health.rules import format_duration
 from agent.model.time import format_age
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, SentinelStatus
+    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, NvmlCosts, SentinelStatus
+
+
+CALLS_SHOWN: Final = 3
+"""Number of kinds of NVML calls that are shown, the most expensive first."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,6 +76,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         TitledText("core", ", ".join(core_usage)),
         TitledText("reports", reports),
         *_config_reload(status.config_reload, now_s),
+        *_nvml(status.nvml, uptime_s),
         *_cluster(status.cluster, now_s),
         *_nvsentinel(status.nvsentinel),
         *(
@@ -103,6 +109,24 @@ def _nvsentinel(state: SentinelStatus | None) -> Iterator[TitledText]:
         counts = f"{format_count(state.events, 'event')}, {format_count(state.failures, 'failure')}"
         text = f"{counts}; failing: {state.error}" if state.error else f"{counts} at {state.socket}"
         yield TitledText("nvsentinel", clean(text))
+
+
+def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[TitledText]:
+    """Yield what the calls to NVML cost, and the period in force; nothing if NVML is not called."""
+    if costs is None:
+        return
+    calls = (
+        f"{call.kind} {1e6 * call.cpu_s / call.calls:,.0f} µs CPU "
+        f"in {1e6 * call.duration_s / call.calls:,.0f} µs"
+        for call in sorted(costs.calls, key=lambda call: -call.cpu_s)[:CALLS_SHOWN]
+    )
+    share = 100 * costs.cpu_s / max(uptime_s, 1.0)
+    parts = [
+        f"{share:.2f} % of a core, {format_count(costs.switches, 'context switch', 'context switches')}",
+        f"a pass every {format_duration(costs.period_s)}",
+        *calls,
+    ]
+    yield TitledText("nvml", clean("; ".join(parts)))
 
 
 def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText]:

@@ -219,6 +219,9 @@ SETTINGS: Final = (
             help="whether NVML is called by a process of its own", is_fixed=True),
     Setting("gpu.slow-period", "gpu_slow_ns", kinds.DURATION, duration_within(100 * MS, HOUR),
             help="interval of slow readings, at least a period", is_fixed=True),
+    Setting("gpu.cpu-budget", "gpu_cpu_ns", kinds.DURATION, duration_within(0, S),
+            help="CPU time per second of the threads that read GPUs, kept by a longer period; 0s: no limit",
+            is_fixed=True),
     Setting("gpu.deadline", "gpu_deadline_ns", kinds.DURATION, duration_within(100 * MS, 600 * S),
             help="a call of NVML that takes longer makes its GPU Unknown", is_fixed=True),
     Setting("gpu.dead", "gpu_dead_ns", kinds.DURATION, duration_within(100 * MS, 24 * HOUR),
@@ -357,6 +360,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """True: NVML is called by a process of its own. False: by threads of the agent's process."""
     gpu_slow_ns: int = 10 * S
     """Interval between two reads of GPU fields that seldom change [ns]; at least ``period_ns``."""
+    gpu_cpu_ns: int = 2 * MS
+    """CPU time per second of the threads that read GPUs [ns]; 0: no limit.
+
+    To keep within it, the time between two passes becomes longer, at most 10 s. With a period below 1 s the
+    default grows as the number of passes.
+    """
     gpu_deadline_ns: int = 5 * S
     """Time limit of an NVML call, after which the GPU is Unknown [ns]."""
     gpu_dead_ns: int = 60 * S
@@ -521,6 +530,7 @@ def load_with_origins(
         fields.setdefault("heartbeat_s", min(10, fields["lease_s"] / 3))
     if "period_ns" in fields:
         fields.setdefault("gpu_slow_ns", max(10 * S, fields["period_ns"]))
+        fields.setdefault("gpu_cpu_ns", max(2 * MS, min(2 * MS * S // max(fields["period_ns"], 1), S)))
     fields.setdefault("node_name", os.uname().nodename.lower())
     try:
         config = Config(**fields)

@@ -12,6 +12,7 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
+    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscribers,
@@ -48,6 +49,8 @@ class AgentView:
     """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]
     """Function that returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
+    nvml_costs: Callable[[], NvmlCosts | None]
+    """Function that returns the costs of the calls to NVML; None: NVML is not called."""
     consumers: Callable[[], ConsumerMap | None]
     """Function that returns the newest map of claims, devices and pods; None: it is not known yet."""
     pass_durations: Callable[[], Mapping[str, PassDurations]]

@@ -214,6 +214,25 @@ GPU_XIDS: Final = _counter(
     *DEVICE,
     "xid",
 )
+NVML_CPU: Final = _counter("nvml_cpu_seconds", "CPU time of the threads that read GPUs through NVML.")
+NVML_SWITCHES: Final = _counter("nvml_context_switches", "Context switches of the threads that read GPUs.")
+NVML_PERIOD: Final = _gauge(
+    "nvml_period_seconds",
+    "Longest time between two passes over a GPU that is in force, because of gpu.cpu-budget.",
+)
+_PER_CALL: Final = "kinds of calls, at most 18"
+NVML_CALLS: Final = _counter(
+    "nvml_measured_calls",
+    "NVML calls whose costs were measured: those of about two passes per gpu.slow-period.",
+    _PER_CALL,
+    "call",
+)
+NVML_CALL_CPU: Final = _counter(
+    "nvml_measured_calls_cpu_seconds", "CPU time of the measured NVML calls.", _PER_CALL, "call"
+)
+NVML_CALL_TIME: Final = _counter(
+    "nvml_measured_calls_seconds", "Duration of the measured NVML calls.", _PER_CALL, "call"
+)
 GPU_NVLINKS: Final = _gauge("gpu_nvlinks_up", "Active NVLinks of a GPU.", _PER_GPU, *DEVICE)
 
 
@@ -405,6 +424,12 @@ AGENT_FAMILIES: Final = (
     DRIVER_INFO,
     GPU_XIDS,
     GPU_NVLINKS,
+    NVML_CPU,
+    NVML_SWITCHES,
+    NVML_PERIOD,
+    NVML_CALLS,
+    NVML_CALL_CPU,
+    NVML_CALL_TIME,
     *(gpu.family for gpu in GPU_FAMILIES),
     BUILD_INFO,
     REPORTS,

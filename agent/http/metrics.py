@@ -30,7 +30,7 @@ from agent.http.health_totals import Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
 from agent.model.gpu import GpuField, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
-from agent.model.report import Report
+from agent.model.report import NvmlCosts, Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import DURATION_BOUNDS_S, PassDurations, SourceState
 from agent.model.time import NS, Instant
@@ -193,6 +193,8 @@ class MetricsRenderer:
             yield from _core_rows(report)
         if scrape.snapshot is not None and scrape.snapshot.gpus is not None:
             yield from _gpu_rows(scrape.snapshot.gpus, scrape.shown, dropped)
+        if (costs := view.nvml_costs()) is not None:
+            yield from _nvml_rows(costs)
         yield from _stream_rows(view)
         yield _bounded(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
         if (reload := view.config_reload()) is not None:
@@ -406,6 +408,15 @@ def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:
         ((driver, class_, code[:LABEL_MAX]), count)
         for (driver, class_, code), count in sorted(counts.items())
     ]
+
+
+def _nvml_rows(costs: NvmlCosts) -> Iterator[Rows]:
+    yield _rows(families.NVML_CPU, [((), costs.cpu_s)])
+    yield _rows(families.NVML_SWITCHES, [((), costs.switches)])
+    yield _rows(families.NVML_PERIOD, [((), costs.period_s)])
+    yield _rows(families.NVML_CALLS, (((call.kind,), call.calls) for call in costs.calls))
+    yield _rows(families.NVML_CALL_CPU, (((call.kind,), call.cpu_s) for call in costs.calls))
+    yield _rows(families.NVML_CALL_TIME, (((call.kind,), call.duration_s) for call in costs.calls))
 
 
 def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]) -> Iterator[Rows]:

@@ -125,6 +125,31 @@ class SentinelStatus(NamedTuple):
     """Error of the last call; empty: it succeeded, or there was none."""
 
 
+class NvmlCallCost(NamedTuple):
+    """Cost of the measured NVML calls of one kind: those of about two passes per ``gpu.slow-period``."""
+
+    kind: str
+    """First function of the kind, such as ``nvmlDeviceGetFieldValues``."""
+    calls: int
+    cpu_s: float
+    """CPU time of the calling threads in the calls [s]."""
+    duration_s: float
+    """Duration of the calls [s]."""
+
+
+class NvmlCosts(NamedTuple):
+    """Costs of the calls to NVML since the threads that make them started."""
+
+    cpu_s: float
+    """CPU time of the threads that read GPUs [s]."""
+    switches: int
+    """Context switches of these threads."""
+    period_s: float
+    """Longest time between two passes over a GPU that is in force, because of ``gpu.cpu-budget`` [s]."""
+    calls: tuple[NvmlCallCost, ...] = ()
+    """Costs by kind of call; kinds without a measured call are left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with facts of its newest report."""
@@ -159,5 +184,7 @@ class AgentStatus:
     """Last reload of the configuration; None: none since the start."""
     nvsentinel: SentinelStatus | None = None
     """State of the events to NVSentinel; None: ``nvsentinel.socket`` is not set."""
+    nvml: NvmlCosts | None = None
+    """Costs of the calls to NVML; None: NVML is not called."""
     cluster: ClusterStatus | None = None
     """State of the work at the API server; None: ``k8s.enabled`` is false."""

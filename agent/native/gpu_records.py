@@ -61,7 +61,14 @@ _STATUS_TEXTS: Final = {
     NvmlStatus.GPU_NOT_FOUND: "GPU not found",
     NvmlStatus.UNKNOWN: "unknown error",
 }
-_CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call in range(lib.DH_CALL_NUM))
+_CALLS: Final[tuple[str, ...]] = tuple(
+    ffi.string(lib.dh_nvml_call_name(call)).decode() for call in range(lib.DH_CALL_NUM)
+)
+
+
+def call_name(call: int) -> str:
+    """Return the name of a kind of NVML call, such as ``fields``."""
+    return _CALLS[call]
 
 
 def status_text(code: int) -> str:

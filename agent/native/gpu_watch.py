@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, NvmlSample
+from agent.model.report import NvmlCallCost, NvmlCosts
 from agent.model.source_state import PassDurations
 from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition
 from agent.native._core import ffi, lib
-from agent.native.gpu_records import GpuRecordDecoder
+from agent.native.gpu_records import GpuRecordDecoder, call_name
 from agent.native.published_tables import PublicationReader, UnchangedBytesCache
 from agent.native.sampler_records import pass_durations
 
@@ -42,6 +43,9 @@ class GpuWatchOptions:
     """Duration after which an NVML call that initialises the GPU driver is overdue [ns]."""
     retry_ns: int = 10 * NS
     """Time between two checks of the library, driver version and number of GPUs [ns]: 100 ms to 1 h."""
+    cpu_budget_ns: int = 0
+    """CPU time per second of all passes [ns]; 0: no limit. Passes are delayed, by up to 10 s, to keep within
+    it."""
     wakes: Sequence[GpuWakeCondition] = ()
 
 
@@ -71,6 +75,7 @@ class GpuWatch:
                 "deadline_ns": options.deadline_ns,
                 "open_deadline_ns": options.open_deadline_ns,
                 "retry_ns": options.retry_ns,
+                "cpu_budget_ns": options.cpu_budget_ns,
             },
         )
         wakes = ffi.new("struct dh_gpu_wake[]", [_wake(wake) for wake in options.wakes])
@@ -104,6 +109,10 @@ class GpuWatch:
     def pass_durations(self) -> PassDurations:
         """Return the durations of the passes over all GPUs. Any thread, until :meth:`stop`."""
         return _pass_durations(self._watch)
+
+    def costs(self) -> NvmlCosts:
+        """Return the costs of the threads that read GPUs. Any thread, until :meth:`stop`."""
+        return _costs(self._watch)
 
     def check_count(self) -> None:
         """Request a count of the GPUs within a second, because the PCI bus changed. Never blocks."""
@@ -177,9 +186,24 @@ class SharedMemoryGpuReader:
         """Return the durations of the passes over all GPUs. Any thread, until :meth:`close`."""
         return _pass_durations(self._watch)
 
+    def costs(self) -> NvmlCosts:
+        """Return the costs of the threads that read GPUs. Any thread, until :meth:`close`."""
+        return _costs(self._watch)
+
     def close(self) -> None:
         """Unmap the shared memory. The reader must not be used afterwards."""
         lib.dh_gpus_detach(self._watch)
+
+
+def _costs(watch: Any) -> NvmlCosts:
+    found = ffi.new("struct dh_gpu_costs *")
+    lib.dh_gpus_costs(watch, found)
+    calls = (
+        NvmlCallCost(call_name(call), cost.calls, cost.cpu_ns / NS, cost.wall_ns / NS)
+        for call, cost in enumerate(found.call)
+        if cost.calls
+    )
+    return NvmlCosts(found.cpu_ns / NS, found.switches, found.period_ns / NS, tuple(calls))
 
 
 def _pass_durations(watch: Any) -> PassDurations:

@@ -22,6 +22,7 @@ from agent.health.rule_changes import xid_overrides
 from agent.model.declared_devices import Declarations
 from agent.model.gpu import GpuAttributes
 from agent.model.pod_findings import PodsSample
+from agent.model.report import NvmlCosts
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
@@ -202,6 +203,11 @@ class NodeSource:
             self._pods.note_snapshot(snapshot)
         return snapshot
 
+    def nvml_costs(self) -> NvmlCosts | None:
+        """Return the costs of NVML calls; None: NVML is not called. Thread-safe. Blocks up to 10 ms."""
+        with self._stop_lock:
+            return self._gpus.costs() if self._gpus is not None and not self._is_stopped else None
+
     def pass_durations(self) -> Mapping[str, PassDurations]:
         """Return the durations of the passes by source, without sources that wait for events.
 
@@ -286,6 +292,7 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpuWatchO
         sysfs_root=config.sysfs_root,
         period_ns=period_ns,
         slow_ns=max(config.gpu_slow_ns, period_ns),
+        cpu_budget_ns=config.gpu_cpu_ns,
         deadline_ns=int(limits.deadline_s * NS),
         wakes=gpu_wakes(limits, config.rules),
     )

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from agent.errors import ProbeError
 from agent.model.gpu import GpuAttributes, GpuSample, NvmlSample, NvmlStatus
 from agent.model.reading import Absence, Missing
+from agent.model.report import NvmlCosts
 from agent.model.source_state import PassDurations, SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions, SharedMemoryGpuReader, create_gpu_memory
@@ -185,6 +186,11 @@ class NvmlProcess:
         """Return the durations of the passes of the running child; None: no child runs."""
         with self._lock:
             return self._child.watch.pass_durations() if self._child else None
+
+    def costs(self) -> NvmlCosts | None:
+        """Return the costs of the running child; None: no child runs."""
+        with self._lock:
+            return self._child.watch.costs() if self._child else None
 
     def check_count(self) -> None:
         """Request a count of the GPUs, because the PCI bus changed. Never blocks."""

@@ -53,6 +53,7 @@ def encode_options(options: GpuWatchOptions) -> bytes:
             "deadline_ns": options.deadline_ns,
             "open_deadline_ns": options.open_deadline_ns,
             "retry_ns": options.retry_ns,
+            "cpu_budget_ns": options.cpu_budget_ns,
             "wakes": wakes,
         }
     ).encode()

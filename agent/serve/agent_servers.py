@@ -17,7 +17,14 @@ from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
 from agent.model.health import DeviceHealth
-from agent.model.report import ClusterStatus, ConfigReload, Report, SentinelStatus, SocketSubscribers
+from agent.model.report import (
+    ClusterStatus,
+    ConfigReload,
+    NvmlCosts,
+    Report,
+    SentinelStatus,
+    SocketSubscribers,
+)
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.native.uevents import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
@@ -103,6 +110,7 @@ class AgentServers:
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
         cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
         nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
+        nvml_costs: Callable[[], NvmlCosts | None] = lambda: None,
         locks: Sequence[DirectoryLock] = (),
     ) -> None:
         """Create the missing directories (mode 0750) and all sockets; after an exception no socket remains.
@@ -121,6 +129,7 @@ class AgentServers:
             config_reload: Returns the last reload of the configuration; None: there was none.
             cluster_status: Returns the state of the work at the API server; None: there is none.
             nvsentinel_status: Returns the state of the events to NVSentinel; None: there is none.
+            nvml_costs: Returns the costs of NVML calls; None: NVML is not called.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.
 
@@ -139,6 +148,7 @@ class AgentServers:
         self._config_reload = config_reload
         self._cluster_status = cluster_status
         self._nvsentinel_status = nvsentinel_status
+        self._nvml_costs = nvml_costs
         self._runtime_dir = runtime_dir
         self._locks = tuple(locks)
         self._log_limit = LogRateLimiter()
@@ -202,6 +212,7 @@ class AgentServers:
             config_reload=self._config_reload,
             cluster_status=self._cluster_status,
             nvsentinel_status=self._nvsentinel_status,
+            nvml_costs=self._nvml_costs,
         )
         links: dict[str, DriverLinkService] = {}
         if self._open_handler is not None:

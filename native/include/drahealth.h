@@ -709,6 +709,8 @@ struct dh_gpus_options {
     uint64_t deadline_ns;      /* a call of a GPU's thread that takes longer is overdue: 10 ms to 10 min */
     uint64_t open_deadline_ns; /* the same for calls that initialise the library: nvmlInit, handles */
     uint64_t retry_ns;         /* time between two attempts to load and initialise the library: 100 ms to 1 h */
+    uint64_t cpu_budget_ns;    /* CPU time per second of all passes together; a pass over a GPU is delayed, by up
+                                  to 10 s, until the passes keep within it. 0: no limit */
 };
 
 struct dh_mig {
@@ -795,6 +797,21 @@ enum dh_nvml_call {
     DH_CALL_WAIT,
     DH_CALL_AER,    /* sysfs, not NVML */
     DH_CALL_NUM
+};
+
+/* Cost of the measured calls of one kind. Calls of the first two passes after each slow_ns are measured. */
+struct dh_call_cost {
+    uint64_t calls;
+    uint64_t cpu_ns;
+    uint64_t wall_ns;
+};
+
+/* Costs of a GPU watch since its start. */
+struct dh_gpu_costs {
+    uint64_t cpu_ns;    /* CPU time of the threads that read GPUs */
+    uint64_t switches;  /* their context switches */
+    uint64_t period_ns; /* longest time between two passes that is in force */
+    struct dh_call_cost call[DH_CALL_NUM];
 };
 
 /* Head of the copy that dh_gpus_read() makes; `gpus` records of struct dh_gpu follow. */
@@ -909,6 +926,9 @@ size_t dh_gpus_size(const struct dh_gpu_watch *w);
  * kernel ticks of 1 to 10 ms: shorter passes count as 0 or as one tick, and the sum is right on average.
  */
 void dh_gpus_durations(struct dh_gpu_watch *w, struct dh_durations *out);
+
+/* dh_gpus_costs() - copy the costs of the threads that read GPUs, as dh_gpus_durations(). */
+void dh_gpus_costs(struct dh_gpu_watch *w, struct dh_gpu_costs *out);
 
 /*
  * dh_gpus_read() - copy the newest record of each GPU. Each record is complete; they may be of different

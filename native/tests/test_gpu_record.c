@@ -299,9 +299,30 @@ static void test_every_rise_keeps_its_base(void)
     gx_slot_free(s);
 }
 
+/* ---- period within the CPU budget ---- */
+
+static void test_period_keeps_the_passes_within_the_budget(void)
+{
+    struct dh_gpus_options o = { .period_ns = DH_NS, .cpu_budget_ns = 2 * MS };
+
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS / 4, 8), DH_NS);               /* 8 passes of 0.25 ms: 2 ms/s */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, 8), 4 * DH_NS);               /* 8 ms in 4 s */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS + 1, 8), 4 * DH_NS + DH_NS / 10); /* a multiple of 0.1 s, above */
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 12 / 10, 8), 4 * DH_NS); /* wrong by less than a quarter */
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 13 / 10, 8), 52 * DH_NS / 10);
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS / 2, 8), 2 * DH_NS);       /* cheaper: shorter again */
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, 0, 8), DH_NS);
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, 1000 * DH_NS, 64), 10 * DH_NS);   /* at most 10 s */
+    o.cpu_budget_ns = 0;
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, 8), DH_NS);
+    o = (struct dh_gpus_options){ .period_ns = 60 * DH_NS, .cpu_budget_ns = 1 };
+    CHECK_U64(dh_gpu_period_ns(&o, 60 * DH_NS, MS, 8), 60 * DH_NS);         /* never shorter than configured */
+}
+
 int main(void)
 {
     fx_begin();
+    test_period_keeps_the_passes_within_the_budget();
     test_code_classifies_field_and_gpu();
     test_gpu_status_is_its_worst_result();
     test_field_is_read_at_its_pace();

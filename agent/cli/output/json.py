@@ -130,6 +130,10 @@ CLUSTER: Final = ObjectKeys(
     maintenance=list,
 )
 NVSENTINEL: Final = ObjectKeys("socket events failures error")
+NVML: Final = ObjectKeys(
+    "cpuSeconds:cpu_s contextSwitches:switches periodSeconds:period_s calls",
+    calls=encode_each(ObjectKeys("kind calls cpuSeconds:cpu_s durationSeconds:duration_s")),
+)
 CONFIG_RELOAD: Final = ObjectKeys("at:at_wall_s error changes", at=rfc3339)
 
 
@@ -159,6 +163,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
         "cluster": CLUSTER(status.cluster) if status.cluster else None,
         "nvsentinel": NVSENTINEL(status.nvsentinel) if status.nvsentinel else None,
+        "nvml": NVML(status.nvml) if status.nvml else None,
     }
 
 

@@ -9,6 +9,8 @@ from agent.model.report import (
     ClusterCondition,
     ClusterStatus,
     ConfigReload,
+    NvmlCallCost,
+    NvmlCosts,
     RepairCount,
     Report,
     SentinelStatus,
@@ -99,11 +101,17 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         config_reload=_config_reload_of(reply.config_reload) if reply.config_reload.at_wall_s else None,
         cluster=_cluster_of(reply.cluster) if reply.cluster.lease else None,
         nvsentinel=_nvsentinel_of(reply.nvsentinel) if reply.nvsentinel.socket else None,
+        nvml=_nvml_of(reply.nvml) if reply.nvml.period_s else None,
     )
 
 
 def _nvsentinel_of(state: v1.SentinelStatus) -> SentinelStatus:
     return SentinelStatus(state.socket, state.events, state.failures, state.error)
+
+
+def _nvml_of(costs: v1.NvmlCosts) -> NvmlCosts:
+    calls = (NvmlCallCost(call.kind, call.calls, call.cpu_s, call.duration_s) for call in costs.calls)
+    return NvmlCosts(costs.cpu_s, costs.switches, costs.period_s, tuple(calls))
 
 
 def _cluster_of(cluster: v1.ClusterStatus) -> ClusterStatus:

@@ -15,6 +15,7 @@ from agent.model.report import (
     ClusterCondition,
     ClusterStatus,
     ConfigReload,
+    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscribers,
@@ -109,6 +110,7 @@ def encode_status(status: AgentStatus) -> bytes:
             *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
             *((message_field(18, _cluster(status.cluster)),) if status.cluster else ()),
             *((message_field(19, _nvsentinel(status.nvsentinel)),) if status.nvsentinel else ()),
+            *((message_field(20, _nvml(status.nvml)),) if status.nvml else ()),
         )
     )
 
@@ -134,6 +136,24 @@ def _nvsentinel(state: SentinelStatus) -> bytes:
         + int_field(2, state.events)
         + int_field(3, state.failures)
         + string_field(4, state.error)
+    )
+
+
+def _nvml(costs: NvmlCosts) -> bytes:
+    calls = (
+        string_field(1, call.kind)
+        + int_field(2, call.calls)
+        + double_field(3, call.cpu_s)
+        + double_field(4, call.duration_s)
+        for call in costs.calls
+    )
+    return b"".join(
+        (
+            double_field(1, costs.cpu_s),
+            int_field(2, costs.switches),
+            double_field(3, costs.period_s),
+            *(message_field(4, call) for call in calls),
+        )
     )
 
 

@@ -23,6 +23,7 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
+    NvmlCosts,
     RepairCount,
     Report,
     SentinelStatus,
@@ -75,6 +76,7 @@ class AgentService:
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
         cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
         nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
+        nvml_costs: Callable[[], NvmlCosts | None] = lambda: None,
     ) -> None:
         """Create the service for the command line.
 
@@ -86,6 +88,7 @@ class AgentService:
             config_reload: Returns the last reload of the configuration; None: there was none.
             cluster_status: Returns the state of the work at the API server; None: there is none.
             nvsentinel_status: Returns the state of the events to NVSentinel; None: there is none.
+            nvml_costs: Returns the costs of the calls to NVML; None: NVML is not called.
         """
         self.streams = 0
         """Number of open streams on which the command line receives reports."""
@@ -96,6 +99,7 @@ class AgentService:
         self._config_reload = config_reload
         self._cluster_status = cluster_status
         self._nvsentinel_status = nvsentinel_status
+        self._nvml_costs = nvml_costs
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -111,8 +115,13 @@ class AgentService:
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        status = replace(status, config_reload=self._config_reload(), cluster=self._cluster_status())
-        status = replace(status, nvsentinel=self._nvsentinel_status())
+        status = replace(
+            status,
+            config_reload=self._config_reload(),
+            cluster=self._cluster_status(),
+            nvsentinel=self._nvsentinel_status(),
+            nvml=self._nvml_costs(),
+        )
         await stream.send_message(encode_status(status))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:

@@ -20,6 +20,9 @@ static inline uint64_t dh_call_pack(enum dh_nvml_call call, uint64_t now_ns)
 uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c, uint64_t call);
 void dh_gpus_notify(struct dh_gpu_watch *w);
 
+/* gpu_budget.c */
+void dh_call_measured(struct dh_caller *c, uint64_t call);
+
 /*
  * dh_call_begin() - mark a call as under way. Return: false if the library was closed since the caller
  * entered the session; the call must then not be made.
@@ -37,6 +40,10 @@ static inline bool dh_call_begin(struct dh_gpu_watch *w, struct dh_caller *c, en
         return false;
     }
     c->calls++;
+    if (c->is_measured) {
+        c->began_ns = dh_now_ns();
+        c->began_cpu_ns = dh_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    }
     return true;
 }
 
@@ -48,6 +55,8 @@ static inline nvmlReturn_t dh_call_end(struct dh_gpu_watch *w, struct dh_caller 
 {
     uint64_t call = atomic_load_explicit(&c->current_call, memory_order_relaxed);
 
+    if (c->is_measured)
+        dh_call_measured(c, call & DH_CALL_MASK);
     atomic_store(&c->current_call, 0);
     if (atomic_load(&c->reported_call) == call)
         dh_gpus_notify(w);

@@ -51,6 +51,9 @@ struct dh_caller {
     uint64_t epoch;                 /* epoch of the library when the thread entered the session; its own */
     uint64_t calls;                 /* used by the thread itself only */
     bool in_session;                /* under the lock */
+    bool is_measured;               /* the costs of calls are measured now; used by the thread itself only */
+    uint64_t began_ns, began_cpu_ns; /* of the measured call under way */
+    struct dh_call_cost cost[DH_CALL_NUM]; /* read by any thread */
 };
 
 /* The value of a DH_GPU_WAKE_RISE counter when its window began. */
@@ -130,6 +133,9 @@ struct dh_gpu_slot {
     struct dh_seqlock gpu_seq, event_seq;
     struct dh_gpu pub;
     struct dh_durations durations;
+    uint64_t cpu_ns, switches;       /* of the thread, as of its last pass; read by any thread */
+    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged; used by the thread only */
+    bool follows_slow;               /* this is the first pass after a slow one; used by the thread only */
 
     /* under the lock */
     bool pass_requested, mig_pass_requested; /* run a pass at once */

@@ -35,7 +35,7 @@ static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
 {
     const struct dh_gpus_options *o = &s->w->opt;
 
-    return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, o->period_ns);
+    return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, s->work.period_ns);
 }
 
 /*
@@ -180,6 +180,8 @@ static void pass(struct dh_gpu_slot *s)
     uint64_t handles = s->work.handles;
 
     s->slow = s->slow || is_due(s, s->slow_ns);
+    s->caller.is_measured = s->slow || s->follows_slow;
+    s->follows_slow = s->slow;
     if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {
         read_all(s);
         if (status_before && !s->status && !s->slow) { /* the GPU answers again: slow fields failed with it */
@@ -257,10 +259,11 @@ void *dh_gpu_main(void *arg)
     uint64_t next_ns = dh_now_ns();
 
     while (sleep_until_due(s, next_ns) && dh_gpu_pass_once(s)) {
+        dh_gpu_pass_measured(s);
         /* after a pass longer than the period the thread rests for one period */
-        next_ns += w->opt.period_ns;
+        next_ns += s->work.period_ns;
         if (next_ns <= dh_now_ns())
-            next_ns = dh_now_ns() + w->opt.period_ns;
+            next_ns = dh_now_ns() + s->work.period_ns;
     }
     dh_gpus_thread_exit(w);
     return NULL;

@@ -13,6 +13,10 @@ void dh_gpus_publish_start(struct dh_gpu_watch *w);
 void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested);
 void dh_opener_shutdown(struct dh_gpu_watch *w);
 bool dh_gpu_pass_once(struct dh_gpu_slot *s);
+
+/* gpu_budget.c */
+uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus);
+void dh_gpu_pass_measured(struct dh_gpu_slot *s);
 void *dh_opener_main(void *arg);
 void *dh_gpu_main(void *arg);
 void *dh_waiter_main(void *arg);

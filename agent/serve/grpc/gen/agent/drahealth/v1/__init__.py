@@ -491,6 +491,9 @@ class StatusReply(betterproto.Message):
     State of the events to NVSentinel; absent if nvsentinel.socket is not set.
     """
 
+    nvml: "NvmlCosts" = betterproto.message_field(20)
+    """Costs of the calls to NVML; absent: NVML is not called."""
+
 
 @dataclass(eq=False, repr=False)
 class SentinelStatus(betterproto.Message):
@@ -503,6 +506,37 @@ class SentinelStatus(betterproto.Message):
     failures: int = betterproto.int64_field(3)
     error: str = betterproto.string_field(4)
     """Error of the last call; empty: it succeeded, or there was none."""
+
+
+@dataclass(eq=False, repr=False)
+class NvmlCosts(betterproto.Message):
+    cpu_s: float = betterproto.double_field(1)
+    """CPU time of the threads that read GPUs, since they started [s]."""
+
+    switches: int = betterproto.int64_field(2)
+    """Context switches of these threads."""
+
+    period_s: float = betterproto.double_field(3)
+    """Longest time between two passes over a GPU that is in force [s]."""
+
+    calls: List["NvmlCallCost"] = betterproto.message_field(4)
+    """Kinds without a measured call are left out."""
+
+
+@dataclass(eq=False, repr=False)
+class NvmlCallCost(betterproto.Message):
+    """Calls of about two passes per slow period are measured."""
+
+    kind: str = betterproto.string_field(1)
+    """First function of the kind, such as "nvmlDeviceGetFieldValues"."""
+
+    calls: int = betterproto.int64_field(2)
+    """Number of measured calls."""
+
+    cpu_s: float = betterproto.double_field(3)
+    """CPU time and duration of the measured calls [s]."""
+
+    duration_s: float = betterproto.double_field(4)
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,105 @@
+/*
+ * gpu_budget.c - CPU time of the threads that call NVML, and the period that keeps it within the budget.
+ *
+ * What a call of NVML costs depends on driver and GPU, and only a measurement on the machine shows it.
+ */
+#include <sys/resource.h>
+
+#include "gpu/gpus.h"
+
+#define AVERAGED_PASSES 16
+#define LEARNED_PASSES 8               /* the first passes read everything, and are not typical */
+#define STRETCHED_MAX_NS (10 * DH_NS)  /* longest period because of the budget */
+#define STEP_NS (DH_NS / 10)           /* a stretched period is a multiple */
+
+static void add(uint64_t *to, uint64_t amount)
+{
+    __atomic_store_n(to, *to + amount, __ATOMIC_RELAXED); /* there is one writer */
+}
+
+static uint64_t load(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
+static uint64_t ns_of(struct timeval t)
+{
+    return (uint64_t)t.tv_sec * DH_NS + (uint64_t)t.tv_usec * 1000;
+}
+
+/* Count the call that is_measured and now ends. */
+void dh_call_measured(struct dh_caller *c, uint64_t call)
+{
+    struct dh_call_cost *cost = &c->cost[call < DH_CALL_NUM ? call : DH_CALL_NONE];
+
+    add(&cost->cpu_ns, dh_clock_ns(CLOCK_THREAD_CPUTIME_ID) - c->began_cpu_ns);
+    add(&cost->wall_ns, dh_now_ns() - c->began_ns);
+    add(&cost->calls, 1);
+}
+
+/*
+ * Return the time between two passes over a GPU at which the passes over all @gpus keep within the budget: the
+ * configured one, or up to 10 s. @now_ns, the time in force, stays until it is wrong by a quarter, because a change
+ * of it is published.
+ */
+uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus)
+{
+    double needed_ns, now = (double)now_ns;
+
+    if (!o->cpu_budget_ns || o->period_ns >= STRETCHED_MAX_NS)
+        return o->period_ns;
+    needed_ns = (double)pass_cpu_ns * gpus * (double)DH_NS / (double)o->cpu_budget_ns;
+    if (needed_ns <= (double)o->period_ns)
+        return needed_ns <= 0.75 * now ? o->period_ns : now_ns;
+    if (needed_ns > 0.75 * now && needed_ns <= 1.25 * now)
+        return now_ns;
+    if (needed_ns >= (double)STRETCHED_MAX_NS)
+        return STRETCHED_MAX_NS;
+    return ((uint64_t)needed_ns + STEP_NS - 1) / STEP_NS * STEP_NS;
+}
+
+/* Note the CPU time of the pass that just ended on this thread, and set the period from it. */
+void dh_gpu_pass_measured(struct dh_gpu_slot *s)
+{
+    struct rusage used;
+    uint64_t cpu_ns, took_ns, weight;
+
+    if (getrusage(RUSAGE_THREAD, &used))
+        return;
+    cpu_ns = ns_of(used.ru_utime) + ns_of(used.ru_stime);
+    took_ns = cpu_ns - s->cpu_ns;
+    add(&s->cpu_ns, took_ns);
+    add(&s->switches, (uint64_t)(used.ru_nvcsw + used.ru_nivcsw) - s->switches);
+    if (s->work.passes <= LEARNED_PASSES)
+        return;
+    weight = s->work.passes - LEARNED_PASSES < AVERAGED_PASSES ? s->work.passes - LEARNED_PASSES : AVERAGED_PASSES;
+    s->pass_cpu_ns = (s->pass_cpu_ns * (weight - 1) + took_ns) / weight;
+    if (weight == AVERAGED_PASSES)
+        s->work.period_ns = dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->pass_cpu_ns, atomic_load(&s->w->gpus));
+}
+
+static void costs_add(struct dh_gpu_costs *to, const struct dh_caller *c)
+{
+    for (int call = 0; call < DH_CALL_NUM; call++) {
+        to->call[call].calls += load(&c->cost[call].calls);
+        to->call[call].cpu_ns += load(&c->cost[call].cpu_ns);
+        to->call[call].wall_ns += load(&c->cost[call].wall_ns);
+    }
+}
+
+void dh_gpus_costs(struct dh_gpu_watch *w, struct dh_gpu_costs *out)
+{
+    uint32_t gpus = atomic_load_explicit(&w->gpus, memory_order_acquire);
+
+    *out = (struct dh_gpu_costs){ 0 };
+    for (uint32_t i = 0; i < gpus && i < DH_GPU_MAX; i++) { /* the other process may have written any number */
+        const struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
+        uint64_t period_ns = load(&s->work.period_ns);
+
+        out->cpu_ns += load(&s->cpu_ns);
+        out->switches += load(&s->switches);
+        if (period_ns > out->period_ns)
+            out->period_ns = period_ns;
+        costs_add(out, &s->caller);
+    }
+}
