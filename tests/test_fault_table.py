@@ -13,7 +13,7 @@ from faults.soak import Sample, evaluate, failures
 TESTS = Path(__file__).parent
 THEMES = {
     "process", "thread", "file", "disk", "clock", "memory", "descriptors", "sockets", "protocol", "kubelet",
-    "driver", "kernel events", "NVML helper",
+    "driver", "kernel events", "NVML helper", "API server",
 }  # fmt: skip
 
 
