@@ -224,7 +224,7 @@ FIXED_VALUES = {
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.is_fixed], ids=lambda s: s.key)
 def test_setting_of_sockets_roots_and_threads_is_refused_by_name(setting: object) -> None:
-    before = Config(node_name="n")
+    before = Config(node_name="n", nvsentinel_socket=Path("/run/nvsentinel.sock"))  # for its other setting
     key, field = setting.key, setting.field  # type: ignore[attr-defined]
     fields = {name: getattr(before, name) for name in before.__struct_fields__}
     after = Config(**{**fields, field: FIXED_VALUES.get(key, Path("/other"))})
