@@ -4,9 +4,11 @@ Nothing is downloaded here but the kernel, as a Debian package; Python, its libr
 of the environment that runs this.
 """
 
+import compileall
 import gzip
 import importlib.metadata
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -64,6 +66,7 @@ def build(directory: Path) -> Image:
     for script in SCRIPTS:
         shutil.copy(script, root)
     (root / "init").chmod(0o755)
+    _compile_python(root)
     return Image(next((unpacked / "boot").glob("vmlinuz-*")), _pack(root, directory / "initrd.gz"))
 
 
@@ -105,6 +108,12 @@ def _copy_python(root: Path) -> None:
             _copy_libraries(root, path)
     home = root / "python-home"
     home.write_text(sys.base_prefix)
+
+
+def _compile_python(root: Path) -> None:
+    """Compile all modules below ``root``; else each process of the emulated machine compiles them."""
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(root, quiet=2, force=True, invalidation_mode=mode, stripdir=str(root))
 
 
 def _libpython() -> Iterator[Path]:
