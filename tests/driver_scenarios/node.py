@@ -198,11 +198,15 @@ class Node:
 
     def wait_event(self, pod: Pod, claim: str, text: str, *, times: int = 2) -> None:
         """Wait until the pod's only failure event has this text and this count."""
-        self.kubelet.wait_for(
-            lambda: any(event.count >= times for event in self.failures(pod)), f"an event, {times} times"
-        )
-        messages = [event.message for event in self.failures(pod)]
-        assert messages == [f"{FAILED} {claim}: {text}"], messages
+        expected = f"{FAILED} {claim}: {text}"
+
+        def counts() -> dict[str, int]:
+            return {event.message: event.count for event in self.failures(pod)}
+
+        with suppress(AssertionError):  # the assertion below has the details
+            self.kubelet.wait_for(lambda: counts().get(expected, 0) >= times, f"the event, {times} times")
+        assert list(counts()) == [expected], counts()
+        assert counts()[expected] >= times
         assert len(text.encode()) <= TEXT_LIMIT
 
     def prepares(self) -> dict[str, Any]:

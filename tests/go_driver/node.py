@@ -49,6 +49,8 @@ class GoNode(Node):
         """
         super().__init__(root, **kubelet)
         self.binary = binary
+        self.own: set[str] = set()
+        """Texts of the driver that the agent replaces by the text of the device's health."""
         self.api = ApiServer(decode)
         (root / "cgroup").mkdir()
         (root / "agent").mkdir()
@@ -124,16 +126,30 @@ class GoNode(Node):
     def failures(self, pod: Pod) -> list[Event]:
         """Return the pod's events of claims that a driver could not prepare.
 
-        Not the driver's own text of a prepare for which the agent was slower than the driver waits (0.5 s),
-        if there is also the agent's text, which contains it.
+        Not those of :meth:`unanswered`.
+        """
+        late = self.unanswered(pod)
+        return [event for event in super().failures(pod) if event not in late]
+
+    def unanswered(self, pod: Pod) -> list[Event]:
+        """Return failure events with the driver's own text, if there is also one with the agent's text.
+
+        The driver returns its own text of a prepare for which the agent was slower than the driver waits
+        (0.5 s). The agent's text contains it, unless the agent names a cause of its own, see ``own``.
         """
         events = super().failures(pod)
         texts = [event.message.removeprefix(FAILED).partition(": ")[2] for event in events]
+        if not any(text.startswith("[class=") for text in texts):
+            return []
         return [
             event
             for event, text in zip(events, texts, strict=True)
-            if not any(text in other and text != other for other in texts)
+            if text in self.own or any(text in other and text != other for other in texts)
         ]
+
+    def unanswered_tries(self, pod: Pod) -> int:
+        """Return how often the agent was slower than the driver waits."""
+        return sum(event.count for event in self.unanswered(pod))
 
     def wait_healthy(self, *devices: str, driver: str = GO) -> None:
         """Wait until the kubelet has these devices as Healthy."""

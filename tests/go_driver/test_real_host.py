@@ -37,6 +37,7 @@ def test_offline_real_cpu_fails_only_claims_of_its_device(node: GoNode) -> None:
         cpu.set_online(False)
         message = node.kubelet.wait_health(GO, NODE, CPU_1, "Unhealthy").message
         assert message.startswith("cpu.offline: CPU 1 offline, declared: 1. Advice: ")
+        node.own.add("CPUs 1 are not online")
         pod = node.run("it", Ask("it", {"r": CPU_1}))
         node.wait_event(
             pod,

@@ -14,7 +14,7 @@ OLD_POD, NEW_POD = "pod-old", "pod-new"
 def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, driver: Program) -> None:
     pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
-    node.kubelet.wait_for(lambda: node.failures(wrong), "the error")
+    node.kubelet.wait_for(lambda: any("[class=" in one.message for one in node.failures(wrong)), "the error")
     files = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
     assert driver.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the cleared health")
@@ -26,7 +26,7 @@ def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, d
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
     node.kubelet.wait_for(lambda: node.failures(wrong)[0].count > event.count, "the error again")
     assert len(node.failures(wrong)) == 1, "the text is unchanged"
-    assert node.verdict("wrong")["count"] == 1, "answered from the agent's memory"
+    assert node.verdict("wrong")["count"] <= 1 + node.unanswered_tries(wrong), "answered from memory"
     node.end(pod, wrong)
     assert list(node.cdi.iterdir()) == []
 
