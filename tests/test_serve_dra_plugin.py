@@ -235,14 +235,20 @@ def test_shutdown_waits_for_open_calls(tmp_path: Path) -> None:
     with Kubelet(serving.paths.service) as kubelet, ThreadPoolExecutor() as pool:
         call = kubelet.prepare_async(claim("slow"))
         eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        serving.plugin.drain_s = 10
-        stopping = pool.submit(serving.thread.stop, 20)
-        eventually(
-            lambda: not serving.paths.registration.exists(), "the registration socket is removed first"
-        )
-        with pytest.raises(grpc.RpcError) as raised:
-            kubelet.prepare(claim("late"))
-        assert (raised.value.code(), raised.value.details()) == (
+        serving.plugin.drain_s = 2 * PATIENCE_S
+        stopping = pool.submit(serving.thread.stop, 3 * PATIENCE_S)
+        refusals: list[grpc.RpcError] = []
+
+        def is_refused() -> bool:
+            try:
+                kubelet.prepare(claim("late"))  # accepted until the registration socket is removed
+            except grpc.RpcError as error:
+                refusals.append(error)
+            return bool(refusals)
+
+        eventually(is_refused, "calls are refused")
+        assert not serving.paths.registration.exists()
+        assert (refusals[0].code(), refusals[0].details()) == (
             grpc.StatusCode.UNAVAILABLE,
             "driver shutting down",
         )
