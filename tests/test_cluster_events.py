@@ -21,6 +21,7 @@ from agent.cluster.event_recorder import (
     EventRecorder,
     TokenBucket,
 )
+from agent.cluster.node_conditions import MAINTENANCE_TYPES
 from agent.config.api_access import ApiAccess
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.model.claim import DeviceRef
@@ -261,7 +262,7 @@ def test_step_of_the_clock_causes_no_event(api: ClusterApi) -> None:
 # --- maintenance --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("condition", ["DrainInProgress", "Drained", "MaintenanceInProgress"])
+@pytest.mark.parametrize("condition", MAINTENANCE_TYPES)
 def test_fault_during_maintenance_is_an_event_once_it_ends(api: ClusterApi, condition: str) -> None:
     agent = SteppedAgent(api)
     agent.show(device("gpu-0"))
