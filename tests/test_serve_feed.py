@@ -2,6 +2,7 @@
 renewed.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from wire.serving import at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.serve.health.feed import HealthFeed
+from agent.serve.health.service import HealthSubscriber, HealthSubscribers
 
 
 class Encoder:
@@ -164,6 +166,17 @@ def test_skipped_publications_lose_no_device(
             known |= {entry.device: entry for entry in sent}
         number_read = number
         assert [known[entry.device] for entry in devices] == devices
+
+
+def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
+    async def messages_after(age_s: float) -> tuple[bytes, ...]:
+        subscribers = HealthSubscribers(Encoder())
+        subscribers.publish([device("a", timeout_s=60), device("b", timeout_s=0)])
+        subscribers._published_s -= age_s
+        return subscribers._pending(HealthSubscriber(None))  # type: ignore[arg-type]
+
+    assert asyncio.run(messages_after(29.0))
+    assert not asyncio.run(messages_after(30.0))
 
 
 def test_report_is_repeatable_until_half_of_the_smallest_lease() -> None:

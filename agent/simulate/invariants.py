@@ -197,6 +197,10 @@ class InvariantChecker:
         subject = subject_of(device)
         before = self._sent.get(subject)
         self._sent[subject] = device
+        age_s = (self._machine.now(t_ns).mono_ns - device.verified.mono_ns) / NS
+        if device.health is Health.HEALTHY and age_s > UNREAD_MAX_S:
+            text = f"Healthy sent {age_s:.1f} s after the last reading, limit {UNREAD_MAX_S} s"
+            raise InvariantViolation(VERIFIED, t_ns, subject, text)
         if before is None or is_new_stream or device.health is Health.UNKNOWN:
             return
         is_same = (before.health, before.message, before.timeout_s) == (

@@ -50,6 +50,8 @@ class KubeletModel:
         self.changes = 0
         """Number of changes that the kubelet has passed on to pods."""
         self.is_running = True
+        self._is_agent_stopped = False
+        self._published_ns = 0
         self._note_sent = note_sent
         self._extra_lease_s = 0
         self._sent: list[DeviceHealth] = []
@@ -60,6 +62,7 @@ class KubeletModel:
 
     def start_agent(self) -> None:
         """Connect to an agent that has just started, and has not published yet."""
+        self._is_agent_stopped = False
         self._feeds = {driver: HealthFeed(self._encode) for driver in self._drivers}
         self._numbers = dict.fromkeys(self._drivers, 0)
 
@@ -67,6 +70,16 @@ class KubeletModel:
         """End the streams, because the agent has ended: the cache of its drivers is deleted."""
         self._feeds.clear()
         self.entries.clear()
+
+    def pause_agent(self) -> None:
+        """Send nothing, because the agent's process is stopped; the streams stay open."""
+        self._is_agent_stopped = True
+
+    def continue_agent(self, t_ns: int) -> None:
+        """Let the agent's process continue: a stream that was opened meanwhile gets its first list."""
+        self._is_agent_stopped = False
+        for driver in self._feeds:
+            self._send(driver, t_ns)
 
     def stop(self, *, is_crash: bool) -> None:
         """End the kubelet. Only after a crash its file still has the entries."""
@@ -84,6 +97,7 @@ class KubeletModel:
 
     def publish(self, report: Report, t_ns: int) -> None:
         """Publish a report on all streams."""
+        self._published_ns = t_ns
         for driver, feed in self._feeds.items():
             feed.publish(devices_of_socket(report, driver))
             self._send(driver, t_ns)
@@ -99,7 +113,9 @@ class KubeletModel:
 
     def _send(self, driver: str, t_ns: int) -> None:
         feed, since = self._feeds[driver], self._numbers[driver]
-        if not self.is_running or not feed.number:
+        if not self.is_running or self._is_agent_stopped or not feed.number:
+            return
+        if since == 0 and not feed.is_current((t_ns - self._published_ns) / NS):
             return
         self._sent = []
         feed.pending_messages(since, self._extra_lease_s)

@@ -129,8 +129,8 @@ class NodeRun:
         self._slow_disks = 0
         self._down_ns: int | None = None
         """Time since which the agent does not run [ns]; None: it runs."""
-        self._stopped = 0
-        """Number of reasons for which the agent's process is stopped."""
+        self._stopped = self._stopped_ns = 0
+        """Number of reasons for which the agent's process is stopped, and since when it is [ns]."""
         self._is_booting = False
         self._runs = 0
         self._history = StoredVerdicts()
@@ -170,6 +170,7 @@ class NodeRun:
             self._t_ns = min(action_ns, self._end_ns)
             self._check()
             self._run_actions()
+            self._check()
             return
         decision_ns = self._next_decision_ns()
         other_ns = min(action_ns, decision_ns, self._end_ns)
@@ -321,7 +322,8 @@ class NodeRun:
         self._checker.check_taints(self._taints.taints, report, self._taint_driver, self._t_ns)
 
     def _check(self) -> None:
-        self._checker.check_kubelet(self._kubelet, self._t_ns, self._down_ns)
+        down_ns = self._stopped_ns if self._stopped and self._down_ns is None else self._down_ns
+        self._checker.check_kubelet(self._kubelet, self._t_ns, down_ns)
 
     def _check_history(self) -> None:
         now = self._machine.now(self._t_ns)
@@ -594,7 +596,9 @@ class NodeRun:
             case "agent-stop":
                 if self._down_ns is None:
                     self._stopped += 1
+                    self._stopped_ns = self._t_ns if self._stopped == 1 else self._stopped_ns
                     self._machine.stop_agent(self._t_ns)
+                    self._kubelet.pause_agent()
                     self._end_after(event, self._continue_agent)
             case "kubelet-restart" | "kubelet-crash":
                 if self._kubelet.is_running:
@@ -640,6 +644,7 @@ class NodeRun:
             self._stopped -= 1
             if not self._stopped:
                 self._machine.continue_agent(self._t_ns, self._hanging_sources)
+                self._kubelet.continue_agent(self._t_ns)
                 self._note_disturbance()
 
     def _start_kubelet(self) -> None:

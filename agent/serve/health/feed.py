@@ -87,6 +87,12 @@ class HealthFeed:
             self._encoded[since_number, extra_lease_s] = messages
         return messages
 
+    def is_current(self, age_s: float) -> bool:
+        """Whether the last report may be sent to a new stream ``age_s`` after its publication: only before
+        the end of the smallest lease. Clients would take the verdicts of a core that hangs for new ones."""
+        leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
+        return age_s < min(leases, default=0)
+
     def is_repeatable(self, age_s: float) -> bool:
         """Return whether the last report may be sent again, ``age_s`` seconds after its publication.
 

@@ -132,6 +132,9 @@ class HealthSubscribers:
         if self._muted:
             return ()
         since = subscriber.number if subscriber.resend_count == self._resend_count else 0
+        age_s = asyncio.get_running_loop().time() - self._published_s
+        if since == 0 and not self._feed.is_current(age_s):
+            return ()
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
