@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.config.api_access import ApiAccess
     from agent.config.config import Config, read_config
     from agent.devices.taints import TaintPolicy
-    from agent.driver.taint_publisher import taint_objects
+    from agent.driver.taint_callback_publisher import taint_objects
     from agent.embed.checks import degraded, unhealthy, unknown
     from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
     from agent.embed.monitor import Monitor
@@ -146,7 +146,7 @@ MODULE_OF: Final[Mapping[str, str]] = {
         "agent.config.api_access": "ApiAccess",
         "agent.config.config": "Config read_config",
         "agent.devices.taints": "TaintPolicy",
-        "agent.driver.taint_publisher": "taint_objects",
+        "agent.driver.taint_callback_publisher": "taint_objects",
         "agent.embed.checks": "degraded unhealthy unknown",
         "agent.embed.devices": "Cpus Device Gpu Hugepages Memory Nic Pci",
         "agent.embed.monitor": "Monitor",

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup
 from agent.cgroup_audit.expected_values import ExpectedSetting
 from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
 
 UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
@@ -98,7 +98,7 @@ def knob(
         for group in groups
         if group.cgroup.level is level and group.cgroup.container == container
         for one in group.settings
-        if one.setting == SettingId(kind, size_kib)
+        if one.setting == CgroupSettingId(kind, size_kib)
     ]
     return found
 

@@ -10,14 +10,14 @@ from agent.model.claim_sources import (
     ConsumerKind,
     ContainerClaim,
     ContainerObject,
-    ListedClaim,
-    ListedContainer,
-    ListedPod,
     Origin,
     PodCgroup,
     PodClaim,
     PodObject,
     PodRef,
+    PodResourcesClaim,
+    PodResourcesContainer,
+    PodResourcesPod,
     PreparedClaim,
     Provenance,
     Reservation,
@@ -69,14 +69,14 @@ def prepared(
     return PreparedClaim(ref(uid, name), uses, tuple(pods), **more)
 
 
-def listed(pod: str, *claims: ListedClaim, container: str = "main") -> ListedPod:
+def listed(pod: str, *claims: PodResourcesClaim, container: str = "main") -> PodResourcesPod:
     """Return a pod with one container, as podresources lists it."""
-    return ListedPod(NAMESPACE, pod, (ListedContainer(container, claims),))
+    return PodResourcesPod(NAMESPACE, pod, (PodResourcesContainer(container, claims),))
 
 
-def listed_claim(name: str, *uses: AllocatedDevice) -> ListedClaim:
+def listed_claim(name: str, *uses: AllocatedDevice) -> PodResourcesClaim:
     """Return a claim as podresources lists it."""
-    return ListedClaim(NAMESPACE, name, uses)
+    return PodResourcesClaim(NAMESPACE, name, uses)
 
 
 def known_pod(uid: str, *claims: str, name: str = "", **more: Any) -> PodObject:
@@ -113,7 +113,7 @@ def source_answers(
     *,
     checkpoint: Iterable[PreparedClaim] = (),
     driver: Iterable[PreparedClaim] = (),
-    podresources: Iterable[ListedPod] = (),
+    podresources: Iterable[PodResourcesPod] = (),
     pods_api: Iterable[PodObject] = (),
     pods_file: Iterable[PodObject] = (),
     claims_file: Iterable[ClaimObject] = (),

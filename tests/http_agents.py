@@ -13,7 +13,7 @@ from prometheus import free_ports
 from wire.serving import at, device
 
 from agent.config.config import Config
-from agent.http.agent_view import AgentView, Documents
+from agent.http.agent_view import AgentView, JsonEncoders
 from agent.http.app import create_app
 from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
@@ -27,7 +27,7 @@ from agent.model.report import (
     NvmlCosts,
     Report,
     SentinelStatus,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.model.socket_address import ListenAddress
 from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
@@ -67,7 +67,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.now = Instant(100 * NS, 1000.0)
-        self.subscribers: tuple[SocketSubscribers, ...] = ()
+        self.subscribers: tuple[SocketSubscriberCounts, ...] = ()
         self.view = AgentView(
             latest=LatestValue(),
             config=lambda: Config(node_name="n"),
@@ -83,7 +83,7 @@ class FakeAgent:
             cluster=lambda: None,
             nvsentinel=lambda: None,
             history_file=Path("/nonexistent"),
-            documents=Documents(report=lambda shown: {"node": shown.node}),
+            documents=JsonEncoders(report=lambda shown: {"node": shown.node}),
         )
 
     @property
@@ -122,8 +122,8 @@ def full_agent() -> FakeAgent:
     snapshot = replace(node.snapshot(), gpus=replace(gpus, gpus=samples))
     fake = FakeAgent()
     fake.subscribers = (
-        SocketSubscribers("drivers/a.sock", 1, 2, 3, 400),
-        SocketSubscribers("agent.sock", 1, 1),
+        SocketSubscriberCounts("drivers/a.sock", 1, 2, 3, 400),
+        SocketSubscriberCounts("agent.sock", 1, 1),
     )
     fake.change(
         snapshot=lambda: snapshot,

@@ -17,7 +17,7 @@ from agent.cgroup_audit.cgroup_paths import (
     qos_path,
 )
 from agent.cgroup_audit.node_facts import CgroupDriver
-from agent.cgroup_audit.pod import QosClass
+from agent.cgroup_audit.pod_model import QosClass
 
 ID = "9b1d" * 16
 ESCAPED = UID.replace("-", "_")

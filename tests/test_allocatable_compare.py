@@ -17,7 +17,7 @@ from agent.cgroup_audit.audit_verdicts import (
     SettingComparison,
 )
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.compare import compare_cgroups, format_expected, since_change_s
 from agent.cgroup_audit.expected_cgroups import (
     CgroupId,
@@ -34,9 +34,9 @@ V08: Final = pod(
     container("c1", "cpu=2 memory=128Mi", "cpu=4 memory=256Mi"),
     claims=[claim("cpus", "c1", "cpu=200m memory=128Mi hugepages-2Mi=64Mi")],
 )
-POD, C1, C2 = SettingId(SettingKind.QUOTA), "c1", "c2"
+POD, C1, C2 = CgroupSettingId(SettingKind.QUOTA), "c1", "c2"
 ABSENT: Final = Missing(Absence.ABSENT)
-Values = Mapping[SettingId, Reading]
+Values = Mapping[CgroupSettingId, Reading]
 
 
 def correct_groups(groups: tuple[ExpectedCgroup, ...], rounded: bool = False) -> dict[CgroupId, ActualCgroup]:
@@ -65,7 +65,7 @@ def compare_v08(
     facts: NodeFacts = V2,
     exclusive: tuple[ExclusiveCpus, ...] = (),
     **more: object,
-) -> dict[SettingId, SettingComparison]:
+) -> dict[CgroupSettingId, SettingComparison]:
     """Compare V08 with other values in one cgroup; return the verdicts on that cgroup."""
     groups = expected_pod_cgroups(V08, facts, exclusive)
     found = compare_cgroups(
@@ -77,7 +77,9 @@ def compare_v08(
 def verdict(
     kind: SettingKind, value: Reading, size: int = 0, container: str = "c1", facts: NodeFacts = V2
 ) -> AuditVerdict:
-    return compare_v08({SettingId(kind, size): value}, container, facts)[SettingId(kind, size)].verdict
+    return compare_v08({CgroupSettingId(kind, size): value}, container, facts)[
+        CgroupSettingId(kind, size)
+    ].verdict
 
 
 # --- numbers -----------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def test_cgroups_with_expected_values_match(facts: NodeFacts) -> None:
 def test_verdict_follows_from_actual_and_expected_value(
     kind: SettingKind, value: int, size: int, expected: AuditVerdict
 ) -> None:
-    compared = compare_v08({SettingId(kind, size): value}, "c1")[SettingId(kind, size)]
+    compared = compare_v08({CgroupSettingId(kind, size): value}, "c1")[CgroupSettingId(kind, size)]
     assert compared.verdict is expected
     assert compared.actual == value
     assert bool(compared.consequence) is (expected in DRIFT_VERDICTS)
@@ -147,14 +149,14 @@ def test_value_with_unknown_claim_amounts_is_lower_or_unknown(
         claims=[{"resourceClaimName": "x", "shape": "of 1.40"}],
     )
     groups = expected_pod_cgroups(mine, V2)
-    compared = compare_cgroups(groups, {groups[0].cgroup: ActualCgroup({SettingId(kind): value})}, 2)
+    compared = compare_cgroups(groups, {groups[0].cgroup: ActualCgroup({CgroupSettingId(kind): value})}, 2)
     assert [one.verdict for one in compared if one.setting.kind is kind and not one.cgroup.container] == [
         expected
     ]
 
 
 def test_container_without_a_limit_leaves_the_pods_limit_correct() -> None:
-    free = {SettingId(SettingKind.MEMORY): NO_LIMIT}
+    free = {CgroupSettingId(SettingKind.MEMORY): NO_LIMIT}
     groups = expected_pod_cgroups(V08, V2)
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", free), 2)
     memory = [one.verdict for one in found if one.setting.kind is SettingKind.MEMORY]
@@ -163,7 +165,9 @@ def test_container_without_a_limit_leaves_the_pods_limit_correct() -> None:
 
 def test_reason_names_the_weight_formula() -> None:
     weights = {
-        value: compare_v08({SettingId(SettingKind.WEIGHT): value}, "c1")[SettingId(SettingKind.WEIGHT)]
+        value: compare_v08({CgroupSettingId(SettingKind.WEIGHT): value}, "c1")[
+            CgroupSettingId(SettingKind.WEIGHT)
+        ]
         for value in (174, 79)
     }
     assert weights[174].reason.endswith(", quadratic")
@@ -172,7 +176,7 @@ def test_reason_names_the_weight_formula() -> None:
 
 def test_limit_where_none_is_expected_is_limited() -> None:
     groups = expected_pod_cgroups(pod(container("c1", "cpu=1")), V2)
-    values = {SettingId(SettingKind.QUOTA): 10_000, SettingId(SettingKind.MEMORY): GI}
+    values = {CgroupSettingId(SettingKind.QUOTA): 10_000, CgroupSettingId(SettingKind.MEMORY): GI}
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
     limited = [one for one in found if one.verdict is AuditVerdict.LIMITED]
     assert [one.setting for one in limited] == list(values)
@@ -206,13 +210,13 @@ def test_rounded_quota_with_cgroupfs_is_higher() -> None:
     mine = pod(container("c1", limits="cpu=1255m memory=1Gi"))
     groups = expected_pod_cgroups(mine, V2)
     found = compare_cgroups(
-        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 126_000}), 2
+        groups, with_values(correct_groups(groups), "c1", {CgroupSettingId(SettingKind.QUOTA): 126_000}), 2
     )
     assert AuditVerdict.HIGHER in {one.verdict for one in found if one.setting.kind is SettingKind.QUOTA}
 
 
 def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
-    compared = compare_v08({SettingId(SettingKind.QUOTA): 400_000})[SettingId(SettingKind.QUOTA)]
+    compared = compare_v08({CgroupSettingId(SettingKind.QUOTA): 400_000})[CgroupSettingId(SettingKind.QUOTA)]
     assert compared.verdict is AuditVerdict.LOWER
     assert compared.reason == (
         "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
@@ -222,11 +226,16 @@ def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
 
 
 def test_quota_over_another_period_is_scaled_and_matches() -> None:
-    found = compare_v08({SettingId(SettingKind.QUOTA): 210_000, SettingId(SettingKind.PERIOD): 50_000}, "c1")
-    assert found[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
-    assert "scaled to a period of 50000" in found[SettingId(SettingKind.QUOTA)].reason
-    assert found[SettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
-    assert found[SettingId(SettingKind.PERIOD)].consequence == "it is throttled more often, for shorter times"
+    found = compare_v08(
+        {CgroupSettingId(SettingKind.QUOTA): 210_000, CgroupSettingId(SettingKind.PERIOD): 50_000}, "c1"
+    )
+    assert found[CgroupSettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
+    assert "scaled to a period of 50000" in found[CgroupSettingId(SettingKind.QUOTA)].reason
+    assert found[CgroupSettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
+    assert (
+        found[CgroupSettingId(SettingKind.PERIOD)].consequence
+        == "it is throttled more often, for shorter times"
+    )
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------
@@ -245,7 +254,7 @@ def test_verdict_on_a_cpu_set_names_missing_and_extra_cpus(
     cpus: str, expected: AuditVerdict, text: str
 ) -> None:
     exclusive = (ExclusiveCpus("c1", parse_cpus("2-5"), by_kubelet=False),)
-    for kind in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
+    for kind in (CgroupSettingId(SettingKind.CPUS), CgroupSettingId(SettingKind.EFFECTIVE)):
         compared = compare_v08({kind: parse_cpus(cpus)}, "c1", exclusive=exclusive)[kind]
         assert compared.verdict is expected
         assert text in compared.reason
@@ -253,14 +262,14 @@ def test_verdict_on_a_cpu_set_names_missing_and_extra_cpus(
 
 def test_empty_cpuset_is_unlimited_in_v2_and_lower_in_v1() -> None:
     exclusive = (ExclusiveCpus("c1", parse_cpus("2-5"), by_kubelet=False),)
-    none = {SettingId(SettingKind.CPUS): 0, SettingId(SettingKind.EFFECTIVE): 0}
+    none = {CgroupSettingId(SettingKind.CPUS): 0, CgroupSettingId(SettingKind.EFFECTIVE): 0}
     for facts, expected in ((V2, AuditVerdict.UNLIMITED), (V1, AuditVerdict.LOWER)):
         found = compare_v08(none, "c1", facts, exclusive)
-        assert found[SettingId(SettingKind.CPUS)].verdict is expected
-        assert found[SettingId(SettingKind.CPUS)].reason.startswith(
+        assert found[CgroupSettingId(SettingKind.CPUS)].verdict is expected
+        assert found[CgroupSettingId(SettingKind.CPUS)].reason.startswith(
             "CPUs none, expected CPUs 2-5: CPUs 2-5 from a driver"
         )
-        assert found[SettingId(SettingKind.EFFECTIVE)].verdict is AuditVerdict.LOWER
+        assert found[CgroupSettingId(SettingKind.EFFECTIVE)].verdict is AuditVerdict.LOWER
 
 
 def test_expected_cpuset_is_unknown_if_kubelet_and_driver_differ() -> None:
@@ -274,7 +283,7 @@ def test_expected_cpuset_is_unknown_if_kubelet_and_driver_differ() -> None:
 
 def test_cpuset_with_cpu_62_and_above_is_not_unlimited() -> None:
     cpus = parse_cpus("60-127")
-    kind = SettingId(SettingKind.CPUS)
+    kind = CgroupSettingId(SettingKind.CPUS)
     found = compare_v08({kind: cpus}, "c1", exclusive=(ExclusiveCpus("c1", cpus, by_kubelet=False),))
     assert found[kind].verdict is AuditVerdict.MATCH
 
@@ -286,12 +295,12 @@ def test_pod_limit_below_a_container_limit_is_parent_tighter() -> None:
     """An NRI plugin changes containers, not pods."""
     groups = expected_pod_cgroups(V08, V2)
     found = compare_cgroups(
-        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.MEMORY): GI}), 2
+        groups, with_values(correct_groups(groups), "c1", {CgroupSettingId(SettingKind.MEMORY): GI}), 2
     )
     pods = {one.setting: one for one in found if not one.cgroup.container}
-    assert pods[SettingId(SettingKind.MEMORY)].verdict is AuditVerdict.PARENT_TIGHTER
-    assert pods[SettingId(SettingKind.MEMORY)].reason.endswith("; one of its containers has 1Gi")
-    assert pods[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
+    assert pods[CgroupSettingId(SettingKind.MEMORY)].verdict is AuditVerdict.PARENT_TIGHTER
+    assert pods[CgroupSettingId(SettingKind.MEMORY)].reason.endswith("; one of its containers has 1Gi")
+    assert pods[CgroupSettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
 
 
 def two_containers(claims: str = "") -> tuple[ExpectedCgroup, ...]:
@@ -303,7 +312,7 @@ def two_containers(claims: str = "") -> tuple[ExpectedCgroup, ...]:
 def test_pod_quota_below_the_sum_of_its_containers_is_parent_tighter() -> None:
     groups = two_containers()
     found = compare_cgroups(
-        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 300_000}), 2
+        groups, with_values(correct_groups(groups), "c1", {CgroupSettingId(SettingKind.QUOTA): 300_000}), 2
     )
     assert found[1].verdict is AuditVerdict.PARENT_TIGHTER
     assert found[1].reason.endswith("; its containers together have 500000 us")
@@ -334,14 +343,16 @@ def test_sum_of_rounded_container_quotas_is_not_parent_tighter() -> None:
 
 def test_pod_and_container_quotas_are_compared_per_period() -> None:
     groups = expected_pod_cgroups(V08, V2)
-    double = {SettingId(SettingKind.QUOTA): 840_000, SettingId(SettingKind.PERIOD): 200_000}
+    double = {CgroupSettingId(SettingKind.QUOTA): 840_000, CgroupSettingId(SettingKind.PERIOD): 200_000}
     found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", double), 2)
     quotas = [one.verdict for one in found if one.setting.kind is SettingKind.QUOTA]
     assert quotas == [AuditVerdict.MATCH, AuditVerdict.MATCH]
 
 
 def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
-    compared = compare_v08({SettingId(SettingKind.MEMORY): 128 * MI})[SettingId(SettingKind.MEMORY)]
+    compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): 128 * MI})[
+        CgroupSettingId(SettingKind.MEMORY)
+    ]
     assert compared.verdict is AuditVerdict.LOWER
     assert compared.reason.endswith("; one of its containers has 384Mi")
 
@@ -350,8 +361,8 @@ def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
 
 
 def test_knob_of_a_disabled_controller_is_missing() -> None:
-    found = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
-    compared = found[SettingId(SettingKind.MEMORY)]
+    found = compare_v08({CgroupSettingId(SettingKind.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
+    compared = found[CgroupSettingId(SettingKind.MEMORY)]
     assert (compared.verdict, compared.reason) == (
         AuditVerdict.MISSING,
         "the controller memory is not enabled",
@@ -369,7 +380,7 @@ def test_disabled_controller_is_missing_only_for_known_requests(
         container("c1", f"cpu=1 memory=1Gi {requests}", f"cpu=1 memory=1Gi {requests}"),
         claims=[{"resourceClaimName": "x", "shape": "of 1.40"}],
     )
-    groups, pages = expected_pod_cgroups(mine, V2), SettingId(SettingKind.PAGES, 2048)
+    groups, pages = expected_pod_cgroups(mine, V2), CgroupSettingId(SettingKind.PAGES, 2048)
     actual = ActualCgroup({pages: ABSENT}, controllers=frozenset({"cpu", "memory"}))
     compared = compare_cgroups(groups, {groups[0].cgroup: actual}, 2)
     (found,) = [one for one in compared if one.setting == pages and not one.cgroup.container]
@@ -380,15 +391,17 @@ def test_disabled_controller_is_missing_only_for_known_requests(
 
 @pytest.mark.parametrize(("facts", "file"), [(V1, "memory.limit_in_bytes"), (V2, "memory.max")])
 def test_knob_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
-    compared = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[
-        SettingId(SettingKind.MEMORY)
+    compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[
+        CgroupSettingId(SettingKind.MEMORY)
     ]
     assert (compared.verdict, compared.reason) == (AuditVerdict.MISSING, f"there is no {file}")
 
 
 def test_unreadable_knob_is_missing_with_the_error() -> None:
     missing = Missing(Absence.UNREADABLE, errno.EACCES)
-    compared = compare_v08({SettingId(SettingKind.MEMORY): missing}, "c1")[SettingId(SettingKind.MEMORY)]
+    compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): missing}, "c1")[
+        CgroupSettingId(SettingKind.MEMORY)
+    ]
     assert (compared.verdict, compared.reason) == (
         AuditVerdict.MISSING,
         "memory.max cannot be read: Permission denied",
@@ -398,9 +411,9 @@ def test_unreadable_knob_is_missing_with_the_error() -> None:
 def test_absent_limit_where_none_is_expected_is_not_missed() -> None:
     groups = expected_pod_cgroups(pod(container("c1", "cpu=1")), V2)
     values = {
-        SettingId(SettingKind.MEMORY): ABSENT,
-        SettingId(SettingKind.QUOTA): ABSENT,
-        SettingId(SettingKind.WEIGHT): ABSENT,
+        CgroupSettingId(SettingKind.MEMORY): ABSENT,
+        CgroupSettingId(SettingKind.QUOTA): ABSENT,
+        CgroupSettingId(SettingKind.WEIGHT): ABSENT,
     }
     found = {
         one.setting.kind: one
@@ -444,7 +457,7 @@ def test_knob_with_unknown_expected_value_is_unknown() -> None:
     unknown_claim = pod(container("c1", "cpu=1"), claims=[{"resourceClaimName": "x", "shape": "of 1.40"}])
     groups = expected_pod_cgroups(unknown_claim, V2)
     (weight, *_) = compare_cgroups(
-        groups, {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 39})}, 2
+        groups, {groups[0].cgroup: ActualCgroup({CgroupSettingId(SettingKind.WEIGHT): 39})}, 2
     )
     assert weight.verdict is AuditVerdict.UNKNOWN
     assert "claim x" in weight.reason
@@ -466,8 +479,8 @@ def test_knob_with_unknown_expected_value_is_unknown() -> None:
     ],
 )
 def test_wrong_value_within_30_s_of_a_change_is_quiet(since: float, expected: AuditVerdict) -> None:
-    compared = compare_v08({SettingId(SettingKind.MEMORY): MI}, "c1", since_change_s=since)[
-        SettingId(SettingKind.MEMORY)
+    compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): MI}, "c1", since_change_s=since)[
+        CgroupSettingId(SettingKind.MEMORY)
     ]
     assert compared.verdict is expected
     assert bool(compared.consequence) is (expected is not AuditVerdict.QUIET)
@@ -480,9 +493,9 @@ def test_expected_value_matches_right_after_a_change() -> None:
 
 def test_wrong_value_of_a_qos_class_is_quiet_for_90_s() -> None:
     groups = expected_qos_cgroups([V08], V2)
-    low = {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, since_change_s=80)}
+    low = {groups[0].cgroup: ActualCgroup({CgroupSettingId(SettingKind.WEIGHT): 1}, since_change_s=80)}
     assert compare_cgroups(groups, low, 2)[0].verdict is AuditVerdict.QUIET
-    low = {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, since_change_s=91)}
+    low = {groups[0].cgroup: ActualCgroup({CgroupSettingId(SettingKind.WEIGHT): 1}, since_change_s=91)}
     assert compare_cgroups(groups, low, 2)[0].verdict is AuditVerdict.LOWER
 
 
@@ -517,7 +530,7 @@ def test_every_drift_verdict_has_a_consequence_for_each_knob() -> None:
 def test_only_accepted_values_match_and_every_drift_has_a_risk(
     kind: SettingKind, reading: Reading, facts: NodeFacts, name: str
 ) -> None:
-    compared = compare_v08({SettingId(kind): reading}, name, facts)[SettingId(kind)]
+    compared = compare_v08({CgroupSettingId(kind): reading}, name, facts)[CgroupSettingId(kind)]
     accepted = {option.value for option in compared.expected.accepted}
     if compared.verdict in {AuditVerdict.MATCH, AuditVerdict.ROUNDED}:
         assert reading in accepted

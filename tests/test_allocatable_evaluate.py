@@ -19,9 +19,9 @@ from agent.cgroup_audit.audit import (
     with_inherited_page_limits,
 )
 from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS, AuditVerdict, SettingComparison
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.node_facts import ExclusiveCpus
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings, HugepageLimits
@@ -317,8 +317,8 @@ def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
     assert actual_cgroup(None, 1.0) is VANISHED_CGROUP
     lost = Missing(Absence.UNREADABLE, 5)
     found = actual_cgroup(knobs(memory=lost), None)
-    assert found.values[SettingId(SettingKind.MEMORY)] == lost
-    assert found.values[SettingId(SettingKind.RESERVED, 1048576)] == 0
+    assert found.values[CgroupSettingId(SettingKind.MEMORY)] == lost
+    assert found.values[CgroupSettingId(SettingKind.RESERVED, 1048576)] == 0
 
 
 def test_actual_values_have_every_knob() -> None:

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import (
+    CgroupSettingId,
     SettingFile,
-    SettingId,
     SettingKind,
     hugepage_size_name,
     setting_file,
@@ -40,7 +40,7 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_qos_cgroups,
 )
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
@@ -51,11 +51,15 @@ CPUS = parse_cpus("2-5")
 
 def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
     knobs = {
-        SettingId(SettingKind.WEIGHT),
-        SettingId(SettingKind.QUOTA),
-        SettingId(SettingKind.PERIOD),
-        SettingId(SettingKind.MEMORY),
-        *(SettingId(kind, size) for kind in (SettingKind.PAGES, SettingKind.RESERVED) for size in SIZES),
+        CgroupSettingId(SettingKind.WEIGHT),
+        CgroupSettingId(SettingKind.QUOTA),
+        CgroupSettingId(SettingKind.PERIOD),
+        CgroupSettingId(SettingKind.MEMORY),
+        *(
+            CgroupSettingId(kind, size)
+            for kind in (SettingKind.PAGES, SettingKind.RESERVED)
+            for size in SIZES
+        ),
     }
     for group in expected_pod_cgroups(pod(FULL), SYSTEMD):
         assert {one.setting for one in group.settings} == knobs
@@ -66,30 +70,30 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
 @pytest.mark.parametrize(
     ("kind", "first", "second"),
     [
-        (SettingId(SettingKind.WEIGHT), ("cpu", "cpu.shares"), ("cpu", "cpu.weight")),
-        (SettingId(SettingKind.QUOTA), ("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.max")),
-        (SettingId(SettingKind.PERIOD), ("cpu", "cpu.cfs_period_us"), ("cpu", "cpu.max")),
-        (SettingId(SettingKind.MEMORY), ("memory", "memory.limit_in_bytes"), ("memory", "memory.max")),
+        (CgroupSettingId(SettingKind.WEIGHT), ("cpu", "cpu.shares"), ("cpu", "cpu.weight")),
+        (CgroupSettingId(SettingKind.QUOTA), ("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.max")),
+        (CgroupSettingId(SettingKind.PERIOD), ("cpu", "cpu.cfs_period_us"), ("cpu", "cpu.max")),
+        (CgroupSettingId(SettingKind.MEMORY), ("memory", "memory.limit_in_bytes"), ("memory", "memory.max")),
         (
-            SettingId(SettingKind.PAGES, 2 << 10),
+            CgroupSettingId(SettingKind.PAGES, 2 << 10),
             ("hugetlb", "hugetlb.2MB.limit_in_bytes"),
             ("hugetlb", "hugetlb.2MB.max"),
         ),
         (
-            SettingId(SettingKind.RESERVED, 1 << 20),
+            CgroupSettingId(SettingKind.RESERVED, 1 << 20),
             ("hugetlb", "hugetlb.1GB.rsvd.limit_in_bytes"),
             ("hugetlb", "hugetlb.1GB.rsvd.max"),
         ),
-        (SettingId(SettingKind.CPUS), ("cpuset", "cpuset.cpus"), ("cpuset", "cpuset.cpus")),
+        (CgroupSettingId(SettingKind.CPUS), ("cpuset", "cpuset.cpus"), ("cpuset", "cpuset.cpus")),
         (
-            SettingId(SettingKind.EFFECTIVE),
+            CgroupSettingId(SettingKind.EFFECTIVE),
             ("cpuset", "cpuset.effective_cpus"),
             ("cpuset", "cpuset.cpus.effective"),
         ),
     ],
 )
 def test_knob_has_its_controller_and_file_in_v1_and_v2(
-    kind: SettingId, first: tuple[str, str], second: tuple[str, str]
+    kind: CgroupSettingId, first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     assert (setting_file(kind, 1), setting_file(kind, 2)) == (SettingFile(*first), SettingFile(*second))
 

@@ -8,7 +8,7 @@ from audit_samples import CONTAINER, running_status
 from agent.cgroup_audit.audit import RESOURCE_BY_SETTING, AuditedNode, audit_findings, audit_pod_cgroups
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.node_facts import ExclusiveCpus
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.cgroup_audit.pod_risks import ADVICE
 from agent.model.cgroup import CgroupSettings, HugepageLimits

@@ -9,7 +9,7 @@ from allocatable_pods import GI, MI, V1, V2, claim, container, exact, knob, pod_
 
 from agent.cgroup_audit.audit import PodAudit, audit_findings
 from agent.cgroup_audit.audit_verdicts import ActualCgroup, AuditVerdict
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.compare import compare_cgroups
 from agent.cgroup_audit.expected_cgroups import (
     ExpectedCgroup,
@@ -18,9 +18,9 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_qos_cgroups,
 )
 from agent.cgroup_audit.expected_values import ExpectedSetting
-from agent.cgroup_audit.kubelet_config import MemoryQos, parse_kubelet_config, possible_memory_qos
+from agent.cgroup_audit.kubelet_config import MemoryQosMode, parse_kubelet_config, possible_memory_qos
 from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.pod_findings import Resource
@@ -60,7 +60,7 @@ def kinds_of(group: ExpectedCgroup) -> set[SettingKind]:
 
 
 def setting_of(group: ExpectedCgroup, kind: SettingKind) -> ExpectedSetting:
-    return next(one for one in group.settings if one.setting == SettingId(kind))
+    return next(one for one in group.settings if one.setting == CgroupSettingId(kind))
 
 
 BURSTABLE: Final = container("c1", "memory=256Mi", "memory=512Mi")
@@ -193,19 +193,23 @@ OFF: Final = {"featureGates": {"MemoryQoS": False}}
 @pytest.mark.parametrize(
     ("config", "minor", "expected"),
     [
-        ({}, 37, [MemoryQos()]),
-        ({}, 36, [MemoryQos()]),
-        ({}, None, [MemoryQos()]),
-        (GATE, 37, [MemoryQos()]),
-        (GATE, 36, [MemoryQos(0.9)]),
-        (GATE, 35, [MemoryQos(0.9, reserves=True, is_tiered=False)]),
-        ({"memoryThrottlingFactor": 0.8}, 37, [MemoryQos(0.8)]),
-        ({"memoryThrottlingFactor": 0.8}, 36, [MemoryQos()]),
-        ({"memoryThrottlingFactor": 0.8}, None, [MemoryQos(0.8), MemoryQos()]),
-        ({"memoryReservationPolicy": "TieredReservation"}, None, [MemoryQos(reserves=True), MemoryQos()]),
-        ({"memoryReservationPolicy": "None"}, 37, [MemoryQos()]),
-        ({**TIERED, **OFF}, 37, [MemoryQos()]),
-        ({"featureGates": {"AllAlpha": True}}, 36, [MemoryQos(), MemoryQos(0.9)]),
+        ({}, 37, [MemoryQosMode()]),
+        ({}, 36, [MemoryQosMode()]),
+        ({}, None, [MemoryQosMode()]),
+        (GATE, 37, [MemoryQosMode()]),
+        (GATE, 36, [MemoryQosMode(0.9)]),
+        (GATE, 35, [MemoryQosMode(0.9, reserves=True, is_tiered=False)]),
+        ({"memoryThrottlingFactor": 0.8}, 37, [MemoryQosMode(0.8)]),
+        ({"memoryThrottlingFactor": 0.8}, 36, [MemoryQosMode()]),
+        ({"memoryThrottlingFactor": 0.8}, None, [MemoryQosMode(0.8), MemoryQosMode()]),
+        (
+            {"memoryReservationPolicy": "TieredReservation"},
+            None,
+            [MemoryQosMode(reserves=True), MemoryQosMode()],
+        ),
+        ({"memoryReservationPolicy": "None"}, 37, [MemoryQosMode()]),
+        ({**TIERED, **OFF}, 37, [MemoryQosMode()]),
+        ({"featureGates": {"AllAlpha": True}}, 36, [MemoryQosMode(), MemoryQosMode(0.9)]),
     ],
 )
 def test_memory_qos_follows_from_gate_version_and_configuration(config, minor, expected) -> None:
@@ -339,7 +343,7 @@ def test_sidecar_is_killed_no_earlier_than_the_app_containers() -> None:
 @pytest.mark.parametrize(("score", "verdict"), [(969, AuditVerdict.MATCH), (900, AuditVerdict.UNKNOWN)])
 def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: AuditVerdict) -> None:
     groups = groups_of(pod_of(BURSTABLE, metadata={"generation": 2}), facts_of(None))
-    actual = {groups[1].cgroup: ActualCgroup({SettingId(SCORE): score})}
+    actual = {groups[1].cgroup: ActualCgroup({CgroupSettingId(SCORE): score})}
     (found,) = [one for one in compare_cgroups(groups[1:], actual, 2) if one.setting.kind is SCORE]
     assert found.verdict is verdict
 
@@ -358,7 +362,7 @@ def test_tie_break_gate_leaves_burstable_oom_scores_out() -> None:
 def test_wrong_oom_score_is_no_finding_of_a_device_resource() -> None:
     mine = pod_of(BURSTABLE)
     groups = groups_of(mine, facts_of({}))
-    actual = ActualCgroup({SettingId(SCORE): 1000, SettingId(HIGH): GI})
+    actual = ActualCgroup({CgroupSettingId(SCORE): 1000, CgroupSettingId(HIGH): GI})
     compared = [
         one
         for one in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)

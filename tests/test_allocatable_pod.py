@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from allocatable_pods import UID, claim, container, pod, pod_object, resources, sidecar
 
-from agent.cgroup_audit.pod import (
+from agent.cgroup_audit.pod_model import (
     ClaimResources,
     ContainerClaimRef,
     ContainerRole,

@@ -28,7 +28,7 @@ from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups, expected_qos_cgroups
 from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.cgroup_audit.quantity import parse_quantity
 from agent.cgroup_audit.resource_sums import ResourceSum, pod_limits, pod_requests

@@ -15,7 +15,7 @@ from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups
 from agent.cgroup_audit.expected_values import systemd_quota
 from agent.cgroup_audit.node_facts import NodeFacts
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_model import Pod
 from agent.model.cgroup import NO_LIMIT
 
 VECTORS: Final[dict[str, dict[str, Any]]] = {

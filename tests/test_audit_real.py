@@ -22,7 +22,7 @@ from agent.cgroup_audit.audit import AuditedNode, audit_pod_cgroups
 from agent.cgroup_audit.audit_verdicts import AuditVerdict
 from agent.cgroup_audit.cgroup_paths import container_path, parse_path, pod_path, qos_path
 from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.cli.audit.command import SECOND_AUDIT
 from agent.model.cgroup import NO_LIMIT, CgroupSettings

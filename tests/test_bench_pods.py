@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from agent.bench.pod_files import DRIVER, NAMESPACE, POOL, claim_uid, pod_uid, write_node_files
-from agent.devices.consumers.affected_pods import affected_pods, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.consumer_queries import affected_pods, refused_pods
 from agent.devices.consumers.kube_objects import parse_claims, parse_pods
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import PodRef, SourceAnswers

@@ -18,7 +18,7 @@ from agent.health.host.cgroup.state import (
 )
 from agent.health.rules import CLEAN_PASSES, OK, RuleInconclusive, RuleResult
 from agent.model.cpuset import parse_cpus
-from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DriverDevice
+from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DriverDevice
 from agent.model.health import Finding, NonDeviceCause, Severity
 from agent.model.reading import Reading
 from agent.model.settings import EngineSettings, HostLimits
@@ -195,7 +195,9 @@ def test_growing_counters_do_not_wake_each_time() -> None:
 def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
     """Return CPU devices of one driver, ``cpuset-0`` and on."""
     devices = [
-        DriverDevice("driver", "node-a", f"cpuset-{n}", DeclaredCpus(parse_cpus(one), 0, exclusive, False), 0)
+        DriverDevice(
+            "driver", "node-a", f"cpuset-{n}", DeclaredCpuDevice(parse_cpus(one), 0, exclusive, False), 0
+        )
         for n, one in enumerate(cpus)
     ]
     return (DeclaredFile("driver", tuple(devices)),)

@@ -18,7 +18,7 @@ from agent.health.host.state import HostRuleState
 from agent.health.rate_window import CounterPoint, RateWindow, WindowedCounter
 from agent.health.rules import CounterGrowth
 from agent.model.cpuset import parse_cpus
-from agent.model.declared_devices import DeclaredNic
+from agent.model.declared_devices import DeclaredNicDevice
 from agent.model.health import Health, XidOverride
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.time import NS
@@ -96,7 +96,7 @@ def host_with_counters() -> HostRuleState:
     """Return the state of a host with one memory module and one NIC, whose counters have three points."""
     counter = WindowedCounter(POINTS, CounterGrowth(2, 1200.0))
     port = _NicPortState(0, counters=NicPortCounters(*5 * [counter]))
-    nics = NicRuleState({DeclaredNic("", "mlx5_0"): _NicState("mlx5_0", "", "", {1: port})}, read_ns=7)
+    nics = NicRuleState({DeclaredNicDevice("", "mlx5_0"): _NicState("mlx5_0", "", "", {1: port})}, read_ns=7)
     errors = EdacState(counters={(0, 0): ErrorTotal(5, POINTS)})
     return HostRuleState(memory=MemoryRuleState(errors=errors), nics=nics)
 

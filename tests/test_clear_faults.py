@@ -9,7 +9,7 @@ from paper_gpus import SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
-from agent.model.declared_devices import DeclaredFile, DeclaredGpu, DeclaredOther, DriverDevice
+from agent.model.declared_devices import DeclaredFile, DeclaredGpuDevice, DeclaredOtherDevice, DriverDevice
 from agent.model.gpu import GpuEvent, NvmlStatus
 from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault
@@ -33,7 +33,7 @@ class ClearNode(GpuNode):
         self._last_number = 0
         super().__init__(*args, **kwargs)
 
-    def declare(self, **parts: DeclaredGpu | DeclaredOther) -> None:
+    def declare(self, **parts: DeclaredGpuDevice | DeclaredOtherDevice) -> None:
         """Let the driver declare devices, by name."""
         self.declared = tuple(DriverDevice(DRIVER, "p", name, part, 0) for name, part in parts.items())
 
@@ -116,7 +116,7 @@ def test_clear_of_one_gpu_keeps_faults_of_another() -> None:
 def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node = ClearNode()
     gpu = node.gpus[1]
-    node.declare(a=DeclaredGpu("", gpu.uuid, -1, -1))
+    node.declare(a=DeclaredGpuDevice("", gpu.uuid, -1, -1))
     node.xid(1, 62)
     node.rest(30)
     assert node.health("a") is Health.UNHEALTHY
@@ -386,7 +386,7 @@ def test_two_requests_in_one_evaluation_are_answered_in_order() -> None:
 
 def test_clear_ends_driver_reported_fault_at_once() -> None:
     node = ClearNode()
-    node.declare(fpga=DeclaredOther())
+    node.declare(fpga=DeclaredOtherDevice())
     node.next()
     node.report_fault("fpga")
     node.next()
@@ -406,7 +406,7 @@ def test_clear_ends_driver_reported_fault_at_once() -> None:
 
 def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:
     node = ClearNode()
-    node.declare(a=DeclaredGpu(node.gpus[0].bus, "", -1, -1))
+    node.declare(a=DeclaredGpuDevice(node.gpus[0].bus, "", -1, -1))
     node.next()
     node.report_fault("a")
     node.xid(0, 79)
@@ -417,7 +417,7 @@ def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:
 
 def test_driver_reported_fault_is_cleared_without_latched_fault_of_lost_gpu() -> None:
     node = ClearNode()
-    node.declare(a=DeclaredGpu(node.gpus[0].bus, "", -1, -1))
+    node.declare(a=DeclaredGpuDevice(node.gpus[0].bus, "", -1, -1))
     node.next()
     node.report_fault("a")
     node.xid(0, 79)

@@ -43,7 +43,7 @@ from agent.model.report import (
     Report,
     SentinelStatus,
     SeverityCount,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceState
@@ -458,8 +458,8 @@ STATUS = AgentStatus(
     ),
     groups=14,
     subscribers=(
-        SocketSubscribers("agent.sock", 1, 1),
-        SocketSubscribers("drivers/gpu.example.com.sock", 2, 3),
+        SocketSubscriberCounts("agent.sock", 1, 1),
+        SocketSubscriberCounts("drivers/gpu.example.com.sock", 2, 3),
     ),
 )
 

@@ -46,9 +46,9 @@ from agent.conform.outcomes import ITEMS_SHOWN, format_seconds, join_first, not_
 from agent.conform.session_record import (
     CdiFile,
     CdiSnapshot,
+    FailedRegistrationRecord,
     PrepareCall,
     PrepareStage,
-    RefusalRecord,
     RegistrationFile,
     ReopenedStream,
     SessionRecord,
@@ -739,17 +739,17 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "registration.refused": [
         (
-            session_with_registrations(registration(refused=RefusalRecord(LATE, OK, OK))),
+            session_with_registrations(registration(refused=FailedRegistrationRecord(LATE, OK, OK))),
             "pass",
             "it can be registered afterwards",
         ),
         (
-            session_with_registrations(registration(refused=RefusalRecord(OK, LATE, OK))),
+            session_with_registrations(registration(refused=FailedRegistrationRecord(OK, LATE, OK))),
             "fail",
             "GetInfo after the refusal: DEADLINE_EXCEEDED",
         ),
         (
-            session_with_registrations(registration(refused=RefusalRecord(OK, OK, LATE))),
+            session_with_registrations(registration(refused=FailedRegistrationRecord(OK, OK, LATE))),
             "fail",
             "registration after the refusal: DEADLINE",
         ),

@@ -19,14 +19,14 @@ from claim_samples import (
     use,
 )
 
-from agent.devices.consumers.affected_pods import (
+from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.consumer_queries import (
     affected_pods,
     claims_by_name,
     group_members,
     pods_by_name,
     refused_pods,
 )
-from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.current_uses import current_uses
 from agent.devices.consumers.reservations import KubeletsRefusingPod
 from agent.model.claim import ClaimRef

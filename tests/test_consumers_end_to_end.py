@@ -17,8 +17,8 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.devices.consumers.affected_pods import affected_pods, pods_by_name, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.consumer_queries import affected_pods, pods_by_name, refused_pods
 from agent.devices.consumers.kube_objects import parse_claims, parse_pods
 from agent.devices.consumers.reservations import KubeletsRefusingPod
 from agent.model.claim import ClaimRef, DeviceRef

@@ -27,7 +27,7 @@ from agent.health.rules import (
     RuleResult,
 )
 from agent.model.cpuset import parse_cpus
-from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DriverDevice
+from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DriverDevice
 from agent.model.health import Finding, Severity
 from agent.model.kernel_messages import LogSample
 from agent.model.machine_samples import MachineSample, PerCpuSample, PressureSample
@@ -98,7 +98,7 @@ class PaperCpus:
         }
 
     def declare(self, cpus: str, *, numa: int | None = None, isolated: bool = False) -> None:
-        what = DeclaredCpus(parse_cpus(cpus), numa, exclusive=False, isolated=isolated)
+        what = DeclaredCpuDevice(parse_cpus(cpus), numa, exclusive=False, isolated=isolated)
         self.declared = DriverDevice("cpu.example", "node-a", "cpuset-1", what, 0)
 
     def snapshot(self) -> Snapshot:

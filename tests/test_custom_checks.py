@@ -15,7 +15,13 @@ from agent.engine.step import initial_state, with_settings
 from agent.errors import ConfigError
 from agent.health.custom_checks import NOT_RUN_YET
 from agent.model.custom_checks import CustomCheck, CustomCheckResult
-from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DeclaredOther, DeclaredPart, DriverDevice
+from agent.model.declared_devices import (
+    DeclaredCpuDevice,
+    DeclaredFile,
+    DeclaredOtherDevice,
+    DeclaredPart,
+    DriverDevice,
+)
 from agent.model.health import Finding, Health, NotApplicable, Repair, Severity
 from agent.model.report import Report
 from agent.model.settings import EngineSettings, RuleOverride
@@ -169,7 +175,7 @@ def test_fault_of_a_check_survives_a_restart() -> None:
 
 def test_fault_of_a_device_that_is_read_late_survives_a_restart() -> None:
     check = FABRIC._replace(devices="*/dev-0")
-    part = DeclaredCpus(0b10, 0, exclusive=False, isolated=False)
+    part = DeclaredCpuDevice(0b10, 0, exclusive=False, isolated=False)
     node = Node(check, part=part)
     node.restart()
     node.next(3)
@@ -183,7 +189,7 @@ def test_fault_of_a_device_that_is_read_late_survives_a_restart() -> None:
 
 def test_declared_device_is_checked_by_its_name_in_reports() -> None:
     check = FABRIC._replace(devices="a.example.com/*")
-    part = DeclaredCpus(0b10, 0, exclusive=False, isolated=False)
+    part = DeclaredCpuDevice(0b10, 0, exclusive=False, isolated=False)
     node = Node(check, part=part)
     node.next(3)
     before = device_of(node.next(), "dev-0")
@@ -194,7 +200,7 @@ def test_declared_device_is_checked_by_its_name_in_reports() -> None:
 
 def test_custom_check_is_enough_for_a_device_without_other_checks() -> None:
     check = FABRIC._replace(devices="*/dev-0")
-    node = Node(check, part=DeclaredOther())
+    node = Node(check, part=DeclaredOtherDevice())
     assert device_of(node.next(5), "dev-0").health is Health.UNKNOWN
     node.run(check)
     assert device_of(node.run(check), "dev-0").health is Health.HEALTHY

@@ -13,15 +13,15 @@ from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
     Declarations,
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredGpu,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredOther,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.sources.declaration_directory import (
@@ -66,27 +66,27 @@ def error_in(keys: str) -> str:
 # --- the format --------------------------------------------------------------------------------------------
 
 KINDS: Final[list[tuple[str, DeclaredPart]]] = [
-    ('kind = "cpu"\ncpus = "8-15"', DeclaredCpus(0xFF00, None, False, False)),
+    ('kind = "cpu"\ncpus = "8-15"', DeclaredCpuDevice(0xFF00, None, False, False)),
     (
         'kind = "cpu"\ncpus = "0,8191"\nnuma = 1023\nexclusive = true\nisolated = true',
-        DeclaredCpus(parse_cpus("0,8191"), 1023, True, True),
+        DeclaredCpuDevice(parse_cpus("0,8191"), 1023, True, True),
     ),
-    ('kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpu("0000:3b:00.0", "", -1, -1)),
-    ('kind = "gpu"\npci = "00010000:3B:1F.7"', DeclaredGpu("10000:3b:1f.7", "", -1, -1)),
-    ('kind = "gpu"\nuuid = "MIG-5f0c"', DeclaredGpu("", "MIG-5f0c", -1, -1)),
-    ('kind = "gpu"\nuuid = "GPU-1f"\ngi = 0\nci = 255', DeclaredGpu("", "GPU-1f", 0, 255)),
-    ('kind = "hugepages"\nsize = "2Mi"\npages = 512\nnuma = 0', DeclaredHugepages(2048, 512, 0)),
-    ('kind = "hugepages"\nsize = "1Gi"\npages = 1\nnuma = 3', DeclaredHugepages(1 << 20, 1, 3)),
-    ('kind = "hugepages"\nsize = "1024Ki"\npages = 1\nnuma = 0', DeclaredHugepages(1024, 1, 0)),
-    ('kind = "memory"\nsize = "64Gi"\nnuma = 0', DeclaredMemory(64 << 30, 0)),
-    ('kind = "memory"\nnuma = 1', DeclaredMemory(0, 1)),
-    ('kind = "pci"\naddress = "0000:3B:00.0"', DeclaredPci("0000:3b:00.0", "")),
+    ('kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpuDevice("0000:3b:00.0", "", -1, -1)),
+    ('kind = "gpu"\npci = "00010000:3B:1F.7"', DeclaredGpuDevice("10000:3b:1f.7", "", -1, -1)),
+    ('kind = "gpu"\nuuid = "MIG-5f0c"', DeclaredGpuDevice("", "MIG-5f0c", -1, -1)),
+    ('kind = "gpu"\nuuid = "GPU-1f"\ngi = 0\nci = 255', DeclaredGpuDevice("", "GPU-1f", 0, 255)),
+    ('kind = "hugepages"\nsize = "2Mi"\npages = 512\nnuma = 0', DeclaredHugepageDevice(2048, 512, 0)),
+    ('kind = "hugepages"\nsize = "1Gi"\npages = 1\nnuma = 3', DeclaredHugepageDevice(1 << 20, 1, 3)),
+    ('kind = "hugepages"\nsize = "1024Ki"\npages = 1\nnuma = 0', DeclaredHugepageDevice(1024, 1, 0)),
+    ('kind = "memory"\nsize = "64Gi"\nnuma = 0', DeclaredMemoryDevice(64 << 30, 0)),
+    ('kind = "memory"\nnuma = 1', DeclaredMemoryDevice(0, 1)),
+    ('kind = "pci"\naddress = "0000:3B:00.0"', DeclaredPciDevice("0000:3b:00.0", "")),
     (
         'kind = "pci"\naddress = "0000:3b:00.0"\ndriver = "mlx5_core"',
-        DeclaredPci("0000:3b:00.0", "mlx5_core"),
+        DeclaredPciDevice("0000:3b:00.0", "mlx5_core"),
     ),
-    ('kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
-    ('kind = "nic"\nrdma = "mlx5_0"', DeclaredNic("", "mlx5_0")),
+    ('kind = "nic"\npci = "0000:41:00.0"', DeclaredNicDevice("0000:41:00.0", "")),
+    ('kind = "nic"\nrdma = "mlx5_0"', DeclaredNicDevice("", "mlx5_0")),
 ]
 
 
@@ -119,8 +119,15 @@ def test_empty_declaration_is_valid() -> None:
 def test_documented_example_has_every_kind() -> None:
     example = PAGE.read_text().split("```toml\n")[1].split("```")[0]
     whats = {type(one.part) for one in parsed(example)}
-    parts = {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci, DeclaredNic}
-    assert whats == {*parts, DeclaredOther}
+    parts = {
+        DeclaredCpuDevice,
+        DeclaredGpuDevice,
+        DeclaredHugepageDevice,
+        DeclaredMemoryDevice,
+        DeclaredPciDevice,
+        DeclaredNicDevice,
+    }
+    assert whats == {*parts, DeclaredOtherDevice}
 
 
 def memories(count: int) -> str:

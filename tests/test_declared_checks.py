@@ -14,9 +14,9 @@ from agent.health.state_machine import CLEAN_MIN_NS, Condition, ConditionPhase
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredOther,
+    DeclaredOtherDevice,
     DeclaredPart,
     DriverCheckSample,
     DriverDevice,
@@ -42,7 +42,7 @@ class Node(PaperNode):
 
     def __init__(self, part: DeclaredPart | None = None) -> None:
         super().__init__()
-        self.part = part or DeclaredOther()
+        self.part = part or DeclaredOtherDevice()
         self.checks: dict[str, DriverCheckSample] = {}
         self.faults: tuple[DriverFault, ...] = ()
         self.devices = ("dev-0",)
@@ -189,7 +189,7 @@ def test_two_checks_are_independent() -> None:
 
 
 def test_check_adds_causes_to_those_of_host_part() -> None:
-    node = Node(DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False))
+    node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.check(STUCK._replace(severity=Severity.DEGRADED))
     node.online("0")
     assert health_and_codes(node.next()) == (Health.UNHEALTHY, ["cpu.offline", "fw.stuck"])
@@ -228,7 +228,9 @@ def restarted(node: Node, boot_id: str = "boot-1") -> Report:
     return node.next()
 
 
-@pytest.mark.parametrize("part", [None, DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False)])
+@pytest.mark.parametrize(
+    "part", [None, DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False)]
+)
 def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | None) -> None:
     node = Node(part)
     restarted(node)
@@ -536,7 +538,7 @@ def test_driver_advice_is_used_if_present() -> None:
 
 
 def test_host_rules_count_like_checks() -> None:
-    node = Node(DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False))
+    node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.next()
     node.fail()
     node.online("0")
@@ -624,7 +626,7 @@ def test_same_code_of_two_checks_is_two_separate_causes() -> None:
 
 @pytest.mark.parametrize("code", ["a/b", "!", "firmware/x", "declared.unchecked", "cpu.offline", "\u00e4 b"])
 def test_any_code_is_reported_unchanged_and_clears(code: str) -> None:
-    node = Node(DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False))
+    node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     shown = "check.firmware.unreadable" if code == "!" else code
     assert health_and_codes(node.check(STUCK._replace(code=code))) == (Health.UNHEALTHY, [shown])
     node.check()
@@ -637,7 +639,7 @@ def test_finding_without_advice_has_none() -> None:
 
 
 def test_host_part_keeps_check_finding_until_next_pass() -> None:
-    node = Node(DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False))
+    node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     for _ in range(5):
         node.check(STUCK)
     node.checks["firmware"] = node.checks["firmware"]._replace(passes=0, finding=None)
@@ -647,9 +649,9 @@ def test_host_part_keeps_check_finding_until_next_pass() -> None:
 
 
 def test_redeclared_device_drops_check_findings() -> None:
-    node = Node(DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False))
+    node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.check(STUCK)
-    node.part = DeclaredCpus(parse_cpus("0"), 0, exclusive=False, isolated=False)
+    node.part = DeclaredCpuDevice(parse_cpus("0"), 0, exclusive=False, isolated=False)
     assert health_and_codes(node.check()) == (Health.HEALTHY, [])
 
 

@@ -14,12 +14,12 @@ from agent.health.declared.state import REMOVED_MAX
 from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredGpu,
-    DeclaredHugepages,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.model.gpu import NvmlStatus
@@ -34,15 +34,15 @@ from agent.serve.health.feed import devices_of_socket
 
 DRIVER: Final = "a.example.com"
 GPU_0: Final = "0000:1b:00.0"
-CPUS: Final = DeclaredCpus(parse_cpus("1"), 0, exclusive=True, isolated=False)
+CPUS: Final = DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=True, isolated=False)
 
 
 def declared(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> DriverDevice:
     return DriverDevice(driver, "node-a", name, part, lease_s)
 
 
-def gpu(pci: str = "", uuid: str = "", gi: int = -1, ci: int = -1) -> DeclaredGpu:
-    return DeclaredGpu(pci, uuid, gi, ci)
+def gpu(pci: str = "", uuid: str = "", gi: int = -1, ci: int = -1) -> DeclaredGpuDevice:
+    return DeclaredGpuDevice(pci, uuid, gi, ci)
 
 
 class Declaring:
@@ -96,7 +96,7 @@ def test_offline_declared_cpu_makes_only_its_device_unhealthy() -> None:
 
 def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
     node = Node()
-    pages = DeclaredHugepages(2048, 512, 3)
+    pages = DeclaredHugepageDevice(2048, 512, 3)
     node.declare(declared("cpuset-9", CPUS._replace(cpus=parse_cpus("8-15"))), declared("huge-3", pages))
     report = node.next()
     for name, words in (("cpuset-9", "8-15"), ("huge-3", "no pool of 2mi pages on NUMA node 3")):
@@ -107,7 +107,7 @@ def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
 def test_declared_hugepages_are_healthy_until_pool_shrinks() -> None:
     node = Node()
     node.pool(pool_sample(10))
-    node.declare(declared("huge-0", DeclaredHugepages(2048, 10, 0)))
+    node.declare(declared("huge-0", DeclaredHugepageDevice(2048, 10, 0)))
     assert declared_verdict(node.next(), "huge-0").health is Health.HEALTHY
     node.pool(pool_sample(9))
     assert codes(declared_verdict(node.next(), "huge-0")) == ["mem.hugepages.pool_shrunk"]
@@ -149,7 +149,7 @@ def test_throttling_of_exclusive_cpus_is_cause_of_their_device() -> None:
 
 def test_unread_pci_function_is_unreported_then_unknown() -> None:
     node = Node()
-    node.declare(declared("nic-0", DeclaredPci(GPU_0, "")))
+    node.declare(declared("nic-0", DeclaredPciDevice(GPU_0, "")))
     node.bus = SourceSample("pci", SourceState.STARTING, node.now_ns, 60 * NS, 0, "", vital=False)
     assert not [device for device in node.next().devices if device.driver]
     node.next()
@@ -223,7 +223,7 @@ def test_unchanged_declaration_keeps_faults() -> None:
     assert declared_verdict(node.next(), "cpuset-1").causes == before.causes
 
 
-@pytest.mark.parametrize("before", [CPUS, DeclaredPci("0000:3b:00.0", ""), None])
+@pytest.mark.parametrize("before", [CPUS, DeclaredPciDevice("0000:3b:00.0", ""), None])
 def test_changed_pci_function_is_unknown_until_read(
     before: DeclaredPart | None,
 ) -> None:
@@ -235,7 +235,7 @@ def test_changed_pci_function_is_unknown_until_read(
     if before is None:
         node.declare()
         node.next()
-    node.declare(declared("dev-0", DeclaredPci(GPU_0, "")))
+    node.declare(declared("dev-0", DeclaredPciDevice(GPU_0, "")))
     node.bus, node.functions = node.bus._replace(state=SourceState.STARTING), None
     for _ in range(3):
         assert codes(declared_verdict(node.next(), "dev-0")) == ["declared.unseen"]

@@ -18,14 +18,14 @@ from agent.health.declared.verdict_cache import VerdictCache
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredOther,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverCheckSample,
     DriverDevice,
 )
@@ -51,20 +51,20 @@ HCA_PORTS: Final = (
     PORT._replace(symbol_errors=EIO),
 )
 PARTS: Final[dict[str, DeclaredPart]] = {
-    "core-0": DeclaredCpus(parse_cpus("0,3"), 0, exclusive=True, isolated=False),
-    "core-1": DeclaredCpus(parse_cpus("1,4"), None, exclusive=True, isolated=True),
-    "core-2": DeclaredCpus(parse_cpus("2,5"), None, exclusive=True, isolated=False),
-    "cores-1-2": DeclaredCpus(parse_cpus("1-2,4-5"), None, exclusive=True, isolated=False),
-    "half-core": DeclaredCpus(parse_cpus("0"), None, exclusive=True, isolated=False),
-    "no-cpus": DeclaredCpus(0, None, exclusive=False, isolated=False),
-    "memory-0": DeclaredMemory(1 << 30, 0),
-    "memory-1": DeclaredMemory(0, 1),
-    "pages-0": DeclaredHugepages(2048, 4, 0),
-    "pages-1": DeclaredHugepages(2048, 6, 0),
-    **{f"nic-{at}": DeclaredPci(nic.address, "") for at, nic in enumerate(NICS)},
-    "hca-0": DeclaredNic("", "mlx5_0"),
-    "hca-1": DeclaredNic(HCA, ""),
-    "other": DeclaredOther(),
+    "core-0": DeclaredCpuDevice(parse_cpus("0,3"), 0, exclusive=True, isolated=False),
+    "core-1": DeclaredCpuDevice(parse_cpus("1,4"), None, exclusive=True, isolated=True),
+    "core-2": DeclaredCpuDevice(parse_cpus("2,5"), None, exclusive=True, isolated=False),
+    "cores-1-2": DeclaredCpuDevice(parse_cpus("1-2,4-5"), None, exclusive=True, isolated=False),
+    "half-core": DeclaredCpuDevice(parse_cpus("0"), None, exclusive=True, isolated=False),
+    "no-cpus": DeclaredCpuDevice(0, None, exclusive=False, isolated=False),
+    "memory-0": DeclaredMemoryDevice(1 << 30, 0),
+    "memory-1": DeclaredMemoryDevice(0, 1),
+    "pages-0": DeclaredHugepageDevice(2048, 4, 0),
+    "pages-1": DeclaredHugepageDevice(2048, 6, 0),
+    **{f"nic-{at}": DeclaredPciDevice(nic.address, "") for at, nic in enumerate(NICS)},
+    "hca-0": DeclaredNicDevice("", "mlx5_0"),
+    "hca-1": DeclaredNicDevice(HCA, ""),
+    "other": DeclaredOtherDevice(),
 }
 NEVER_CACHED: Final = {"other"}
 """Device without rules, whose verdict is never cached."""

@@ -13,12 +13,12 @@ from small_disk import run_on_small_disk
 from agent.driver.session import declaration_text, write_declaration
 from agent.errors import ConfigError, ResourceBusyError
 from agent.model.declared_devices import (
-    DeclaredCpus,
-    DeclaredGpu,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredPci,
+    DeclaredCpuDevice,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.serve.driver_link.handler_interface import DeviceDeclaration
@@ -52,12 +52,12 @@ def declared(directory: Path) -> tuple[DriverDevice, ...]:
 def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
     assert write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS) == len(ROWS)
     assert declared(tmp_path / "devices.d") == (
-        DriverDevice(DRIVER, NODE, "set-0", DeclaredCpus(0b1_0000_0011, 0, True, False), 0),
-        DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepages(2048, 512, 1), 0),
-        DriverDevice(DRIVER, NODE, "dimm", DeclaredMemory(64 << 30, 0), 90),
-        DriverDevice(DRIVER, NODE, "gpu", DeclaredGpu("", "MIG-1f0c", 1, 0), 0),
-        DriverDevice(DRIVER, NODE, "hca", DeclaredNic("", "mlx5_0"), 0),
-        DriverDevice(DRIVER, NODE, "nic", DeclaredPci("0000:5e:00.1", "mlx5_core"), 0),
+        DriverDevice(DRIVER, NODE, "set-0", DeclaredCpuDevice(0b1_0000_0011, 0, True, False), 0),
+        DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepageDevice(2048, 512, 1), 0),
+        DriverDevice(DRIVER, NODE, "dimm", DeclaredMemoryDevice(64 << 30, 0), 90),
+        DriverDevice(DRIVER, NODE, "gpu", DeclaredGpuDevice("", "MIG-1f0c", 1, 0), 0),
+        DriverDevice(DRIVER, NODE, "hca", DeclaredNicDevice("", "mlx5_0"), 0),
+        DriverDevice(DRIVER, NODE, "nic", DeclaredPciDevice("0000:5e:00.1", "mlx5_core"), 0),
     )
 
 
@@ -187,7 +187,7 @@ def test_any_text_value_survives_a_round_trip(text: str) -> None:
     data = declaration_text(DRIVER, [DeviceDeclaration("", {"name": "n", "kind": "gpu", "uuid": text})])
     try:
         [device] = parse_declaration(data, DRIVER, NODE)
-        assert device.part == DeclaredGpu("", text, -1, -1)
+        assert device.part == DeclaredGpuDevice("", text, -1, -1)
     except ConfigError as error:
         problem = f"{text!r} is not an NVIDIA UUID, such as GPU-... or MIG-..."
         assert str(error) == f"device 1 (n): uuid: {problem}"  # noqa: PT017  # either of the two

@@ -27,7 +27,7 @@ from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.consumers import ConsumerMap
-from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOther, DriverDevice
+from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOtherDevice, DriverDevice
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.model.report import Report
@@ -531,9 +531,9 @@ async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
 
 
 def test_too_many_devices_of_all_drivers_are_rejected_with_numbers(agent: Agent) -> None:
-    others = [DriverDevice(B, NODE, f"d-{number}", DeclaredOther(), 0) for number in range(4095)]
+    others = [DriverDevice(B, NODE, f"d-{number}", DeclaredOtherDevice(), 0) for number in range(4095)]
     agent.declarations = (
-        DeclaredFile(A, (DriverDevice(A, NODE, "before", DeclaredOther(), 0),)),
+        DeclaredFile(A, (DriverDevice(A, NODE, "before", DeclaredOtherDevice(), 0),)),
         DeclaredFile(B, tuple(others)),
     )
     session = agent.sessions.open(A)

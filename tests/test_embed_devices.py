@@ -7,14 +7,14 @@ import pytest
 from agent.embed.devices import Cpus, Device, DevicePart, Gpu, Hugepages, Memory, Nic, Pci
 from agent.errors import ConfigError
 from agent.model.declared_devices import (
-    DeclaredCpus,
-    DeclaredGpu,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredOther,
+    DeclaredCpuDevice,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.sources.declaration_file import KEYS_BY_KIND, parse_declaration
@@ -23,33 +23,37 @@ DRIVER: Final = "demo.example.com"
 UUID: Final = "GPU-3d5cf3a6-0000-4c2e-9f8b-0123456789ab"
 
 PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
-    (None, "", DeclaredOther()),
-    (Cpus("0-3"), 'kind = "cpu"\ncpus = "0-3"', DeclaredCpus(0xF, None, False, False)),
+    (None, "", DeclaredOtherDevice()),
+    (Cpus("0-3"), 'kind = "cpu"\ncpus = "0-3"', DeclaredCpuDevice(0xF, None, False, False)),
     (
         Cpus("0,2", numa=0, exclusive=True, isolated=True),
         'kind = "cpu"\ncpus = "0,2"\nnuma = 0\nexclusive = true\nisolated = true',
-        DeclaredCpus(0b101, 0, True, True),
+        DeclaredCpuDevice(0b101, 0, True, True),
     ),
     (
         Hugepages("2Mi", pages=4, numa=1),
         'kind = "hugepages"\nsize = "2Mi"\npages = 4\nnuma = 1',
-        DeclaredHugepages(2048, 4, 1),
+        DeclaredHugepageDevice(2048, 4, 1),
     ),
-    (Memory(), 'kind = "memory"\nnuma = 0', DeclaredMemory(0, 0)),
-    (Memory(size="1Gi", numa=1), 'kind = "memory"\nsize = "1Gi"\nnuma = 1', DeclaredMemory(1 << 30, 1)),
-    (Gpu(pci="0000:3b:00.0"), 'kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpu("0000:3b:00.0", "", -1, -1)),
+    (Memory(), 'kind = "memory"\nnuma = 0', DeclaredMemoryDevice(0, 0)),
+    (Memory(size="1Gi", numa=1), 'kind = "memory"\nsize = "1Gi"\nnuma = 1', DeclaredMemoryDevice(1 << 30, 1)),
+    (
+        Gpu(pci="0000:3b:00.0"),
+        'kind = "gpu"\npci = "0000:3b:00.0"',
+        DeclaredGpuDevice("0000:3b:00.0", "", -1, -1),
+    ),
     (
         Gpu(uuid=UUID, gi=0, ci=1),
         f'kind = "gpu"\nuuid = "{UUID}"\ngi = 0\nci = 1',
-        DeclaredGpu("", UUID, 0, 1),
+        DeclaredGpuDevice("", UUID, 0, 1),
     ),
     (
         Pci("0000:00:04.0", driver="nvme"),
         'kind = "pci"\naddress = "0000:00:04.0"\ndriver = "nvme"',
-        DeclaredPci("0000:00:04.0", "nvme"),
+        DeclaredPciDevice("0000:00:04.0", "nvme"),
     ),
-    (Nic(pci="0000:41:00.0"), 'kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
-    (Nic(rdma="mlx5_0"), 'kind = "nic"\nrdma = "mlx5_0"', DeclaredNic("", "mlx5_0")),
+    (Nic(pci="0000:41:00.0"), 'kind = "nic"\npci = "0000:41:00.0"', DeclaredNicDevice("0000:41:00.0", "")),
+    (Nic(rdma="mlx5_0"), 'kind = "nic"\nrdma = "mlx5_0"', DeclaredNicDevice("", "mlx5_0")),
 ]
 
 
@@ -64,8 +68,15 @@ def test_part_has_the_keys_of_a_file(part: DevicePart | None, keys: str, what: D
 
 def test_every_kind_of_a_file_has_a_part() -> None:
     kinds = {type(what) for _, _, what in PARTS}
-    assert kinds >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredNic, DeclaredPci}
-    assert len(kinds - {DeclaredOther}) == len(KEYS_BY_KIND)
+    assert kinds >= {
+        DeclaredCpuDevice,
+        DeclaredGpuDevice,
+        DeclaredHugepageDevice,
+        DeclaredMemoryDevice,
+        DeclaredNicDevice,
+        DeclaredPciDevice,
+    }
+    assert len(kinds - {DeclaredOtherDevice}) == len(KEYS_BY_KIND)
 
 
 def test_device_has_its_own_pool_or_the_nodes() -> None:

@@ -30,13 +30,13 @@ from agent.engine.step import EngineState, step
 from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.model.health import DeviceHealth, Health, Severity
@@ -61,7 +61,7 @@ NIC: Final = "0000:1b:00.0"
 OTHER_NIC: Final = "0000:2b:00.0"
 MACHINE_SOURCES: Final = ("edac", "memory", "cores", "pressure")
 BUS_SOURCES: Final = ("pci", "nic")
-CPUS: Final = DeclaredCpus(0b10, 0, exclusive=True, isolated=False)
+CPUS: Final = DeclaredCpuDevice(0b10, 0, exclusive=True, isolated=False)
 
 
 class HostNode(PaperNode):
@@ -161,11 +161,11 @@ def test_memory_with_unread_controllers_is_not_healthy() -> None:
 
 def test_unread_part_of_the_machine_is_not_healthy() -> None:
     node = HostNode()
-    node.declare(mem=DeclaredMemory(0, 0))
+    node.declare(mem=DeclaredMemoryDevice(0, 0))
     node.next()
     node.machine = None
     assert named(node.next(), "memory-node0").health is Health.UNKNOWN
-    node.declare(mem=DeclaredMemory(0, 0), more=DeclaredMemory(0, 0))
+    node.declare(mem=DeclaredMemoryDevice(0, 0), more=DeclaredMemoryDevice(0, 0))
     assert declared(node.next(3), "more").health is Health.UNKNOWN
 
 
@@ -209,10 +209,10 @@ def test_later_numa_nodes_are_reported_and_compared() -> None:
 DOWN: Final = {"state": 1, "phys_state": 2}
 
 
-BY_NAME: Final = DeclaredNic("", "mlx5_0")
+BY_NAME: Final = DeclaredNicDevice("", "mlx5_0")
 
 
-def node_with_nic(*ports: NicPortSample, part: DeclaredNic = BY_NAME) -> HostNode:
+def node_with_nic(*ports: NicPortSample, part: DeclaredNicDevice = BY_NAME) -> HostNode:
     node = HostNode()
     node.functions = (pci_sample(0, "mlx5_core")._replace(address=HCA),)
     node.nics = (nic_sample(*ports),)
@@ -221,8 +221,8 @@ def node_with_nic(*ports: NicPortSample, part: DeclaredNic = BY_NAME) -> HostNod
     return node
 
 
-@pytest.mark.parametrize("part", [BY_NAME, DeclaredNic(HCA, "")], ids=["rdma", "pci"])
-def test_declared_nic_is_unhealthy_while_its_only_port_is_down(part: DeclaredNic) -> None:
+@pytest.mark.parametrize("part", [BY_NAME, DeclaredNicDevice(HCA, "")], ids=["rdma", "pci"])
+def test_declared_nic_is_unhealthy_while_its_only_port_is_down(part: DeclaredNicDevice) -> None:
     node = node_with_nic(part=part)
     node.nics = (nic_sample(PORT._replace(**DOWN)),)
     device = declared(node.next(), "hca")
@@ -364,17 +364,17 @@ nics: Final = st.builds(
 )
 whats: Final = st.one_of(
     st.builds(
-        DeclaredCpus,
+        DeclaredCpuDevice,
         st.integers(1, 0xFF),
         st.one_of(st.none(), nodes),
         exclusive=st.booleans(),
         isolated=st.booleans(),
     ),
-    st.builds(DeclaredMemory, st.integers(0, 2**40), nodes),
-    st.builds(DeclaredHugepages, st.sampled_from([2048, 1 << 20]), st.integers(1, 12), nodes),
-    st.builds(DeclaredNic, st.sampled_from([HCA]), st.just("")),
-    st.builds(DeclaredNic, st.just(""), st.sampled_from(["mlx5_0", "mlx5_1"])),
-    st.builds(DeclaredPci, st.sampled_from([NIC, OTHER_NIC]), st.sampled_from(["", "mlx5_core"])),
+    st.builds(DeclaredMemoryDevice, st.integers(0, 2**40), nodes),
+    st.builds(DeclaredHugepageDevice, st.sampled_from([2048, 1 << 20]), st.integers(1, 12), nodes),
+    st.builds(DeclaredNicDevice, st.sampled_from([HCA]), st.just("")),
+    st.builds(DeclaredNicDevice, st.just(""), st.sampled_from(["mlx5_0", "mlx5_1"])),
+    st.builds(DeclaredPciDevice, st.sampled_from([NIC, OTHER_NIC]), st.sampled_from(["", "mlx5_core"])),
 )
 
 
@@ -586,7 +586,7 @@ def cause_since(report: Report, code: str) -> Instant:
 def test_cause_from_old_log_line_has_the_time_of_its_first_line(code: str) -> None:
     node = HostNode()
     node.change(corrupted_kib=ABSENT, numa=(NumaMemorySample(0, 1 << 24, ABSENT, 128, 0),))
-    node.declare(nic=DeclaredPci(NIC, ""))
+    node.declare(nic=DeclaredPciDevice(NIC, ""))
     node.write(OLD_LINES[code])
     first = node.now
     node.wait(300)

@@ -6,11 +6,19 @@ from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.exclusive_cpus import exclusive_cpus
 from agent.model.claim_sources import AllocatedDevice, ContainerClaim, ContainerObject, PodClaim
 from agent.model.cpuset import parse_cpus
-from agent.model.declared_devices import Declarations, DeclaredCpus, DeclaredFile, DeclaredPci, DriverDevice
+from agent.model.declared_devices import (
+    Declarations,
+    DeclaredCpuDevice,
+    DeclaredFile,
+    DeclaredPciDevice,
+    DriverDevice,
+)
 
 
 def cpus(name: str, cpu_list: str, *, exclusive: bool = True) -> DriverDevice:
-    return DriverDevice(DRIVER, "node-1", name, DeclaredCpus(parse_cpus(cpu_list), None, exclusive, False), 0)
+    return DriverDevice(
+        DRIVER, "node-1", name, DeclaredCpuDevice(parse_cpus(cpu_list), None, exclusive, False), 0
+    )
 
 
 DECLARED: Declarations = (
@@ -20,7 +28,7 @@ DECLARED: Declarations = (
             cpus("own-a", "2-3"),
             cpus("own-b", "8-9"),
             cpus("shared", "4-7", exclusive=False),
-            DriverDevice(DRIVER, "node-1", "nic", DeclaredPci("0000:5e:00.0", ""), 0),
+            DriverDevice(DRIVER, "node-1", "nic", DeclaredPciDevice("0000:5e:00.0", ""), 0),
         ),
     ),
 )

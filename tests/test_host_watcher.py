@@ -22,7 +22,7 @@ from wire.serving import eventually
 
 from agent.config.config import Config
 from agent.health.rules import CLEAN_PASSES
-from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredPci, DriverDevice
+from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredPciDevice, DriverDevice
 from agent.model.gpu import GpuAttributes, GpuOsSample
 from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.reading import Missing
@@ -152,7 +152,7 @@ def bind(device: Path, driver: str) -> None:
 
 
 def declared(*addresses: str) -> Declarations:
-    whats = [DeclaredPci(address, "") for address in addresses]
+    whats = [DeclaredPciDevice(address, "") for address in addresses]
     devices = [DriverDevice("d.example.com", "n", f"pci-{i}", what, 0) for i, what in enumerate(whats)]
     return (DeclaredFile("d.example.com", tuple(devices)),)
 

@@ -30,7 +30,7 @@ from agent.health.host.hugepages.state import (
 from agent.health.kernel_log.facts import KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
-from agent.model.declared_devices import DeclaredFile, DeclaredHugepages, DriverDevice
+from agent.model.declared_devices import DeclaredFile, DeclaredHugepageDevice, DriverDevice
 from agent.model.health import Finding
 from agent.model.machine_samples import MachineSample, PressureSample
 from agent.model.reading import Reading
@@ -211,7 +211,7 @@ def file(driver: str, *declarations: tuple[str, int, int, int]) -> DeclaredFile:
     return DeclaredFile(
         driver,
         tuple(
-            DriverDevice(driver, "node-a", name, DeclaredHugepages(size_kib, pages, node), 0)
+            DriverDevice(driver, "node-a", name, DeclaredHugepageDevice(size_kib, pages, node), 0)
             for name, size_kib, pages, node in declarations
         ),
     )

@@ -22,7 +22,12 @@ from agent.devices.inventory import (
     pools_by_device,
     update_inventory,
 )
-from agent.model.declared_devices import DeclaredNic, DeclaredOther, DeclaredPci, DriverDevice
+from agent.model.declared_devices import (
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
+    DeclaredPciDevice,
+    DriverDevice,
+)
 
 
 def names(
@@ -116,7 +121,7 @@ def test_pool_name_is_a_dns_label_and_parses_back(size_kib: int, node: int) -> N
 
 def test_every_kind_has_a_device() -> None:
     host = [cpu_device(0), memory_device(0), hugepage_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
-    parts = (DeclaredPci("0000:5e:00.0", ""), DeclaredNic("", "mlx5_0"), DeclaredOther())
+    parts = (DeclaredPciDevice("0000:5e:00.0", ""), DeclaredNicDevice("", "mlx5_0"), DeclaredOtherDevice())
     declared = [
         declared_device(DriverDevice("a.example.com", "node-a", f"dev-{number}", part, 0))
         for number, part in enumerate(parts)

@@ -11,7 +11,7 @@ from audit_samples import GI, MAX, procfs_tree, write_cgroup, write_process
 from agent.cgroup_audit.cgroup_paths import reserved_path
 from agent.cgroup_audit.kubelet_config import parse_flags, parse_kubelet_config, with_flags
 from agent.cgroup_audit.node_facts import CgroupDriver
-from agent.cgroup_audit.pod import CPU, MEMORY
+from agent.cgroup_audit.pod_model import CPU, MEMORY
 from agent.errors import UsageError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.reading import NEVER_READ, Absence, Missing

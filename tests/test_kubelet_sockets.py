@@ -31,10 +31,10 @@ from agent.devices.consumers.kube_objects import parse_pods
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
     AllocatedDevice,
-    ListedClaim,
-    ListedContainer,
-    ListedPod,
     Origin,
+    PodResourcesClaim,
+    PodResourcesContainer,
+    PodResourcesPod,
     SourceAnswer,
 )
 from agent.model.reading import Absence
@@ -95,13 +95,15 @@ def test_containers_have_claims_with_all_their_devices(socket: Path) -> None:
     with ListingApi(socket, PODRESOURCES, lambda: message):
         answer = ask(list_podresources, socket)
     claims = (
-        ListedClaim("team-a", "gpus", (use("gpu-0"), use("gpu-1"))),
-        ListedClaim("team-a", "nics"),
+        PodResourcesClaim("team-a", "gpus", (use("gpu-0"), use("gpu-1"))),
+        PodResourcesClaim("team-a", "nics"),
     )
     assert answer.provenance == (Origin.PODRESOURCES, NOW, None)
     assert answer.items == (
-        ListedPod("team-a", "train-0", (ListedContainer("main", claims), ListedContainer("idle"))),
-        ListedPod("team-a", "other"),
+        PodResourcesPod(
+            "team-a", "train-0", (PodResourcesContainer("main", claims), PodResourcesContainer("idle"))
+        ),
+        PodResourcesPod("team-a", "other"),
     )
 
 

@@ -23,7 +23,7 @@ from agent.health.host.memory.state import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
-from agent.model.declared_devices import DeclaredMemory, DriverDevice
+from agent.model.declared_devices import DeclaredMemoryDevice, DriverDevice
 from agent.model.health import Finding, Severity
 from agent.model.machine_samples import (
     DimmSample,
@@ -160,7 +160,7 @@ class PaperMemory:
 
     def declared_result(self, code: str, size: int = 0, node: int = 0) -> RuleResult:
         """Return the result of a rule for declared memory."""
-        declared = DriverDevice("mem.example", "node-a", "mem-1", DeclaredMemory(size, node), 0)
+        declared = DriverDevice("mem.example", "node-a", "mem-1", DeclaredMemoryDevice(size, node), 0)
         return ROWS[code].evaluate(self.view(declared=declared))
 
 

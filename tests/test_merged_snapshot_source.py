@@ -13,7 +13,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.declared_devices import (
     Declarations,
     DeclaredFile,
-    DeclaredOther,
+    DeclaredOtherDevice,
     DriverCheckSample,
     DriverDevice,
 )
@@ -26,7 +26,7 @@ BAD = Finding("demo.bad", Severity.UNHEALTHY, "1 of 2")
 
 
 def declared(name: str) -> DriverDevice:
-    return DriverDevice(DRIVER, "node-a", name, DeclaredOther(), 0)
+    return DriverDevice(DRIVER, "node-a", name, DeclaredOtherDevice(), 0)
 
 
 def sample(name: str, **changes: object) -> DriverCheckSample:

@@ -13,7 +13,7 @@ import trio.testing
 from nic_samples import ABSENT, NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 
-from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNic, DriverDevice
+from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNicDevice, DriverDevice
 from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.nic import LinkLayer, NicPortSample, NicSample
 from agent.model.reading import Absence, Missing
@@ -23,8 +23,8 @@ from agent.node.nic_watcher import NIC_READ, NicWatcher
 from agent.sources.nic import read_nics
 from agent.sources.pci import UNPARSABLE
 
-BY_NAME: Final = DeclaredNic("", "mlx5_0")
-BY_ADDRESS: Final = DeclaredNic(NIC, "")
+BY_NAME: Final = DeclaredNicDevice("", "mlx5_0")
+BY_ADDRESS: Final = DeclaredNicDevice(NIC, "")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> NicFiles:
     return NicFiles(tmp_path)
 
 
-def read_one(files: NicFiles, declared: DeclaredNic = BY_NAME) -> NicSample:
+def read_one(files: NicFiles, declared: DeclaredNicDevice = BY_NAME) -> NicSample:
     nics = read_nics(files.root, {declared})
     assert isinstance(nics, tuple)
     [nic] = nics
@@ -49,7 +49,7 @@ def read_port(files: NicFiles, number: int = 1) -> NicPortSample:
 
 
 @pytest.mark.parametrize("declared", [BY_NAME, BY_ADDRESS])
-def test_nic_is_found_by_name_and_by_address(files: NicFiles, declared: DeclaredNic) -> None:
+def test_nic_is_found_by_name_and_by_address(files: NicFiles, declared: DeclaredNicDevice) -> None:
     files.add()
     assert read_one(files, declared) == nic_sample()
 
@@ -212,7 +212,7 @@ def soft_roce() -> Iterator[str]:
 
 @pytest.mark.live
 def test_soft_roce_device_of_the_kernel_is_read(soft_roce: str) -> None:
-    [nic] = read_nics(Path("/sys"), {DeclaredNic("", soft_roce)}) or ()  # type: ignore[misc]
+    [nic] = read_nics(Path("/sys"), {DeclaredNicDevice("", soft_roce)}) or ()  # type: ignore[misc]
     assert (nic.name, nic.address) == (soft_roce, "")
     [port] = nic.ports
     assert (port.link_layer, port.interface, port.is_active) == (LinkLayer.ETHERNET, "lo", True)
@@ -223,7 +223,7 @@ def test_soft_roce_device_of_the_kernel_is_read(soft_roce: str) -> None:
 # --- the watcher ------------------------------------------------------------------------------------------
 
 
-def declarations(*parts: DeclaredNic) -> Declarations:
+def declarations(*parts: DeclaredNicDevice) -> Declarations:
     devices = [DriverDevice("d.example.com", "n", f"nic-{i}", part, 0) for i, part in enumerate(parts)]
     return (DeclaredFile("d.example.com", tuple(devices)),)
 
@@ -281,7 +281,7 @@ async def test_declared_nic_is_read_at_once_and_unread_until_then(files: NicFile
         assert (nics.watch.nics, source.state) == (None, SourceState.STARTING)
         await until(lambda: nics.watch.nics == (nic_sample(),))
         assert nics.wakes == 1
-        nics.watch.note_inputs(declarations(BY_NAME, DeclaredNic("", "mlx5_1")))
+        nics.watch.note_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
         assert nics.watch.nics is None  # not missing: the second NIC was not read
         await until(lambda: nics.watch.nics is not None)
 

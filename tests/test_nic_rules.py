@@ -19,7 +19,7 @@ from agent.health.host.pci.rules import OFF_THE_BUS
 from agent.health.host.pci.state import PciRuleState, pci_rule_input
 from agent.health.kernel_log.facts import KernelLogState
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
-from agent.model.declared_devices import DeclaredFile, DeclaredNic, DriverDevice
+from agent.model.declared_devices import DeclaredFile, DeclaredNicDevice, DriverDevice
 from agent.model.health import Blame, Finding, Severity
 from agent.model.nic import NicPortSample, NicSample
 from agent.model.pci import PciSample
@@ -37,8 +37,8 @@ HOUR: Final = 3600
 class Node:
     """Machine with one declared NIC, simulated time and readings."""
 
-    def __init__(self, *ports: NicPortSample, declared: DeclaredNic | None = None) -> None:
-        self.part = declared or DeclaredNic("", "mlx5_0")
+    def __init__(self, *ports: NicPortSample, declared: DeclaredNicDevice | None = None) -> None:
+        self.part = declared or DeclaredNicDevice("", "mlx5_0")
         self.nic: NicSample | None = nic_sample(*ports)
         self.failure: Missing | None = None
         self.limits = HostLimits()
@@ -145,7 +145,7 @@ def test_nic_that_is_gone_is_unhealthy() -> None:
 
 
 def test_nic_that_never_existed_blames_the_declaration() -> None:
-    node = Node(declared=DeclaredNic(NIC, ""))
+    node = Node(declared=DeclaredNicDevice(NIC, ""))
     node.nic = None
     result = result_of("nic.missing", node.read())
     assert isinstance(result, Finding)

@@ -23,7 +23,7 @@ from agent.health.host.pci.state import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
-from agent.model.declared_devices import DeclaredFile, DeclaredPci, DriverDevice
+from agent.model.declared_devices import DeclaredFile, DeclaredPciDevice, DriverDevice
 from agent.model.health import Blame, Finding, Severity
 from agent.model.kernel_messages import LogSample
 from agent.model.pci import PciSample
@@ -40,7 +40,7 @@ WELL: Final = PciSample(NIC, 0x15B3, 0x1021, "mlx5_core", "", 16, 16, 0, 0, 0, P
 ROWS: Final = {rule.code: rule for rule in PCI_RULES}
 DECLARED: Final = (
     DeclaredFile(
-        "nic.example.com", (DriverDevice("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)
+        "nic.example.com", (DriverDevice("nic.example.com", "n", "nic-0", DeclaredPciDevice(NIC, ""), 0),)
     ),
 )
 HISTORY: Final = RuleInconclusive("needs 1 h of history")

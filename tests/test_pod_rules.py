@@ -18,11 +18,11 @@ from agent.health.rules import STALLED
 from agent.health.verdict import MAX_MESSAGE_BYTES
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredOther,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
     DriverDevice,
 )
@@ -41,11 +41,11 @@ PLAIN: Final = "plain.example.com"
 POD: Final = "pod-a"
 LIMIT_NS: Final = 180 * NS
 DEVICES: Final[dict[str, DeclaredPart]] = {
-    "cpus": DeclaredCpus(0b10, 0, exclusive=True, isolated=False),
-    "memory": DeclaredMemory(0, 0),
-    "pages-2m": DeclaredHugepages(2048, 10, 0),
-    "pages-1g": DeclaredHugepages(1 << 20, 1, 0),
-    "magic": DeclaredOther(),
+    "cpus": DeclaredCpuDevice(0b10, 0, exclusive=True, isolated=False),
+    "memory": DeclaredMemoryDevice(0, 0),
+    "pages-2m": DeclaredHugepageDevice(2048, 10, 0),
+    "pages-1g": DeclaredHugepageDevice(1 << 20, 1, 0),
+    "magic": DeclaredOtherDevice(),
 }
 MACHINE: Final = MachineSample(
     (), (NumaMemorySample(0, 1 << 24, 0, 128, 0),), (), PressureSample(0, 0, 0), 1, 1, 0, 0, ABSENT, ()

@@ -28,11 +28,11 @@ from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_s
 from agent.record.recorder import RecordLimits, SnapshotRecorder
 from agent.record.replay import Replay, verdict_differences
 from agent.record.segment_file import SegmentReader, SegmentWriter, cut_torn_tail, segment_path, segment_paths
-from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder, ValueClass
+from agent.record.value_codec import NO_CHANGE, CodecError, ValueClass, ValueDecoder, ValueEncoder
 from agent.serve.agent_api.encode import encode_report
 
 HEAD = SegmentHead("0.1.0", "node-a", "boot-1")
-TABLE = ClassTable(CLASSES)
+TABLE = ValueEncoder(CLASSES)
 DAYS = [*((host_day, seed) for seed in range(3)), *((gpu_day, seed) for seed in range(2))]
 
 
@@ -40,8 +40,8 @@ def through_msgpack(data: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(data))
 
 
-def decoder() -> Decoder:
-    return Decoder(TABLE.description(), CLASSES)
+def decoder() -> ValueDecoder:
+    return ValueDecoder(TABLE.description(), CLASSES)
 
 
 def report_bytes(report: Any) -> bytes:
@@ -81,12 +81,12 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-ANY_TABLE = ClassTable([*CLASSES, ValueClass(StepUse, ())])
+ANY_TABLE = ValueEncoder([*CLASSES, ValueClass(StepUse, ())])
 
 
 @given(values, values)
 def test_value_and_its_change_are_decoded_as_they_were(old: Any, new: Any) -> None:
-    reader = Decoder(ANY_TABLE.description(), [*CLASSES, ValueClass(StepUse, ())])
+    reader = ValueDecoder(ANY_TABLE.description(), [*CLASSES, ValueClass(StepUse, ())])
     first = reader.complete(through_msgpack(ANY_TABLE.complete(old)))
     assert repr(first) == repr(old)
     change = ANY_TABLE.difference(old, new)
@@ -106,7 +106,7 @@ def test_value_of_unknown_type_is_refused() -> None:
 
 def test_class_without_a_field_of_the_file_ignores_it() -> None:
     names = ["CpuThrottleSample", "package", "gone", "cpu", "core"]
-    old = Decoder([names], CLASSES)
+    old = ValueDecoder([names], CLASSES)
     sample = old.complete([16, 3, "x", 1, 2])
     assert sample == CpuThrottleSample(1, 2, 3)
     assert old.changed(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
@@ -114,21 +114,23 @@ def test_class_without_a_field_of_the_file_ignores_it() -> None:
 
 
 def test_field_that_the_file_lacks_has_its_default_or_is_an_error() -> None:
-    old = Decoder([["SourceSample", "name", "state", "beat_ns", "period_ns", "failures", "detail"]], CLASSES)
+    old = ValueDecoder(
+        [["SourceSample", "name", "state", "beat_ns", "period_ns", "failures", "detail"]], CLASSES
+    )
     assert old.complete([16, "a", "ok", 1, 2, 3, ""]).vital is True
     with pytest.raises(CodecError, match=r"CpuThrottleSample: .*missing 1 required"):
-        Decoder([["CpuThrottleSample", "cpu", "core"]], CLASSES).complete([16, 1, 2])
+        ValueDecoder([["CpuThrottleSample", "cpu", "core"]], CLASSES).complete([16, 1, 2])
 
 
 def test_class_of_another_release_is_named() -> None:
     with pytest.raises(CodecError, match="this release has no class Sample"):
-        Decoder([["Sample", "x"]], CLASSES).complete([16, 1])
+        ValueDecoder([["Sample", "x"]], CLASSES).complete([16, 1])
 
 
 @pytest.mark.parametrize("data", [{}, [], ["x"], [15], [999], [16]])
 def test_invalid_value_is_refused(data: Any) -> None:
     with pytest.raises(CodecError):
-        Decoder([["CpuThrottleSample", "cpu", "core", "package"]], CLASSES).complete(data)
+        ValueDecoder([["CpuThrottleSample", "cpu", "core", "package"]], CLASSES).complete(data)
 
 
 # --- days of nodes ------------------------------------------------------------------------------------------

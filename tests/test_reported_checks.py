@@ -16,10 +16,10 @@ from agent.engine.step import initial_state, step
 from agent.errors import ConfigError
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredGpu,
-    DeclaredOther,
+    DeclaredGpuDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
     DriverCheckSample,
     DriverDevice,
@@ -37,7 +37,7 @@ from agent.sources.declaration_file import parse_declaration
 
 DRIVER = "card.example.com"
 DOWN = Finding("card.link", Severity.UNHEALTHY, "link is down, not up")
-CPU = DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False)
+CPU = DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False)
 EXPIRED = (Health.UNKNOWN, ["check.link.expired"])
 
 
@@ -51,7 +51,7 @@ class Node(PaperNode):
 
     def __init__(self, part: DeclaredPart | None = None, checks: tuple[str, ...] = ("link",)) -> None:
         super().__init__()
-        self.part = part or DeclaredOther()
+        self.part = part or DeclaredOtherDevice()
         self.checks = checks
         self.samples: Sequence[DriverCheckSample] = ()
         self.wakes: list[bool] = []
@@ -191,7 +191,7 @@ def test_checks_of_two_drivers_with_one_name_are_two_sources() -> None:
     node.reported.report([result()])
     other = node.samples[0]._replace(subject="other.example.com/node-a/x-0", no_result_reason="hangs")
     snapshot = replace(node.snapshot(), checks=(*node.samples, other))
-    files = [DriverDevice("other.example.com", "node-a", "x-0", DeclaredOther(), 0, ("link",))]
+    files = [DriverDevice("other.example.com", "node-a", "x-0", DeclaredOtherDevice(), 0, ("link",))]
     declared = (*snapshot.declared, DeclaredFile("other.example.com", tuple(files)))
     _, report = step(node.state, replace(snapshot, declared=declared), node.now)
     states = {one.name: one.state for one in report.sources if one.name.startswith("check.")}
@@ -285,8 +285,8 @@ def test_declared_checks_are_read_back_from_the_file(tmp_path: Path) -> None:
     [file] = read_declarations(tmp_path, (), "node-a")
     assert file.error == ""
     assert [(one.name, type(one.part), one.checks) for one in file.devices] == [
-        ("card-0", DeclaredOther, ("link", "memory")),
-        ("cpu-1", DeclaredCpus, ("load",)),
+        ("card-0", DeclaredOtherDevice, ("link", "memory")),
+        ("cpu-1", DeclaredCpuDevice, ("load",)),
     ]
 
 
@@ -327,7 +327,7 @@ class CardNode(GpuNode):
         self.samples = samples
 
     def snapshot(self) -> Snapshot:
-        part = DeclaredGpu(self.gpus[0].bus, "", -1, -1)
+        part = DeclaredGpuDevice(self.gpus[0].bus, "", -1, -1)
         device = DriverDevice(DRIVER, "node-a", "card-0", part, 0, ("link",))
         declared = (DeclaredFile(DRIVER, (device,)),) if self.is_declared else ()
         return replace(super().snapshot(), declared=declared, checks=tuple(self.samples))

@@ -19,7 +19,7 @@ from agent.model.health import (
     Repair,
     Severity,
 )
-from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
+from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscriberCounts
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
@@ -73,7 +73,7 @@ STATUS = st.builds(
     AgentStatus,
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
     *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
-    few(st.builds(SocketSubscribers, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
+    few(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
     few(st.builds(RepairCount, REPAIR, SMALL)),
 )
 
@@ -110,7 +110,7 @@ def test_google_protobuf_encodes_status_to_the_same_bytes(status: AgentStatus) -
 
 
 def test_status_before_first_report_has_no_time() -> None:
-    status = AgentStatus("1", 2, 3.0, 4.0, 5, 6, 7, subscribers=(SocketSubscribers("agent.sock", 0),))
+    status = AgentStatus("1", 2, 3.0, 4.0, 5, 6, 7, subscribers=(SocketSubscriberCounts("agent.sock", 0),))
     assert decode_status(v1.StatusReply().parse(encode_status(status))) == status
     assert status.at is None
 
@@ -147,7 +147,7 @@ def test_source_without_new_fields_is_vital() -> None:
     [
         (NativeCoreStats.__slots__, v1.Core),
         (tuple(name.replace("vital", "dispensable") for name in SourceSample._fields), v1.Source),
-        (SocketSubscribers._fields, v1.Subscribers),
+        (SocketSubscriberCounts._fields, v1.Subscribers),
     ],
 )
 def test_message_has_every_field_of_the_model(model: tuple[str, ...], message: type) -> None:

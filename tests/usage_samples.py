@@ -7,7 +7,7 @@ from claim_samples import NAMESPACE, answer, at, device, prepared, source_answer
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.usage import UsageState, UsageUpdate, update_usages
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import ListedPod, Origin, PodObject, PodRef, PreparedClaim, SourceAnswers
+from agent.model.claim_sources import Origin, PodObject, PodRef, PodResourcesPod, PreparedClaim, SourceAnswers
 from agent.model.consumers import ConsumerMap
 from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
@@ -25,7 +25,7 @@ TRAIN = prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
 def checkpoint_map(
     *claims: PreparedClaim,
     pods: Iterable[PodObject] = (),
-    listed: Iterable[ListedPod] = (),
+    listed: Iterable[PodResourcesPod] = (),
     truncated: bool = False,
 ) -> ConsumerMap:
     """Return the map of a checkpoint with these claims, which is incomplete if ``truncated``."""

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from agent.cluster.cluster_publisher import ClusterPublisher
     from agent.cluster.sentinel_publisher import SentinelPublisher
     from agent.driver.session import DriverSession
-    from agent.http.agent_view import AgentView, Documents
+    from agent.http.agent_view import AgentView, JsonEncoders
     from agent.http.server import HttpServer
     from agent.model.consumers import ConsumerMap
     from agent.record.recorder import SnapshotRecorder
@@ -96,7 +96,7 @@ def run(
     config: Config,
     on_report: Callable[[Report], None] | None = None,
     load: Callable[[], LoadedConfig] | None = None,
-    documents: "Callable[[], Documents] | None" = None,
+    documents: "Callable[[], JsonEncoders] | None" = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
@@ -128,7 +128,7 @@ class Daemon:
         on_report: Callable[[Report], None] | None,
         load: Callable[[], LoadedConfig],
         locks: Sequence[DirectoryLock],
-        documents: "Callable[[], Documents] | None" = None,
+        documents: "Callable[[], JsonEncoders] | None" = None,
     ) -> None:
         """Create all parts of the agent without starting a thread.
 
@@ -357,13 +357,13 @@ class Daemon:
             clock=read_clocks,
         )
 
-    def _open_http(self, documents: "Documents", history_file: Path) -> "_Http":
+    def _open_http(self, documents: "JsonEncoders", history_file: Path) -> "_Http":
         """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
         try:
             from agent.http.agent_view import AgentView
             from agent.http.app import create_app  # 5 MiB, only with --listen
             from agent.http.health_totals import HealthTotals
-            from agent.http.metrics import ServerCounts
+            from agent.http.metrics import HttpConnectionCounts
             from agent.http.server import HttpServer
         except ModuleNotFoundError as error:
             raise ConfigError(
@@ -388,7 +388,7 @@ class Daemon:
             documents=documents,
         )
         app = create_app(
-            view, clock=read_clocks, server=lambda: ServerCounts(server.connections, server.refused)
+            view, clock=read_clocks, server=lambda: HttpConnectionCounts(server.connections, server.refused)
         )
         server = HttpServer(self._config.listen, app, web_config=self._config.web_config)
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")

@@ -11,7 +11,7 @@ from agent.config.config import Config, LoadedConfig
 from agent.errors import ConfigError, DrahealthError
 from agent.model.report import ConfigReload
 from agent.serve.sd_notify import SystemdNotifier
-from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
 
 READ_S: Final = 10.0

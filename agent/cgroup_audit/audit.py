@@ -20,7 +20,7 @@ from agent.cgroup_audit.cgroup_paths import (
 )
 from agent.cgroup_audit.cgroup_settings import (
     PROTECTIONS,
-    SettingId,
+    CgroupSettingId,
     SettingKind,
     hugepage_size_name,
     normalize_limit,
@@ -37,7 +37,7 @@ from agent.cgroup_audit.expected_cgroups import (
 from agent.cgroup_audit.expected_values import ExpectedSetting
 from agent.cgroup_audit.kubelet_config import KUBE_RESERVED
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import CPU, Pod, PodContainer, QosClass
+from agent.cgroup_audit.pod_model import CPU, Pod, PodContainer, QosClass
 from agent.cgroup_audit.pod_risks import PodRisk, pod_risks
 from agent.errors import ProbeError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings
@@ -57,28 +57,28 @@ def actual_cgroup(settings: CgroupSettings | None, since_change_s: float | None)
     """
     if settings is None:
         return VANISHED_CGROUP
-    values: dict[SettingId, Reading] = {
-        SettingId(SettingKind.WEIGHT): settings.weight,
-        SettingId(SettingKind.QUOTA): settings.quota_us,
-        SettingId(SettingKind.PERIOD): settings.period_us,
-        SettingId(SettingKind.MEMORY): settings.memory,
-        SettingId(SettingKind.CPUS): settings.cpus,
-        SettingId(SettingKind.EFFECTIVE): settings.effective,
-        SettingId(SettingKind.HIGH): settings.high,
-        SettingId(SettingKind.MIN): settings.min,
-        SettingId(SettingKind.LOW): settings.low,
-        SettingId(SettingKind.SWAP): settings.swap,
-        SettingId(SettingKind.OOM_SCORE): settings.oom_score,
+    values: dict[CgroupSettingId, Reading] = {
+        CgroupSettingId(SettingKind.WEIGHT): settings.weight,
+        CgroupSettingId(SettingKind.QUOTA): settings.quota_us,
+        CgroupSettingId(SettingKind.PERIOD): settings.period_us,
+        CgroupSettingId(SettingKind.MEMORY): settings.memory,
+        CgroupSettingId(SettingKind.CPUS): settings.cpus,
+        CgroupSettingId(SettingKind.EFFECTIVE): settings.effective,
+        CgroupSettingId(SettingKind.HIGH): settings.high,
+        CgroupSettingId(SettingKind.MIN): settings.min,
+        CgroupSettingId(SettingKind.LOW): settings.low,
+        CgroupSettingId(SettingKind.SWAP): settings.swap,
+        CgroupSettingId(SettingKind.OOM_SCORE): settings.oom_score,
         **_hugepage_readings(settings),
     }
     return ActualCgroup(values, settings.controllers, since_change_s=since_change_s)
 
 
-def _hugepage_readings(settings: CgroupSettings) -> Mapping[SettingId, Reading]:
-    found: dict[SettingId, Reading] = {}
+def _hugepage_readings(settings: CgroupSettings) -> Mapping[CgroupSettingId, Reading]:
+    found: dict[CgroupSettingId, Reading] = {}
     for page in settings.pages:
-        found[SettingId(SettingKind.PAGES, page.size_kib)] = page.max
-        found[SettingId(SettingKind.RESERVED, page.size_kib)] = page.rsvd_max
+        found[CgroupSettingId(SettingKind.PAGES, page.size_kib)] = page.max
+        found[CgroupSettingId(SettingKind.RESERVED, page.size_kib)] = page.rsvd_max
     return found
 
 
@@ -217,7 +217,7 @@ class QosDifferences(NamedTuple):
 
     at_wall_s: float
     """Time of the audit that found the differences [s since 1970]."""
-    settings: frozenset[tuple[CgroupId, SettingId]]
+    settings: frozenset[tuple[CgroupId, CgroupSettingId]]
 
 
 def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:

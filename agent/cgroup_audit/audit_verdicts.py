@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.expected_cgroups import CgroupId
 from agent.cgroup_audit.expected_values import ExpectedSetting
 from agent.model.reading import Reading
@@ -15,7 +15,7 @@ from agent.model.reading import Reading
 class ActualCgroup:
     """Values that were read from one cgroup."""
 
-    values: Mapping[SettingId, Reading] = field(default_factory=dict)
+    values: Mapping[CgroupSettingId, Reading] = field(default_factory=dict)
     """Value by setting: limits in bytes or us, NO_LIMIT if there is none; CPU sets as bit sets; scores."""
     controllers: frozenset[str] | None = None
     """Controllers that are enabled in the cgroup; None: not read."""
@@ -129,6 +129,6 @@ class SettingComparison(NamedTuple):
     """Consequence of a wrong setting for the container or pod; empty: none."""
 
     @property
-    def setting(self) -> SettingId:
+    def setting(self) -> CgroupSettingId:
         """Identity of the cgroup setting."""
         return self.expected.setting

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.cgroup_audit.node_facts import CgroupDriver
-from agent.cgroup_audit.pod import QosClass
+from agent.cgroup_audit.pod_model import QosClass
 
 
 class CgroupLevel(StrEnum):

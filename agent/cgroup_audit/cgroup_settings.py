@@ -37,7 +37,7 @@ class SettingKind(StrEnum):
     """``oom_score_adj`` of the container's first process."""
 
 
-class SettingId(NamedTuple):
+class CgroupSettingId(NamedTuple):
     """Identity of a setting within a cgroup: its kind, and for hugepages the page size."""
 
     kind: SettingKind
@@ -83,7 +83,7 @@ PROTECTIONS: Final = frozenset({SettingKind.MIN, SettingKind.LOW})
 """Kinds of settings that protect memory from reclaim, so that 0 is the absence of a setting."""
 
 
-def setting_file(setting: SettingId, version: int) -> SettingFile:
+def setting_file(setting: CgroupSettingId, version: int) -> SettingFile:
     """Return the file that holds a setting; ``version``: cgroup version, 1 or 2."""
     controller, *names = _FILES[setting.kind]
     return SettingFile(controller, names[version - 1].format(hugepage_size_name(setting.size_kib)))

@@ -21,7 +21,7 @@ from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import (
     PROTECTIONS,
     UNLIMITED_FROM,
-    SettingId,
+    CgroupSettingId,
     SettingKind,
     format_setting_value,
     normalize_limit,
@@ -29,7 +29,7 @@ from agent.cgroup_audit.cgroup_settings import (
 )
 from agent.cgroup_audit.expected_cgroups import CgroupId, ExpectedCgroup
 from agent.cgroup_audit.expected_values import AcceptedValue, ExpectedSetting
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_model import Pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import NEVER_READ, Absence, Missing, is_absent
@@ -40,7 +40,7 @@ _POD_WIDE_LIMITS: Final = (SettingKind.QUOTA, SettingKind.MEMORY, SettingKind.PA
 
 def tighter_pod_limits(
     pod: ExpectedCgroup, groups: Sequence[ExpectedCgroup], actual: Mapping[CgroupId, ActualCgroup]
-) -> Mapping[SettingId, str]:
+) -> Mapping[CgroupSettingId, str]:
     """Return the settings whose actual limit is tighter in the pod's cgroup than in its containers' cgroups.
 
     Settings whose expected limits already differ in this way are left out: a claim that containers share
@@ -72,7 +72,7 @@ class _Amounts(NamedTuple):
 
 
 def _expected_and_actual(
-    group: ExpectedCgroup, setting: SettingId, actual: Mapping[CgroupId, ActualCgroup]
+    group: ExpectedCgroup, setting: CgroupSettingId, actual: Mapping[CgroupId, ActualCgroup]
 ) -> _Amounts | None:
     read = actual.get(group.cgroup)
     expected = next((one for one in group.settings if one.setting == setting), None)
@@ -97,7 +97,7 @@ def _without_unlimited(amounts: _Amounts) -> _Amounts:
 
 def _period_ratio(expected: ExpectedSetting, read: ActualCgroup, value: int) -> Fraction:
     """Return the factor that scales a quota from the actual to the expected CFS period."""
-    period = read.values.get(SettingId(SettingKind.PERIOD))
+    period = read.values.get(CgroupSettingId(SettingKind.PERIOD))
     if not expected.period_us or not isinstance(period, int) or not period or value >= UNLIMITED_FROM:
         return Fraction(1)
     return Fraction(expected.period_us, period)
@@ -236,7 +236,7 @@ def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdic
 
 def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
     """Scale an expected quota to the actual CFS period: a wrong period must not make the quota wrong, too."""
-    period = read.values.get(SettingId(SettingKind.PERIOD))
+    period = read.values.get(CgroupSettingId(SettingKind.PERIOD))
     if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
         return expected
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind, format_bytes
 from agent.cgroup_audit.expected_memory import (
     accept_either,
     class_memory_qos,
@@ -45,7 +45,7 @@ from agent.cgroup_audit.kubelet_config import (
     KubeletConfig,
 )
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import (
+from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
     MEMORY,
@@ -140,7 +140,7 @@ def expected_qos_cgroups(pods: Iterable[Pod], facts: NodeFacts) -> tuple[Expecte
     )
     pages = tuple(
         ExpectedSetting(
-            SettingId(setting, size), (AcceptedValue(NO_LIMIT),), "QoS classes have no hugepage limit"
+            CgroupSettingId(setting, size), (AcceptedValue(NO_LIMIT),), "QoS classes have no hugepage limit"
         )
         for size in facts.hugepages_kib
         for setting in (SettingKind.PAGES, SettingKind.RESERVED)
@@ -157,7 +157,7 @@ def expected_qos_cgroups(pods: Iterable[Pod], facts: NodeFacts) -> tuple[Expecte
 
 def _class_memory(qos: QosClass, pods: Iterable[Pod], facts: NodeFacts) -> Iterable[ExpectedSetting]:
     if facts.kubelet is not None and not facts.kubelet.reserves_qos_memory:
-        setting = SettingId(SettingKind.MEMORY)
+        setting = CgroupSettingId(SettingKind.MEMORY)
         yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "QoS classes have no memory limit")
     yield from class_memory_qos(qos, partial(_sum_memory_requests, tuple(pods), facts), facts)
 
@@ -234,7 +234,7 @@ def _reserved_settings(
 
 def _memory_of_node(kind: SettingKind, total: Quantity, text: str, facts: NodeFacts) -> ExpectedSetting:
     options = page_rounded_limits(total, facts.page_bytes)
-    return ExpectedSetting(SettingId(kind), options, f"{text} -> {options[0].value} bytes")
+    return ExpectedSetting(CgroupSettingId(kind), options, f"{text} -> {options[0].value} bytes")
 
 
 def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequence[QosClass]) -> Amount:
@@ -379,7 +379,7 @@ def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSett
     """Yield the expected cpuset of a container; unknown if kubelet and driver assigned different CPUs."""
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
-    for setting in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
+    for setting in (CgroupSettingId(SettingKind.CPUS), CgroupSettingId(SettingKind.EFFECTIVE)):
         if len({one.cpus for one in exclusive}) > 1:
             yield unknown_setting(setting, text)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind, format_bytes
 from agent.cgroup_audit.expected_values import (
     AcceptedValue,
     ExpectedSetting,
@@ -21,9 +21,9 @@ from agent.cgroup_audit.expected_values import (
     unknown_setting,
     whole_pages,
 )
-from agent.cgroup_audit.kubelet_config import LIMITED_SWAP, MemoryQos
+from agent.cgroup_audit.kubelet_config import LIMITED_SWAP, MemoryQosMode
 from agent.cgroup_audit.node_facts import NodeFacts
-from agent.cgroup_audit.pod import MEMORY, ContainerRole, Pod, PodContainer, QosClass, UnknownAmount
+from agent.cgroup_audit.pod_model import MEMORY, ContainerRole, Pod, PodContainer, QosClass, UnknownAmount
 from agent.cgroup_audit.quantity import ZERO, Quantity
 from agent.cgroup_audit.resource_sums import (
     Amount,
@@ -100,9 +100,9 @@ def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[Ex
 
 
 def _protection(
-    kind: SettingKind, qos: QosClass, amount: Amount, facts: NodeFacts, way: MemoryQos
+    kind: SettingKind, qos: QosClass, amount: Amount, facts: NodeFacts, way: MemoryQosMode
 ) -> ExpectedSetting:
-    setting = SettingId(kind)
+    setting = CgroupSettingId(kind)
     tier = SettingKind.LOW if way.is_tiered and qos is QosClass.BURSTABLE else SettingKind.MIN
     if not way.reserves:
         return ExpectedSetting(setting, (AcceptedValue(0),), "requests are not protected")
@@ -125,9 +125,9 @@ def _throttling_limit(
     request: Quantity | UnknownAmount,
     given: int | UnknownAmount,
     facts: NodeFacts,
-    way: MemoryQos,
+    way: MemoryQosMode,
 ) -> ExpectedSetting:
-    setting, factor = SettingId(SettingKind.HIGH), way.throttling_factor
+    setting, factor = CgroupSettingId(SettingKind.HIGH), way.throttling_factor
     if factor is None:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "memoryThrottlingFactor is not in effect")
     if pod.qos is QosClass.GUARANTEED:
@@ -150,7 +150,7 @@ def _throttled_at(
 
     It is between the request and the memory limit or, without a limit, the node's allocatable memory.
     """
-    setting, own = SettingId(SettingKind.HIGH), container.limits.get(MEMORY)
+    setting, own = CgroupSettingId(SettingKind.HIGH), container.limits.get(MEMORY)
     limit = own.value + given if own else facts.allocatable_memory
     if own and request.value == limit:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "the request equals the limit")
@@ -174,7 +174,7 @@ def _throttled_at(
 
 def container_swap(pod: Pod, container: PodContainer, facts: NodeFacts) -> Iterator[ExpectedSetting]:
     """Yield the expected swap limit of a container (cgroup v2), if the kubelet's configuration is known."""
-    setting = SettingId(SettingKind.SWAP)
+    setting = CgroupSettingId(SettingKind.SWAP)
     if facts.kubelet is None or facts.cgroup_version == 1:
         return
     reason = _no_swap_reason(pod, container, facts.kubelet.swap_behavior)
@@ -198,7 +198,7 @@ def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[Expe
     if facts.kubelet is not None and facts.cgroup_version == 1 and is_limited:
         yield replace(
             memory,
-            setting=SettingId(SettingKind.SWAP),
+            setting=CgroupSettingId(SettingKind.SWAP),
             arithmetic=f"no swap: memory limit {memory.arithmetic}",
         )
 
@@ -220,7 +220,7 @@ def _no_swap_reason(pod: Pod, container: PodContainer, behavior: str) -> str:
 def _limited_swap(
     pod: Pod, container: PodContainer, memory: int, swap: int, page_bytes: int
 ) -> ExpectedSetting:
-    setting, request = SettingId(SettingKind.SWAP), _container_request(pod, container)
+    setting, request = CgroupSettingId(SettingKind.SWAP), _container_request(pod, container)
     if isinstance(request, UnknownAmount):
         return unknown_setting(setting, request.reason)
     share = int(request.value / memory * swap) if request.value <= memory else 0
@@ -239,7 +239,7 @@ def oom_score(pod: Pod, container: PodContainer, facts: NodeFacts) -> Iterator[E
     """Yield the expected OOM score of a container, if the machine's memory is known."""
     if facts.memory_bytes is None:
         return
-    setting = SettingId(SettingKind.OOM_SCORE)
+    setting = CgroupSettingId(SettingKind.OOM_SCORE)
     fixed = _fixed_score(pod)
     if fixed is not None:
         yield ExpectedSetting(setting, (AcceptedValue(fixed[0]),), fixed[1])
@@ -259,7 +259,7 @@ def _fixed_score(pod: Pod) -> tuple[int, str] | None:
 
 def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory: int) -> ExpectedSetting:
     """Return the expected OOM score of a Burstable pod's container: a larger request makes it lower."""
-    setting = SettingId(SettingKind.OOM_SCORE)
+    setting = CgroupSettingId(SettingKind.OOM_SCORE)
     share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
         return unknown_setting(setting, share.reason)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes, hugepage_size_name
+from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind, format_bytes, hugepage_size_name
 from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import UnknownAmount
+from agent.cgroup_audit.pod_model import UnknownAmount
 from agent.cgroup_audit.quantity import ZERO, Quantity
 from agent.cgroup_audit.resource_sums import Amount
 from agent.model.cgroup import NO_LIMIT
@@ -80,7 +80,7 @@ class AcceptedValue(NamedTuple):
 class ExpectedSetting:
     """All values that are correct for one cgroup setting."""
 
-    setting: SettingId
+    setting: CgroupSettingId
     accepted: tuple[AcceptedValue, ...]
     """Values that are correct for the setting, the released kubelet's value first. Empty: unknown."""
     arithmetic: str
@@ -114,7 +114,7 @@ def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSu
 
 
 def unknown_setting(
-    setting: SettingId, reason: str, least: Iterable[AcceptedValue] = (), period_us: int = 0
+    setting: CgroupSettingId, reason: str, least: Iterable[AcceptedValue] = (), period_us: int = 0
 ) -> ExpectedSetting:
     """Return the expectation for a setting whose correct value is unknown, with the reason.
 
@@ -136,7 +136,7 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
     if not isinstance(sums.without_claims, UnknownAmount):
         uncounted = _weight(sums.without_claims, facts, by_runtime).accepted
     if isinstance(sums.by_kubelet, UnknownAmount):
-        return unknown_setting(SettingId(SettingKind.WEIGHT), sums.by_kubelet.reason, uncounted)
+        return unknown_setting(CgroupSettingId(SettingKind.WEIGHT), sums.by_kubelet.reason, uncounted)
     return explain_without_claims(_weight(sums.by_kubelet, facts, by_runtime), uncounted)
 
 
@@ -159,7 +159,7 @@ def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedS
 def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     arithmetic = f"{text} -> shares {shares}"
     if facts.cgroup_version == 1:
-        return ExpectedSetting(SettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)
+        return ExpectedSetting(CgroupSettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)
     formulas = [(linear_weight(shares), "linear")]
     if runtimes:  # newer runtimes use the quadratic formula, no kubelet does
         formulas.insert(0, (quadratic_weight(shares), "quadratic"))
@@ -167,7 +167,7 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
         formulas = [(formulas[0][0], "")]
     options = tuple(AcceptedValue(weight, formula) for weight, formula in formulas)
     weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
-    return ExpectedSetting(SettingId(SettingKind.WEIGHT), options, f"{arithmetic} -> weight {weights}")
+    return ExpectedSetting(CgroupSettingId(SettingKind.WEIGHT), options, f"{arithmetic} -> weight {weights}")
 
 
 def cpu_quota(
@@ -180,7 +180,7 @@ def cpu_quota(
         lifted_reason: Reason why there is no quota despite the limit; empty: the limit applies.
         no_limit_text: Arithmetic text for a missing CPU limit.
     """
-    setting, amount = SettingId(SettingKind.QUOTA), sums.by_kubelet
+    setting, amount = CgroupSettingId(SettingKind.QUOTA), sums.by_kubelet
     uncounted = _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))
     if not facts.enforces_quota:
         lifted_reason = "the kubelet sets no quotas"
@@ -196,7 +196,7 @@ def cpu_quota(
         expected = ExpectedSetting(setting, options, arithmetic, period_us=facts.period_us)
         yield explain_without_claims(expected, uncounted)
         yield ExpectedSetting(
-            SettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
+            CgroupSettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
         )
 
 
@@ -214,7 +214,7 @@ def _accepted_quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue,
 
 def memory_limit(sums: ResourceSums, facts: NodeFacts, no_limit_text: str) -> ExpectedSetting:
     """Return the expected memory limit; ``no_limit_text`` is its arithmetic if there is no limit."""
-    setting, amount = SettingId(SettingKind.MEMORY), sums.by_kubelet
+    setting, amount = CgroupSettingId(SettingKind.MEMORY), sums.by_kubelet
     uncounted = _convert_known(
         sums.without_claims, lambda total: page_rounded_limits(total, facts.page_bytes)
     )
@@ -232,7 +232,7 @@ def hugepage_limits(size_kib: int, sums: ResourceSums) -> Iterable[ExpectedSetti
     amount = sums.by_kubelet
     uncounted = _convert_known(sums.without_claims, lambda total: page_rounded_limits(total, size_kib * 1024))
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
-        setting = SettingId(kind, size_kib)
+        setting = CgroupSettingId(kind, size_kib)
         if isinstance(amount, UnknownAmount):
             yield unknown_setting(setting, amount.reason, uncounted)
             continue

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.pod import CPU, ResourceAmounts
+from agent.cgroup_audit.pod_model import CPU, ResourceAmounts
 from agent.cgroup_audit.pod_parser import name_list, parse_amounts
 from agent.cgroup_audit.quantity import parse_quantity
 from agent.model.cpuset import cpu_numbers, parse_cpus
@@ -29,7 +29,7 @@ _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s)", re.ASCII | 
 _MICROSECONDS: Final = {"us": 1, "µs": 1, "ms": 1000, "s": 1_000_000}
 
 
-class MemoryQos(NamedTuple):
+class MemoryQosMode(NamedTuple):
     """Way in which a kubelet sets ``memory.high``, ``memory.min`` and ``memory.low`` (KEP-2570)."""
 
     throttling_factor: float | None = None
@@ -268,7 +268,7 @@ MEMORY_QOS_DEFAULT_FROM: Final = 37
 """First minor version with the gate MemoryQoS on by default, and without a default factor."""
 
 
-def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[MemoryQos, ...]:
+def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[MemoryQosMode, ...]:
     """Return the ways in which the kubelet may set memory QoS, the most likely first.
 
     Args:
@@ -287,11 +287,11 @@ def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[Memor
     return tuple(dict.fromkeys(found))
 
 
-def _memory_qos(config: KubeletConfig, minor: int, is_on: bool) -> MemoryQos:
+def _memory_qos(config: KubeletConfig, minor: int, is_on: bool) -> MemoryQosMode:
     if not is_on:
-        return MemoryQos()
+        return MemoryQosMode()
     default = None if minor >= MEMORY_QOS_DEFAULT_FROM else _DEFAULT_FACTOR
     factor = default if config.throttling_factor is None else config.throttling_factor
     if minor < _TIERED_FROM:
-        return MemoryQos(factor, reserves=True, is_tiered=False)
-    return MemoryQos(factor, reserves=config.reservation_policy == TIERED)
+        return MemoryQosMode(factor, reserves=True, is_tiered=False)
+    return MemoryQosMode(factor, reserves=config.reservation_policy == TIERED)

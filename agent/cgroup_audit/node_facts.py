@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.kubelet_config import KubeletConfig, MemoryQos, possible_memory_qos
-from agent.cgroup_audit.pod import MEMORY
+from agent.cgroup_audit.kubelet_config import KubeletConfig, MemoryQosMode, possible_memory_qos
+from agent.cgroup_audit.pod_model import MEMORY
 from agent.cgroup_audit.quantity import ZERO, Quantity
 from agent.model.cpuset import CpuSet
 
@@ -57,7 +57,7 @@ class NodeFacts:
     """Numbers of CPUs that the kubelet may have found at its start: online, present. Empty: unknown."""
 
     @property
-    def memory_qos(self) -> tuple[MemoryQos, ...]:
+    def memory_qos(self) -> tuple[MemoryQosMode, ...]:
         """Ways in which the kubelet may set memory QoS; empty: unknown, or cgroup v1, which has none."""
         if self.kubelet is None or self.cgroup_version == 1:
             return ()

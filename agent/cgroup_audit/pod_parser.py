@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
-from agent.cgroup_audit.pod import (
+from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
     MEMORY,

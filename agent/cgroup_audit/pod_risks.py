@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import CPU, MEMORY, Pod, PodContainer, QosClass
+from agent.cgroup_audit.pod_model import CPU, MEMORY, Pod, PodContainer, QosClass
 from agent.cgroup_audit.quantity import ZERO, Quantity
 from agent.cgroup_audit.resource_sums import ResourceSum, container_limit, container_request, format_amount
 from agent.model.cpuset import cpu_numbers, format_cpus

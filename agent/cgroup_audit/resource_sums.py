@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from agent.cgroup_audit.cgroup_settings import format_bytes
-from agent.cgroup_audit.pod import (
+from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
     ContainerRole,

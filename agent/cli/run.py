@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.http.agent_view import Documents
+    from agent.http.agent_view import JsonEncoders
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,12 +68,12 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def http_documents() -> Documents:
+def http_documents() -> JsonEncoders:
     """Return the encoders of JSON documents for the HTTP server."""
     from agent.cli.output.json import report_document
-    from agent.http.agent_view import Documents
+    from agent.http.agent_view import JsonEncoders
 
-    return Documents(report=report_document)
+    return JsonEncoders(report=report_document)
 
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.cluster.device_events import DeviceEvents, SavedEvent
+from agent.cluster.device_events import DeviceEventTracker, SavedEvent
 from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
     active_maintenance,
@@ -35,8 +35,8 @@ from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, pat
 from agent.sources.kubeconfig import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
 MANAGER: Final = "drahealth"
@@ -72,7 +72,7 @@ MAINTENANCE_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 
-class TaskPause(NamedTuple):
+class TaskIntervals(NamedTuple):
     """Times after which a task runs again."""
 
     idle_s: float
@@ -84,7 +84,7 @@ class TaskPause(NamedTuple):
 class _ClusterTask:
     """Work at the API server with retries of its own: a missing permission of one task stops no other."""
 
-    def __init__(self, name: str, run: Callable[[Instant], TaskPause]) -> None:
+    def __init__(self, name: str, run: Callable[[Instant], TaskIntervals]) -> None:
         self.name = name
         self.run = run
         self.failures = 0
@@ -146,7 +146,7 @@ class ClusterPublisher:
         )
         self._taint_rules = TaintRules(api, self._node, MANAGER)
         self._rules_listed_ns: int | None = None
-        self._events = DeviceEvents()
+        self._events = DeviceEventTracker()
         self._events_path = config.state_dir / EVENTS_FILE
         self._events.restore(_load_events(self._events_path), clock())
         self._recorder = EventRecorder(api, self._node)
@@ -249,7 +249,7 @@ class ClusterPublisher:
         return task is self._lease_task or self._lease.is_held(now)
 
     def _run_task(self, task: _ClusterTask, now: Instant) -> None:
-        pause, failure, asked_s = TaskPause(0.0), "", 0.0
+        pause, failure, asked_s = TaskIntervals(0.0), "", 0.0
         requests = self._api.requests
         try:
             pause = task.run(now)
@@ -271,7 +271,7 @@ class ClusterPublisher:
         task.due_ns = now.mono_ns + round(pause.idle_s * NS)
         task.earliest_ns = now.mono_ns + round(pause.changed_s * NS)
 
-    def _note_failure(self, task: _ClusterTask, failure: str, asked_s: float) -> TaskPause:
+    def _note_failure(self, task: _ClusterTask, failure: str, asked_s: float) -> TaskIntervals:
         pause_s = min(RETRY_S * 2 ** min(task.failures, 10), RETRY_MAX_S) * (0.5 + self._jitter())
         task.failures += 1
         self._failed_calls += 1
@@ -279,7 +279,7 @@ class ClusterPublisher:
             log.warning("cluster: %s: %s; will retry", task.name, failure)
             task.logged = failure
         pause_s = max(pause_s, min(asked_s, RESYNC_S))
-        return TaskPause(pause_s, pause_s)
+        return TaskIntervals(pause_s, pause_s)
 
     def _new_status(self) -> ClusterStatus:
         now = self._clock()
@@ -304,22 +304,22 @@ class ClusterPublisher:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def _renew_lease(self, now: Instant) -> TaskPause:
+    def _renew_lease(self, now: Instant) -> TaskIntervals:
         if not self._node_uid:
             self._read_node()
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
         self._lease.renew(now, owner)
-        return TaskPause(RENEW_S)
+        return TaskIntervals(RENEW_S)
 
-    def _apply_conditions(self, now: Instant) -> TaskPause:
+    def _apply_conditions(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
         if report is None:
-            return TaskPause(RESYNC_S)
+            return TaskIntervals(RESYNC_S)
         wanted = decide_conditions(report, config.k8s_condition_kinds)
         self._read_node()
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         if are_on_node(wanted, self._node_conditions):
-            return TaskPause(resync_s)
+            return TaskIntervals(resync_s)
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
         path = f"{self._node_path}/status"
         try:
@@ -331,19 +331,19 @@ class ClusterPublisher:
             log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._note_node(node)
-        return TaskPause(resync_s, WRITE_S)
+        return TaskIntervals(resync_s, WRITE_S)
 
-    def _record_events(self, now: Instant) -> TaskPause:
+    def _record_events(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
         if report is None or not config.k8s_events:
-            return TaskPause(EVENTS_S)
+            return TaskIntervals(EVENTS_S)
         node = EventObject("Node", self._node, self._node_uid)
         due = self._events.due(report, self._consumer_map(), config.drivers, node, now)
         if not due:
-            return TaskPause(EVENTS_S)
+            return TaskIntervals(EVENTS_S)
         self._read_node()
         if active_maintenance(self._node_conditions):
-            return TaskPause(MAINTENANCE_S, MAINTENANCE_S)
+            return TaskIntervals(MAINTENANCE_S, MAINTENANCE_S)
         for key, event in due:
             if not self._recorder.may_record(event.object, now):
                 continue  # stays due: events of other objects may still be allowed
@@ -355,7 +355,7 @@ class ClusterPublisher:
                 self._log_lost_event(event.object, error)  # the pod's namespace is being deleted
             self._events.note_sent(key, now)
         self._save_events(now)
-        return TaskPause(EVENTS_S)
+        return TaskIntervals(EVENTS_S)
 
     def _save_events(self, now: Instant) -> None:
         path, data = self._events_path, msgspec.json.encode(self._events.saved(now))
@@ -365,17 +365,17 @@ class ClusterPublisher:
             if self._unsaved.tick():
                 log.warning("cluster: %s: not written: %s; a restart repeats events", path, error.strerror)
 
-    def _sync_taint_rules(self, now: Instant) -> TaskPause:
+    def _sync_taint_rules(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
         if report is None or not (config.k8s_taint_rules or self._taint_rules.count):
-            return TaskPause(RESYNC_S)
+            return TaskIntervals(RESYNC_S)
         if self._rules_listed_ns is None or now.mono_ns - self._rules_listed_ns >= RESYNC_S * NS:
             self._taint_rules.forget()
             self._rules_listed_ns = now.mono_ns
         policy = taint_rule_policy(config.taint_evict, config.taint_quiet_s)
         due_s = self._taint_rules.sync(report, config.k8s_taint_rules, config.drivers, policy, now)
         pause_s = RESYNC_S if due_s is None else min(max(due_s, RULES_S), RESYNC_S)
-        return TaskPause(pause_s, min(pause_s, RULES_S))
+        return TaskIntervals(pause_s, min(pause_s, RULES_S))
 
     def _log_lost_event(self, obj: EventObject, error: ApiError) -> None:
         if count := self._lost_events.tick():

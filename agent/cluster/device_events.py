@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from agent.cluster.event_recorder import DeviceEvent, EventObject
 from agent.cluster.node_conditions import device_name
-from agent.devices.consumers.affected_pods import affected_pods
+from agent.devices.consumers.consumer_queries import affected_pods
 from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import PodRef
@@ -75,7 +75,7 @@ class SavedEvent(NamedTuple):
     """True: the fault has been in every report since the event. False: it has ended."""
 
 
-class DeviceEvents:
+class DeviceEventTracker:
     """Memory of the faults of devices that have had a Kubernetes event. For one thread."""
 
     def __init__(self) -> None:

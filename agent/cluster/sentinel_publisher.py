@@ -17,8 +17,8 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report, SentinelStatus
 from agent.model.time import NS, Instant
 from agent.serve.platform_connector import health_event, send_health_events
-from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import random_fraction, read_clocks
 
 DEVICE_S: Final = 30.0

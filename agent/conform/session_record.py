@@ -172,7 +172,7 @@ class PluginEndpoint(NamedTuple):
     """Reason why a connection to the endpoint fails; empty: the connection succeeds."""
 
 
-class RefusalRecord(NamedTuple):
+class FailedRegistrationRecord(NamedTuple):
     """Results of the calls that report a failed registration to the driver, and then register it."""
 
     notified_refused: UnaryCallResult
@@ -191,7 +191,7 @@ class RegistrationRecord(NamedTuple):
     """The file with the answer to a second GetInfo; None: not called."""
     prepared: tuple[tuple[str, UnaryCallResult], ...] = ()
     """(advertised service, result of NodePrepareResources without claims) pairs."""
-    refused: RefusalRecord | None = None
+    refused: FailedRegistrationRecord | None = None
     """Results of a reported failure of the registration; None: not reported."""
 
 

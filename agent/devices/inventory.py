@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import (
-    DeclaredCpus,
-    DeclaredGpu,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredOther,
-    DeclaredPci,
+    DeclaredCpuDevice,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.model.reading import is_absent
@@ -130,19 +130,19 @@ def mig_device(gpu_number: int, gi: int, ci: int) -> InventoryDevice:
 
 
 _KINDS: Final[Mapping[type, DeviceKind]] = {
-    DeclaredCpus: DeviceKind.CPU,
-    DeclaredGpu: DeviceKind.GPU,
-    DeclaredMemory: DeviceKind.MEMORY,
-    DeclaredHugepages: DeviceKind.HUGEPAGES,
-    DeclaredPci: DeviceKind.PCI,
-    DeclaredNic: DeviceKind.NIC,
-    DeclaredOther: DeviceKind.OTHER,
+    DeclaredCpuDevice: DeviceKind.CPU,
+    DeclaredGpuDevice: DeviceKind.GPU,
+    DeclaredMemoryDevice: DeviceKind.MEMORY,
+    DeclaredHugepageDevice: DeviceKind.HUGEPAGES,
+    DeclaredPciDevice: DeviceKind.PCI,
+    DeclaredNicDevice: DeviceKind.NIC,
+    DeclaredOtherDevice: DeviceKind.OTHER,
 }
 
 
 def declared_device(declared: DriverDevice) -> InventoryDevice:
     part = declared.part
-    size_kib = part.size_kib if isinstance(part, DeclaredHugepages) else 0
+    size_kib = part.size_kib if isinstance(part, DeclaredHugepageDevice) else 0
     return InventoryDevice(
         declared.name, _KINDS[type(part)], 0, size_kib, driver=declared.driver, pool=declared.pool
     )

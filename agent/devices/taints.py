@@ -2,7 +2,7 @@
 
 A taint appears with its cause, and disappears when the cause has been gone for the quiet time, so that a
 flapping cause is published once. While a device is Unknown its taints stay, but no longer evict pods.
-agent.driver.taint_publisher publishes the taints.
+agent.driver.taint_callback_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
 """

@@ -18,7 +18,7 @@ from agent.prepare.driver_faults import next_expiry_wall_s
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.store import ledger_file
 from agent.store.state_files import StateWriteError
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 
 MAX_DISK_WAIT_S: Final = 1.5
 """Longest time that a caller waits for a read or write of the ledger file [s]."""

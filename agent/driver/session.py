@@ -20,7 +20,7 @@ from agent.devices.taints import reported_devices
 from agent.driver.check_results import ReportedChecks
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.driver.report_hub import ReportHub
-from agent.driver.taint_publisher import TaintPublisher, taint_policy
+from agent.driver.taint_callback_publisher import TaintCallbackPublisher, taint_policy
 from agent.errors import ConfigError, ResourceBusyError
 from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations, DriverCheckSample
@@ -184,7 +184,7 @@ class DriverSession:
         """Number of reported prepares by error class and code; class ``ok``: they succeeded."""
         self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
-        self._publisher = TaintPublisher(
+        self._publisher = TaintCallbackPublisher(
             self._publish, driver=driver, policy=taint_policy(config), path=path, clock=clock
         )
 

@@ -88,7 +88,7 @@ class DriverSessions:
             return ()
         uids = {claim.uid}
         if (known := self._consumer_map()) is not None:
-            from agent.devices.consumers.affected_pods import claims_used_with  # loaded with the map
+            from agent.devices.consumers.consumer_queries import claims_used_with  # loaded with the map
 
             uids |= claims_used_with(known, claim.uid)
         return [

@@ -21,7 +21,7 @@ from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion
 from agent.model.declared_devices import DriverCheckSample, DriverDevice
 from agent.model.time import NS
-from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 

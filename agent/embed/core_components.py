@@ -14,19 +14,19 @@ from agent.config.config import Config
 from agent.devices.inventory import declared_device
 from agent.devices.taints import TaintPolicy
 from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
-from agent.driver.taint_publisher import TaintCallback, TaintPublisher
+from agent.driver.taint_callback_publisher import TaintCallback, TaintCallbackPublisher
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import EngineState, initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
+from agent.model.boot_baseline import BootBaseline
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverDevice
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
 from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
-from agent.model.start_values import StartValues
 from agent.model.taint import Taints
 from agent.model.time import Instant
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
@@ -81,7 +81,7 @@ class CoreComponents:
         self._clock = clock
         self._publish = publish
         self._on_evaluated = on_evaluated
-        self._publisher: TaintPublisher | None = None
+        self._publisher: TaintCallbackPublisher | None = None
         self._node: NodeSource | None = None
         self._empty: UnmonitoredHostSource | None = None
         self._checkpoint: GpuFaultWriter | None = None
@@ -124,7 +124,7 @@ class CoreComponents:
         else:
             self._empty = UnmonitoredHostSource()
             self._source.open(self._empty)
-        publisher = self._publisher = TaintPublisher(
+        publisher = self._publisher = TaintCallbackPublisher(
             publish_taints,
             driver=self._driver,
             policy=self._policy,
@@ -178,12 +178,12 @@ class CoreComponents:
             state = initial_state(settings, restored, saved, boot_id)
         else:
             # values at start of an earlier monitor with hardware are not of this one
-            own = replace(saved, start=StartValues(saved.start.boot_id))
+            own = replace(saved, start=BootBaseline(saved.start.boot_id))
             state = initial_state(settings, saved=own, boot_id=boot_id)
         checkpoint.set_newest(state.checkpoint)
         return [checkpoint.run], state, checkpoint.set_newest
 
-    def _publish_with_taints(self, report: Report, publisher: TaintPublisher) -> None:
+    def _publish_with_taints(self, report: Report, publisher: TaintCallbackPublisher) -> None:
         """Decide the taints of a report, then publish the report."""
         publisher.update(report, report.at)
         self._publish(report)

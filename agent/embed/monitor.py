@@ -21,7 +21,7 @@ from agent.devices.taints import TaintPolicy, taint_domain
 from agent.driver.merged_snapshot_source import HostAndDriverSource
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.driver.report_hub import ReportHub
-from agent.driver.taint_publisher import TaintCallback, taint_policy
+from agent.driver.taint_callback_publisher import TaintCallback, taint_policy
 from agent.embed.callback_runner import DriverCallbackRunner
 from agent.embed.check_scheduler import DriverCheckScheduler
 from agent.embed.checks import HealthCheck, HealthCheckFunction, as_patterns, default_check_name

@@ -19,8 +19,8 @@ from agent.model.json_values import JsonObject
 from agent.model.taint import Taints
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind
-from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import random_fraction
 
 SLICES: Final = "resourceslices"

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from agent.config.values import check_node_name
-from agent.driver.taint_publisher import taint_objects
+from agent.driver.taint_callback_publisher import taint_objects
 from agent.embed.devices import Device
 from agent.errors import ConfigError
 from agent.model.claim import DeviceRef

@@ -83,7 +83,7 @@ class LoopTiming:
         return int(self.watchdog_s * NS / 2) if self.watchdog_s else None
 
 
-class Publication(Enum):
+class PublicationReason(Enum):
     """Reason for which a report is published."""
 
     CHANGE = "change"
@@ -155,7 +155,7 @@ class PublicationSchedule:
         if is_full:
             self._full_ns = now_ns + self.heartbeat_period_ns
 
-    def decide(self, report: Report, now_ns: int) -> Publication | None:
+    def decide(self, report: Report, now_ns: int) -> PublicationReason | None:
         """Decide whether a complete report is published, and plan the next heartbeat; None: not published."""
         visible = visible_state(report)
         changed = visible != self._published
@@ -166,7 +166,7 @@ class PublicationSchedule:
         self.heartbeat_ns = now_ns + int(self.timing.heartbeat_s * NS * (1 - JITTER * self._jitter()))
         if changed:
             self.changed_ns = now_ns
-        return Publication.CHANGE if urgent else Publication.HEARTBEAT
+        return PublicationReason.CHANGE if urgent else PublicationReason.HEARTBEAT
 
 
 class EngineLoop:
@@ -282,7 +282,7 @@ class EngineLoop:
             self._save_state(self._saved_state)
         publication = self._schedule.decide(report, now.mono_ns)
         if publication is not None:
-            (self._publish if publication is Publication.CHANGE else self._repeat)(report)
+            (self._publish if publication is PublicationReason.CHANGE else self._repeat)(report)
         self._on_evaluated(report)
         if self._record:
             self._record(before, snapshot, report, StepUse.PUBLISHED if publication else StepUse.SILENT)

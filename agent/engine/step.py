@@ -11,7 +11,7 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
     health/changed_settings.py  state after a change of the settings
-    health/start_values.py    values at start, which outlive the agent within a boot
+    health/boot_baseline.py    values at start, which outlive the agent within a boot
     health/stalls.py          stalled sources
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         health, message and lease of a device
@@ -23,6 +23,14 @@ from enum import IntEnum
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
+from agent.health.boot_baseline import (
+    Basis,
+    collect_baseline,
+    restored_host_state,
+    start_basis,
+    values_of_boot,
+    with_seen_features,
+)
 from agent.health.changed_settings import (
     conditions_with_settings,
     gpus_with_settings,
@@ -44,24 +52,16 @@ from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
-from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus, recent_clears
+from agent.health.gpu.state import GpuEvaluationResult, GpuState, evaluate_gpus, recent_clears
 from agent.health.gpu.verdict_cache import GpuVerdictCache, unchanged_gpus
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
 from agent.health.host.pod.findings_to_causes import evaluate_pods
-from agent.health.host.pod.state import PodAuditState, next_pod_audit_state
+from agent.health.host.pod.state import PodsSampleState, next_pods_sample_state
 from agent.health.host.state import HostRuleState, is_snapshot_incomplete, next_host_state
 from agent.health.host.verdicts import evaluate_host, host_verdicts, machine_causes
 from agent.health.stalls import SourceStall, find_stalls, stall_limit_ns, with_stall
-from agent.health.start_values import (
-    Basis,
-    collect_start_values,
-    restored_host_state,
-    start_basis,
-    values_of_boot,
-    with_seen_features,
-)
-from agent.health.verdict import PreviousVerdicts
+from agent.health.verdict import VerdictContext
 from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
@@ -91,7 +91,7 @@ class EngineState:
     ok_cache: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
     """Cached rule results of devices and cgroups without findings; they save work, results stay the same."""
     driver_faults: DriverFaultState = field(default_factory=dict)
-    pods: PodAuditState = field(default_factory=PodAuditState)
+    pods: PodsSampleState = field(default_factory=PodsSampleState)
     conditions: Conditions = field(default_factory=dict)
     stalled: Mapping[str, SourceStall] = field(default_factory=dict)
     """Sources that are stalled, or that resumed so recently that they have too few passes, by name."""
@@ -221,7 +221,7 @@ def step(
     stalled = find_stalls(state.stalled, read, now)
     sources = {source.name: source for source in read}
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
-    pods = next_pod_audit_state(state.pods, snapshot.pods, sources, now)
+    pods = next_pods_sample_state(state.pods, snapshot.pods, sources, now)
 
     starting = [source for source in sources.values() if source.state is SourceState.STARTING]
     is_late = now.mono_ns - started.mono_ns >= FIRST_PASS_WAIT_NS
@@ -244,7 +244,7 @@ def step(
     evaluation = Evaluation(settings, conditions, sources, now, ok_cache)
     _schedule_stall_detection(evaluation, starting, started, is_late=is_late)
     lease_salt_s = _lease_salt(state, now)
-    previous = PreviousVerdicts(
+    previous = VerdictContext(
         started, state.evaluated, state.devices, stalled, lease_salt_s + _run_lease_s(state.checkpoint)
     )
     if not is_snapshot_incomplete(snapshot):
@@ -334,7 +334,7 @@ def _next_checkpoint(
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
     if host.started and basis != state.start_basis:
-        start = collect_start_values(start.boot_id, host, gpus.rule_state, state.settings)
+        start = collect_baseline(start.boot_id, host, gpus.rule_state, state.settings)
     checks = open_check_faults(conditions)
     same = (start, checks) == (before.start, before.checks)
     if same and gpus.checkpoint is state.gpus.checkpoint:
@@ -379,7 +379,9 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
     return 1 - state.lease_salt_s if gap_ns > lease_s * NS else state.lease_salt_s
 
 
-def _previous_conditions(state: EngineState, gpus: GpuEvaluation, declared: DeclaredState) -> Conditions:
+def _previous_conditions(
+    state: EngineState, gpus: GpuEvaluationResult, declared: DeclaredState
+) -> Conditions:
     """Return the conditions of the last evaluation, without those of replaced GPUs and redeclared devices."""
     names = redeclared_devices(state.declared.devices, declared.devices)
     names |= {check_conditions_subject(name) for name in names}

@@ -18,6 +18,7 @@ from agent.devices.inventory import (
     pools_by_device,
 )
 from agent.errors import suggestion
+from agent.health.boot_baseline import restart_declared_part, restart_host_device
 from agent.health.declared.driver_faults import DriverFaultKey, DriverFaultState
 from agent.health.declared.gpus import find_host_device, find_host_gpu
 from agent.health.declared.state import DeclaredState
@@ -28,17 +29,16 @@ from agent.health.gpu.faults.evaluate import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views, restart_gpu
-from agent.health.gpu.state import GpuEvaluation, recent_clears, with_checkpoint
+from agent.health.gpu.state import GpuEvaluationResult, recent_clears, with_checkpoint
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.host.catalog import DECLARED_RULES, HOST_RULES
 from agent.health.host.nic.state import NicRuleInput
 from agent.health.host.state import HostRuleState, declared_rule_input, device_rule_input
 from agent.health.rule_changes import RuleChanges, evaluate_rule, with_severity
 from agent.health.rules import Rule, RuleInputUnreadable, RuleResult, unreadable_row
-from agent.health.start_values import restart_declared_part, restart_host_device
 from agent.health.state_machine import ConditionPhase
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
-from agent.model.declared_devices import DeclaredGpu
+from agent.model.declared_devices import DeclaredGpuDevice
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import DeviceHealth, Finding, Severity
 from agent.model.persistent_faults import KnownGpu
@@ -54,7 +54,7 @@ UNREPAIRED_CODES: Final = frozenset({"gpu.recovery_action", "gpu.remap.pending",
 class ClearOutcome:
     """State after the handled requests to clear faults, and the answers to the requests."""
 
-    gpus: GpuEvaluation
+    gpus: GpuEvaluationResult
     host: HostRuleState
     driver_faults: DriverFaultState
     last_request: int
@@ -188,7 +188,7 @@ def _declared_host_device(
     subject: Subject, declared: DeclaredState, gpus: GpuRuleState
 ) -> InventoryDevice | None:
     device = declared.devices.get(subject)
-    if device is None or not isinstance(device.part, DeclaredGpu):
+    if device is None or not isinstance(device.part, DeclaredGpuDevice):
         return None
     return find_host_device(device.part, find_host_gpu(device.part, gpus.registry))
 
@@ -404,7 +404,7 @@ def _nothing_to_clear(
 
 
 def _shown_by_reading(
-    gpus: GpuEvaluation,
+    gpus: GpuEvaluationResult,
     found: _Remembered,
     target: _Target,
     conditions: Conditions,

@@ -15,7 +15,7 @@ from agent.health.declared.driver_checks import (
 )
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.host.verdicts import MACHINE_SUBJECT
-from agent.health.verdict import PreviousVerdicts, replace_causes
+from agent.health.verdict import VerdictContext, replace_causes
 from agent.model.custom_checks import CustomCheck, CustomCheckResult
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable
@@ -68,7 +68,7 @@ class CustomCheckEvaluation:
             samples.append(_sample(check, subject, result, self._evaluation.now))
         return samples
 
-    def add_to_host(self, previous: PreviousVerdicts, verdicts: dict[InventoryDevice, DeviceHealth]) -> None:
+    def add_to_host(self, previous: VerdictContext, verdicts: dict[InventoryDevice, DeviceHealth]) -> None:
         """Add the causes from custom checks to the verdicts on the host's devices."""
         if not self._checks:
             return

@@ -39,7 +39,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PreviousVerdicts:
+class VerdictContext:
     """Verdicts of the last evaluation, with the stalled sources and the lease salt of this evaluation."""
 
     started: Instant
@@ -56,7 +56,7 @@ class PreviousVerdicts:
 
 def make_verdict(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     device: InventoryDevice,
     severity: Severity,
     causes: Sequence[Cause],
@@ -106,7 +106,7 @@ def _is_unchanged_ok(
 
 def replace_causes(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     device: InventoryDevice,
     base: DeviceHealth,
     causes: Iterable[Cause],
@@ -126,7 +126,7 @@ def replace_causes(
 
 def add_minor_causes(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     device: InventoryDevice,
     base: DeviceHealth,
     causes: Iterable[Cause],
@@ -145,7 +145,7 @@ def add_minor_causes(
 
 
 def _since(
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     last: DeviceHealth | None,
     shown: tuple[Health, Severity, str],
     causes: Iterable[Cause],

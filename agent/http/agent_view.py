@@ -15,7 +15,7 @@ from agent.model.report import (
     NvmlCosts,
     Report,
     SentinelStatus,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
@@ -29,7 +29,7 @@ The devices' leases last at least as long.
 """
 
 
-class Documents(NamedTuple):
+class JsonEncoders(NamedTuple):
     """Functions that encode values as JSON documents; the command line provides them."""
 
     report: Callable[[Report], dict[str, Any]]
@@ -59,7 +59,7 @@ class AgentView:
     """Function that returns the state of the agent's process. It reads procfs."""
     totals: HealthTotals
     """Number of changed health states of each device, and the time in each state, since the agent started."""
-    subscribers: Callable[[], tuple[SocketSubscribers, ...]]
+    subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]]
     """Function that returns the number of open streams of each gRPC socket."""
     prepares: Callable[[], Mapping[tuple[str, str, str], int]]
     """Function that returns the number of finished prepares by driver, error class and code."""
@@ -71,7 +71,7 @@ class AgentView:
     """Function that returns the state of the events to NVSentinel; None: none are sent."""
     history_file: Path
     """Path of the history file, which agent.store.history_file reads; absent until the first record."""
-    documents: Documents
+    documents: JsonEncoders
 
     def report(self) -> Report | None:
         """Return the newest published report; None: there is none yet."""

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agent.http.agent_view import AgentView
-from agent.http.metrics import MetricsRenderer, ServerCounts
-from agent.http.page import Page
+from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
+from agent.http.page import PageEndpoints
 from agent.model.time import Instant
 
 PART_BYTES: Final = 32 << 10
@@ -23,14 +23,17 @@ PART_BYTES: Final = 32 << 10
 
 
 def create_app(
-    view: AgentView, *, clock: Callable[[], Instant], server: Callable[[], ServerCounts] = ServerCounts
+    view: AgentView,
+    *,
+    clock: Callable[[], Instant],
+    server: Callable[[], HttpConnectionCounts] = HttpConnectionCounts,
 ) -> Starlette:
     """Return the HTTP application of an agent: probes, report, metrics and page.
 
     Args:
         server: Returns the counts of the HTTP server's connections.
     """
-    probes, reports = Probes(view, clock), ReportEndpoint(view)
+    probes, reports = ProbeEndpoints(view, clock), ReportEndpoint(view)
     metrics = MetricsEndpoint(MetricsRenderer(view, clock, server))
     return Starlette(
         routes=[
@@ -38,12 +41,12 @@ def create_app(
             Route("/readyz", probes.ready),
             Route("/api/v1/report", reports.show),
             Route("/metrics", metrics.show),
-            *Page(view, clock).routes,
+            *PageEndpoints(view, clock).routes,
         ]
     )
 
 
-class Probes:
+class ProbeEndpoints:
     """Endpoints ``/healthz`` and ``/readyz``: whether the agent works, and whether it has a report."""
 
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:

@@ -65,7 +65,7 @@ Rows = tuple[MetricFamily, list[Series]]
 """Metric family with its series."""
 
 
-class ServerCounts(NamedTuple):
+class HttpConnectionCounts(NamedTuple):
     """Number of open, and of refused, connections of the HTTP server."""
 
     open: int = 0
@@ -107,7 +107,7 @@ class MetricsRenderer:
         self,
         view: AgentView,
         clock: Callable[[], Instant],
-        server: Callable[[], ServerCounts] = ServerCounts,
+        server: Callable[[], HttpConnectionCounts] = HttpConnectionCounts,
     ) -> None:
         self._view = view
         self._clock = clock

@@ -56,7 +56,7 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 }
 
 
-class Page:
+class PageEndpoints:
     """HTTP endpoints of the agent's HTML page: page, style, script, icon and event stream."""
 
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:

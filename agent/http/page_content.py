@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-from agent.devices.consumers.affected_pods import affected_pods, pod_owner, pod_state
+from agent.devices.consumers.consumer_queries import affected_pods, pod_owner, pod_state
 from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.health.availability import Segment, Timeline
 from agent.health.rules import format_duration

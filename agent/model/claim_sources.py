@@ -111,7 +111,7 @@ class PreparedClaim:
     """CDI ids as (CDI id, device). The pod's status lists a device under the first of its CDI ids."""
 
 
-class ListedClaim(NamedTuple):
+class PodResourcesClaim(NamedTuple):
     """A claim that podresources lists for a container."""
 
     namespace: str
@@ -120,19 +120,19 @@ class ListedClaim(NamedTuple):
     """All devices of the claim, also those that the container does not request."""
 
 
-class ListedContainer(NamedTuple):
+class PodResourcesContainer(NamedTuple):
     """A container that podresources lists."""
 
     name: str
-    claims: tuple[ListedClaim, ...] = ()
+    claims: tuple[PodResourcesClaim, ...] = ()
 
 
-class ListedPod(NamedTuple):
+class PodResourcesPod(NamedTuple):
     """A pod that podresources lists."""
 
     namespace: str
     name: str
-    containers: tuple[ListedContainer, ...] = ()
+    containers: tuple[PodResourcesContainer, ...] = ()
 
 
 class OwnerReference(NamedTuple):
@@ -303,7 +303,7 @@ class SourceAnswers:
     """
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
-    listed: tuple[SourceAnswer[ListedPod], ...] = ()
+    listed: tuple[SourceAnswer[PodResourcesPod], ...] = ()
     pods: tuple[SourceAnswer[PodObject], ...] = ()
     claims: tuple[SourceAnswer[ClaimObject], ...] = ()
     live: tuple[SourceAnswer[PodCgroup], ...] = ()

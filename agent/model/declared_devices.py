@@ -7,7 +7,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.health import Finding
 
 
-class DeclaredCpus(NamedTuple):
+class DeclaredCpuDevice(NamedTuple):
     """CPUs that a driver declares as one device."""
 
     cpus: CpuSet
@@ -19,7 +19,7 @@ class DeclaredCpus(NamedTuple):
     """True: the CPUs must be in the kernel's isolated set (``isolcpus``)."""
 
 
-class DeclaredHugepages(NamedTuple):
+class DeclaredHugepageDevice(NamedTuple):
     """Hugepages of one size on one NUMA node that a driver declares as one device."""
 
     size_kib: int
@@ -27,7 +27,7 @@ class DeclaredHugepages(NamedTuple):
     numa: int
 
 
-class DeclaredMemory(NamedTuple):
+class DeclaredMemoryDevice(NamedTuple):
     """Memory of one NUMA node that a driver declares as one device."""
 
     size: int
@@ -35,7 +35,7 @@ class DeclaredMemory(NamedTuple):
     numa: int
 
 
-class DeclaredGpu(NamedTuple):
+class DeclaredGpuDevice(NamedTuple):
     """GPU or MIG instance that a driver declares as one device."""
 
     pci: str
@@ -48,7 +48,7 @@ class DeclaredGpu(NamedTuple):
     """Number of the compute instance (MIG); -1: the whole GPU."""
 
 
-class DeclaredPci(NamedTuple):
+class DeclaredPciDevice(NamedTuple):
     """PCI function other than a GPU that a driver declares as one device."""
 
     address: str
@@ -56,7 +56,7 @@ class DeclaredPci(NamedTuple):
     """Kernel driver that must be bound to the PCI function; empty: any or none."""
 
 
-class DeclaredNic(NamedTuple):
+class DeclaredNicDevice(NamedTuple):
     """RDMA network adapter (NIC) that a driver declares as one device."""
 
     pci: str
@@ -65,19 +65,19 @@ class DeclaredNic(NamedTuple):
     """RDMA name of the NIC, ``mlx5_0``; empty: ``pci`` is set."""
 
 
-class DeclaredOther(NamedTuple):
+class DeclaredOtherDevice(NamedTuple):
     """Declared device that the agent cannot read: its health comes from the driver's checks and prepare
     results."""
 
 
 DeclaredPart = (
-    DeclaredCpus
-    | DeclaredHugepages
-    | DeclaredMemory
-    | DeclaredGpu
-    | DeclaredPci
-    | DeclaredNic
-    | DeclaredOther
+    DeclaredCpuDevice
+    | DeclaredHugepageDevice
+    | DeclaredMemoryDevice
+    | DeclaredGpuDevice
+    | DeclaredPciDevice
+    | DeclaredNicDevice
+    | DeclaredOtherDevice
 )
 
 
@@ -116,10 +116,10 @@ Declarations = tuple[DeclaredFile, ...]
 """Content of the declaration files of all drivers, one for each driver."""
 
 
-def declared_nics(declarations: Declarations) -> frozenset[DeclaredNic]:
+def declared_nics(declarations: Declarations) -> frozenset[DeclaredNicDevice]:
     """Return the NICs that drivers declare."""
     parts = (device.part for file in declarations for device in file.devices)
-    return frozenset(part for part in parts if isinstance(part, DeclaredNic))
+    return frozenset(part for part in parts if isinstance(part, DeclaredNicDevice))
 
 
 class DriverCheckSample(NamedTuple):

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from agent.model.boot_baseline import BootBaseline
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import MigSample
 from agent.model.health import Blame, Repair, Severity
-from agent.model.start_values import StartValues
 
 
 class Cure(StrEnum):
@@ -113,7 +113,7 @@ class PersistentState:
     faults: tuple[PersistentFault, ...] = ()
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day, the oldest first."""
-    start: StartValues = field(default_factory=StartValues)
+    start: BootBaseline = field(default_factory=BootBaseline)
     checks: tuple[PersistentCheckFault, ...] = ()
     """Faults that health checks of drivers found, in the boot of ``start``."""
     runs: int = 0

@@ -39,7 +39,7 @@ class Report:
     """True: all GPUs were evaluated. False: only those that had changed or had faults."""
 
 
-class SocketSubscribers(NamedTuple):
+class SocketSubscriberCounts(NamedTuple):
     """Number of health streams and connections that are open on one socket."""
 
     socket: str
@@ -176,7 +176,7 @@ class AgentStatus:
     core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
-    subscribers: tuple[SocketSubscribers, ...] = ()
+    subscribers: tuple[SocketSubscriberCounts, ...] = ()
     """Number of open health streams by socket, including sockets without streams."""
     repairs: tuple[RepairCount, ...] = ()
     """Number of devices in the newest report by repair, worst first; devices that need none are left out."""

@@ -20,7 +20,7 @@ from agent.cgroup_audit.audit_verdicts import SettingComparison
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
 from agent.cgroup_audit.expected_memory import TIE_BREAK_GATE
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_risks import PodRisk, shared_claim_risks
 from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError

@@ -18,7 +18,7 @@ from agent.model.health import Finding
 from agent.model.report import Report
 from agent.sources.check_cgroups import CheckCgroups, open_check_cgroups
 from agent.sources.check_command import KILL_S, CheckCommand, CommandResult
-from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 

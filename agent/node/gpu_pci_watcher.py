@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 import trio
 
 from agent.errors import ProbeError
-from agent.model.declared_devices import Declarations, DeclaredGpu, DeclaredPci
+from agent.model.declared_devices import Declarations, DeclaredGpuDevice, DeclaredPciDevice
 from agent.model.gpu import GpuAttributes, GpuOsSample, NvmlSample
 from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.pci import PciSample
@@ -26,7 +26,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.sources.gpu_without_nvml import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
 from agent.sources.pci import read_pci_functions
-from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import PassTimer
 
@@ -347,7 +347,7 @@ def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
     for file in declared:
         for device in file.devices:
             match device.part:
-                case DeclaredPci(address=address) | DeclaredGpu(pci=address) if address:
+                case DeclaredPciDevice(address=address) | DeclaredGpuDevice(pci=address) if address:
                     found.add(address)
     return frozenset(found)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from agent.model.declared_devices import Declarations, DeclaredNic, declared_nics
+from agent.model.declared_devices import Declarations, DeclaredNicDevice, declared_nics
 from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.nic import NicSample
 from agent.model.reading import Missing
@@ -35,7 +35,7 @@ class _NicReading(NamedTuple):
     """Result of one read of the declared NICs."""
 
     nics: tuple[NicSample, ...] | Missing | None = None
-    requested: frozenset[DeclaredNic] = frozenset()
+    requested: frozenset[DeclaredNicDevice] = frozenset()
     """NICs that the read included."""
     beat_ns: int = 0
     passes: int = 0
@@ -54,7 +54,7 @@ class NicWatcher:
         self._sysfs_root = sysfs_root
         self._period_s = period_s
         self._declarations: Declarations = ()
-        self._declared: frozenset[DeclaredNic] = frozenset()
+        self._declared: frozenset[DeclaredNicDevice] = frozenset()
         self._pci_changes = 0
         self._reading = _NicReading(beat_ns=time.monotonic_ns())
         self._address_of: Mapping[str, str] = {}
@@ -120,7 +120,7 @@ class NicWatcher:
                 await self._changed.wait()
                 await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, began_s + READ_GAP_S))
 
-    def _read(self, declared: frozenset[DeclaredNic]) -> _NicReading:
+    def _read(self, declared: frozenset[DeclaredNicDevice]) -> _NicReading:
         self._done.clear()
         try:
             with self.timer.measure():

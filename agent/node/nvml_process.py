@@ -41,8 +41,8 @@ from agent.node.nvml_process_main import (
 )
 from agent.sources.gpu_without_nvml import NvidiaPciDevices, read_nvidia_devices
 from agent.system.output import describe_exit
-from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread
 
 MEMORY_MAX: Final = 256 << 20
 """Limit of the child's private writable memory, thread stacks included [bytes]."""

@@ -26,9 +26,9 @@ from agent.model.verdict_history import (
 )
 from agent.store.history_file import HistoryFile
 from agent.store.observed_period_file import period_file_path, write_period_file
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.loop_thread import set_thread_name
-from agent.system.timing import WallClockTrust, read_boot_clock
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
+from agent.system.timing import WallClockStepDetector, read_boot_clock
 
 WRITE_S: Final = 300.0
 """Interval of writes to the history file without a change [s]. The observed-period file has the time of the
@@ -86,7 +86,7 @@ class VerdictRecorder:
         self._log = ObservationLog(
             os.urandom(6).hex(), boot_id, SILENT_HEARTBEATS * heartbeat_s, rows=limits.rows
         )
-        self._wall_clock = WallClockTrust()
+        self._wall_clock = WallClockStepDetector()
         self._has_news = False
         # --- the thread's own ---
         self._stored: dict[DeviceRef, VerdictChange] | None = None

@@ -17,7 +17,7 @@ from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder, ValueClass, classes_of
+from agent.record.value_codec import NO_CHANGE, CodecError, ValueClass, ValueDecoder, ValueEncoder, classes_of
 
 FORMAT: Final = "drahealth-record"
 SCHEMA: Final = 1
@@ -93,7 +93,7 @@ def recordable_state(state: EngineState) -> EngineState:
 class SegmentEncoder:
     """Encoder of a segment's head and evaluations as plain data for msgpack."""
 
-    def __init__(self, table: ClassTable) -> None:
+    def __init__(self, table: ValueEncoder) -> None:
         self._table = table
         self._snapshot: Snapshot | None = None
         self._now = Instant(0, 0.0)
@@ -144,7 +144,7 @@ class SegmentDecoder:
                 f"the record has schema {data['schema']}, this release reads up to {SCHEMA}; update drahealth"
             )
         self.head = SegmentHead(**{name: data[name] for name in SegmentHead._fields if name in data})
-        self._decoder = Decoder(data["classes"], CLASSES)
+        self._decoder = ValueDecoder(data["classes"], CLASSES)
         self._settings, self._state = data["settings"], data["state"]
         self._snapshot: Snapshot | None = None
         self._now = Instant(0, 0.0)

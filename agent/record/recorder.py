@@ -28,8 +28,8 @@ from agent.record.segment_file import (
     segment_paths,
 )
 from agent.system.secure_directories import make_directory
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter
 
 QUEUE_MAX: Final = 1000

@@ -48,11 +48,11 @@ SENSITIVE: Final[Mapping[str, Mapping[str, TermKind]]] = {
     "MigSample": {"uuid": TermKind.IDENTIFIER},
     "KnownGpu": {"uuid": TermKind.IDENTIFIER},
     "PersistentFault": {"uuid": TermKind.IDENTIFIER, "boot_id": TermKind.IDENTIFIER},
-    "DeclaredGpu": {"uuid": TermKind.IDENTIFIER},
+    "DeclaredGpuDevice": {"uuid": TermKind.IDENTIFIER},
     "NicSample": {"guid": TermKind.IDENTIFIER},
-    "NicAtStart": {"guid": TermKind.IDENTIFIER},
-    "StartValues": {"boot_id": TermKind.IDENTIFIER},
-    "GpuAtStart": {"uuid": TermKind.IDENTIFIER},
+    "NicBaseline": {"guid": TermKind.IDENTIFIER},
+    "BootBaseline": {"boot_id": TermKind.IDENTIFIER},
+    "GpuBaseline": {"uuid": TermKind.IDENTIFIER},
 }
 """Fields with sensitive texts and their kind, by name of the recorded class."""
 

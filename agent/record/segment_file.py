@@ -17,7 +17,7 @@ import msgspec
 from agent.engine.step import EngineState
 from agent.errors import ConfigError, ProbeError
 from agent.record.events import CLASSES, RecordedStep, SegmentDecoder, SegmentEncoder, SegmentHead
-from agent.record.value_codec import ClassTable, CodecError
+from agent.record.value_codec import CodecError, ValueEncoder
 
 MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
@@ -93,7 +93,7 @@ class SegmentWriter:
         self._compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
         self._flush_mode = zstandard.COMPRESSOBJ_FLUSH_BLOCK
         self._packer = msgspec.msgpack.Encoder()
-        self._encoder = SegmentEncoder(ClassTable(CLASSES))
+        self._encoder = SegmentEncoder(ValueEncoder(CLASSES))
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         try:
             self._write(MAGIC + self._frame([self._encoder.begin(head, state)]))

@@ -4,8 +4,8 @@ A complete value that is not a scalar is a list whose first item is a tag: of a 
 large integer, or of one of the known classes. A difference is a map from position to change, for an integer
 the number to add. A difference of equal values is NO_CHANGE.
 
-The tags and the fields of all classes are in the head of each file (:meth:`ClassTable.description`), so that
-a later release reads a file although fields were added, removed or moved since.
+The tags and the fields of all classes are in the head of each file (:meth:`ValueEncoder.description`), so
+that a later release reads a file although fields were added, removed or moved since.
 """
 
 from collections.abc import Iterable, Mapping
@@ -108,7 +108,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
     raise TypeError(f"{kind.__name__} is no enum, named tuple or dataclass")
 
 
-class ClassTable:
+class ValueEncoder:
     """Encoder of values and differences as plain data, with a numeric tag for each known class."""
 
     def __init__(self, classes: Iterable[ValueClass]) -> None:
@@ -232,7 +232,7 @@ def _text(value: str) -> Any:
     return value
 
 
-class Decoder:
+class ValueDecoder:
     """Decoder of the recorded values in one file, with the classes that the file's head describes."""
 
     def __init__(self, description: Iterable[Iterable[Any]], known: Iterable[ValueClass]) -> None:
@@ -257,7 +257,7 @@ class Decoder:
                 self._changers[one.type] = reader
 
     def complete(self, data: Any) -> Any:
-        """Return the value that :meth:`ClassTable.complete` encoded.
+        """Return the value that :meth:`ValueEncoder.complete` encoded.
 
         Raises:
             CodecError: The data are not valid, or name a class that this release does not have.
@@ -290,7 +290,7 @@ class Decoder:
         raise CodecError(f"the type tag {tag} is not known to this release")
 
     def changed(self, old: Any, data: Any) -> Any:
-        """Return the value that results from ``old`` and a difference of :meth:`ClassTable.difference`.
+        """Return the value that results from ``old`` and a difference of :meth:`ValueEncoder.difference`.
 
         Raises:
             CodecError: The data are not valid, or do not fit the value.
@@ -340,7 +340,7 @@ class _ClassReader:
             self._places = [known.names.index(name) if name in known.names else None for name in recorded]
             self._names = known.names
 
-    def complete(self, data: list[Any], decoder: Decoder) -> Any:
+    def complete(self, data: list[Any], decoder: ValueDecoder) -> Any:
         known = self._known
         if known is None:
             raise CodecError(
@@ -365,7 +365,7 @@ class _ClassReader:
         except TypeError as error:
             raise CodecError(f"{self._name}: {error}") from None
 
-    def changed(self, old: Any, data: dict[int, Any], decoder: Decoder) -> Any:
+    def changed(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
         assert self._known is not None
         values = list(self._getter(old))
         for at, change in data.items():

@@ -27,7 +27,7 @@ _SUB_SHIFT: Final = 20
 _SUB_BITS: Final = 6
 
 
-class LinePatternFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DetectorPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regular expression of a detector, and what it reports for a match."""
 
     code: str
@@ -36,7 +36,7 @@ class LinePatternFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     severity: str
 
 
-class CodeTableFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DetectorCodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regular expression with a number, and the severity of each number; numbers in no list are ignored."""
 
     code: str
@@ -72,8 +72,8 @@ class OtherDetector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str
     to_end: bool = False
     """True: a pattern matches only up to the end of the line."""
-    pattern: tuple[LinePatternFact, ...] = ()
-    table: tuple[CodeTableFact, ...] = ()
+    pattern: tuple[DetectorPattern, ...] = ()
+    table: tuple[DetectorCodePattern, ...] = ()
 
 
 class DetectorRun:
@@ -106,7 +106,7 @@ class DetectorRun:
                 if severity is not None:
                     yield Detection(_device(match), severity, f"{table.code} {code}", line)
 
-    def _severity(self, table: CodeTableFact, code: int, line: str) -> Severity | None:
+    def _severity(self, table: DetectorCodePattern, code: int, line: str) -> Severity | None:
         by_list = {
             Severity.UNHEALTHY: table.unhealthy,
             Severity.DEGRADED: table.degraded,

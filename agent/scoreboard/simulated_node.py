@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from agent.engine.step import initial_state, step
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.model.declared_devices import DeclaredFile, DeclaredPci, DriverDevice
+from agent.model.declared_devices import DeclaredFile, DeclaredPciDevice, DriverDevice
 from agent.model.gpu import (
     WHOLE_GPU,
     GpuEvent,
@@ -126,7 +126,7 @@ class SimulatedNode:
             for address in (*incident.functions, BYSTANDER_NIC)
         )
         devices = tuple(
-            DriverDevice("corpus.example.com", "node", each.address, DeclaredPci(each.address, ""), 0)
+            DriverDevice("corpus.example.com", "node", each.address, DeclaredPciDevice(each.address, ""), 0)
             for each in self._functions
         )
         self._declared = (DeclaredFile("corpus.example.com", devices),)

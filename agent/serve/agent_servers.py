@@ -23,13 +23,13 @@ from agent.model.report import (
     NvmlCosts,
     Report,
     SentinelStatus,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.native.uevents import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler_interface import DriverLinkHandler
-from agent.serve.driver_link.service import DriverLinkRequestStream, DriverLinkService
+from agent.serve.driver_link.service import DriverLinkService, SizeLimitedDriverLinkStream
 from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.feed import HealthListEncoder
@@ -172,10 +172,10 @@ class AgentServers:
         """Paths of the sockets: one per driver, in their order, then the agent's."""
         return tuple(listener.path for listener in self._listeners.values())
 
-    def subscribers(self) -> tuple[SocketSubscribers, ...]:
+    def subscribers(self) -> tuple[SocketSubscriberCounts, ...]:
         """Return the numbers of open streams and connections of each socket. Thread-safe."""
         return tuple(
-            SocketSubscribers(
+            SocketSubscriberCounts(
                 name,
                 service.streams,
                 len(server.connections),
@@ -221,7 +221,7 @@ class AgentServers:
         open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=len(services))
         for name, service in services.items():
             servers[name] = (
-                open_server([service, links[name]], stream_class=DriverLinkRequestStream)
+                open_server([service, links[name]], stream_class=SizeLimitedDriverLinkStream)
                 if name in links
                 else open_server([service])
             )

@@ -12,9 +12,9 @@ from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.declared_devices import (
-    DeclaredCpus,
+    DeclaredCpuDevice,
     DeclaredFile,
-    DeclaredGpu,
+    DeclaredGpuDevice,
     DriverDevice,
 )
 from agent.model.gpu import (
@@ -459,12 +459,12 @@ class Machine:
 
     def _declared(self) -> list[DriverDevice]:
         gpus = [
-            DriverDevice(DRIVER, NODE, f"gpu-{gpu}", DeclaredGpu(self.bus(gpu), "", -1, -1), 0)
+            DriverDevice(DRIVER, NODE, f"gpu-{gpu}", DeclaredGpuDevice(self.bus(gpu), "", -1, -1), 0)
             for gpu in range(self.spec.gpus)
         ]
         cpus = [
             DriverDevice(
-                DRIVER, NODE, f"cpus-{node}", DeclaredCpus(self.cpus_of(node), node, False, False), 0
+                DRIVER, NODE, f"cpus-{node}", DeclaredCpuDevice(self.cpus_of(node), node, False, False), 0
             )
             for node in range(self.spec.numa_nodes)
         ]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, pod_path, qos_path
 from agent.cgroup_audit.kubelet_config import KubeletConfig
 from agent.cgroup_audit.node_facts import PERIOD_US, CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.cpuset import cpu_numbers, parse_cpus
 from agent.native.cgroup_settings import CgroupSettingReader

@@ -23,14 +23,14 @@ from agent.config.values import (
 from agent.errors import ConfigError, suggestion
 from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import (
-    DeclaredCpus,
-    DeclaredGpu,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredOther,
+    DeclaredCpuDevice,
+    DeclaredGpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredOtherDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.sources.pci import parse_pci_address
@@ -196,23 +196,23 @@ def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
     match kind:
         case "cpu":
             flags = values.get("exclusive", False), values.get("isolated", False)
-            return DeclaredCpus(values["cpus"], values.get("numa"), *flags)
+            return DeclaredCpuDevice(values["cpus"], values.get("numa"), *flags)
         case "hugepages":
-            return DeclaredHugepages(values["size"], values["pages"], values["numa"])
+            return DeclaredHugepageDevice(values["size"], values["pages"], values["numa"])
         case "memory":
-            return DeclaredMemory(values.get("size", 0), values["numa"])
+            return DeclaredMemoryDevice(values.get("size", 0), values["numa"])
         case "pci":
-            return DeclaredPci(values["address"], values.get("driver", ""))
+            return DeclaredPciDevice(values["address"], values.get("driver", ""))
         case "nic":
             if len(values) != 1:
                 both = "both 'pci' and 'rdma'" if values else "neither 'pci' nor 'rdma'"
                 raise ConfigError(f"NIC has {both}; give one of them")
-            return DeclaredNic(values.get("pci", ""), values.get("rdma", ""))
+            return DeclaredNicDevice(values.get("pci", ""), values.get("rdma", ""))
     if not {"pci", "uuid"} & values.keys():
         raise ConfigError("GPU has neither 'pci' nor 'uuid'; give one of them")
     if ("gi" in values) != ("ci" in values):
         raise ConfigError("only one of 'gi' and 'ci' is given; a MIG instance needs both")
-    return DeclaredGpu(
+    return DeclaredGpuDevice(
         values.get("pci", ""), values.get("uuid", ""), values.get("gi", -1), values.get("ci", -1)
     )
 
@@ -240,7 +240,7 @@ def parse_declared_device(values: Mapping[str, object], driver: str, pool: str) 
             driver,
             pool,
             _converted_value(values, _NAME),
-            DeclaredOther(),
+            DeclaredOtherDevice(),
             _converted_value(values, _LEASE) or 0,
         )
     except ConfigError as error:
@@ -251,7 +251,7 @@ def _parse_device_table(row: Mapping[str, Any], driver: str, pool: str) -> Drive
     name, kind, lease_s, own_pool, checks = (_converted_value(row, key) for key in COMMON_KEYS)
     if kind is None and checks:
         _check_keys_known(row, [key.name for key in COMMON_KEYS], scope=" of a device without kind")
-        return DriverDevice(driver, own_pool or pool, name, DeclaredOther(), lease_s or 0, checks)
+        return DriverDevice(driver, own_pool or pool, name, DeclaredOtherDevice(), lease_s or 0, checks)
     if kind is None:
         raise ConfigError("required key 'kind' is missing")
     if kind not in KEYS_BY_KIND:

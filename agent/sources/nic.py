@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from agent.model.declared_devices import DeclaredNic
+from agent.model.declared_devices import DeclaredNicDevice
 from agent.model.nic import LinkLayer, NicPortSample, NicSample
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.sources.gpu_without_nvml import missing_from_error
@@ -25,7 +25,7 @@ _IFF_UP: Final = 1
 _RATE: Final = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec \(([0-9]{1,3})X\b.*\)\s*")
 
 
-def read_nics(sysfs_root: Path, declared: Collection[DeclaredNic]) -> tuple[NicSample, ...] | Missing:
+def read_nics(sysfs_root: Path, declared: Collection[DeclaredNicDevice]) -> tuple[NicSample, ...] | Missing:
     """Read the declared NICs, sorted by RDMA name; a NIC that does not exist is left out. May hang.
 
     Missing: the RDMA devices cannot be listed. No files of other NICs are read.

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
 from agent.cgroup_audit.node_facts import CgroupDriver
-from agent.cgroup_audit.pod import QosClass
+from agent.cgroup_audit.pod_model import QosClass
 from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance, SourceAnswer
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import CgroupKind, Snapshot

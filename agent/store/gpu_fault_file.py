@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 import trio
 
+from agent.model.boot_baseline import BootBaseline
 from agent.model.cleared_faults import ClearedFault
 from agent.model.cpuset import parse_cpus
 from agent.model.gpu import WHOLE_GPU
@@ -23,11 +24,10 @@ from agent.model.persistent_faults import (
     PersistentFault,
     PersistentState,
 )
-from agent.model.start_values import StartValues
 from agent.store import state_files
 from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 FILE: Final = "gpu-faults.json"
@@ -60,7 +60,7 @@ class _FaultsFile(msgspec.Struct):
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]
     cleared: list[_CLEARED] = []  # type: ignore[valid-type]
-    start: StartValues = StartValues()
+    start: BootBaseline = BootBaseline()
     checks: list[PersistentCheckFault] = []
     runs: Annotated[int, _NATURAL] = 0
 
@@ -98,7 +98,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
     return memory
 
 
-def _check_cpu_lists(start: StartValues) -> None:
+def _check_cpu_lists(start: BootBaseline) -> None:
     lists = [start.isolated or "", *(of.online for of in start.cpus), *(of.cpus for of in start.frequencies)]
     try:
         for cpus in lists:
@@ -116,7 +116,7 @@ def encode_gpu_faults(memory: PersistentState) -> bytes:
     }
     if memory.cleared:  # without it, earlier versions of the agent can read the file
         content["cleared"] = [record._asdict() for record in memory.cleared]
-    if memory.start != StartValues():
+    if memory.start != BootBaseline():
         content["start"] = memory.start
     if memory.checks:
         content["checks"] = memory.checks

@@ -27,7 +27,7 @@ CLOCK_TRUST_S: Final = 3600.0
 """Time since the wall clock was set after which old records may be deleted [s]."""
 
 
-class WallClockTrust:
+class WallClockStepDetector:
     """Observer of the wall clock that knows when it was last set. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.prepare import ErrorClass, FaultTaint, PrepareVerdict, Scope
-from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscribers
+from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscriberCounts
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.taint import Effect, Taint, Taints
@@ -111,7 +111,10 @@ def status() -> AgentStatus:
         SeverityCount(DEGRADED, 1),
         SeverityCount(OK, 3),
     )
-    subscribers = (SocketSubscribers(f"drivers/{DRIVER}.sock", 2, 3), SocketSubscribers("agent.sock", 0, 1))
+    subscribers = (
+        SocketSubscriberCounts(f"drivers/{DRIVER}.sock", 2, 3),
+        SocketSubscriberCounts("agent.sock", 0, 1),
+    )
     return AgentStatus(
         "0.1.0",
         4242,

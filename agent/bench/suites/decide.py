@@ -15,7 +15,7 @@ from agent.bench.run_size import RunSize
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.timing import Contender, time_contenders
 from agent.engine.step import EngineState, step
-from agent.model.declared_devices import Declarations, DeclaredCpus, DeclaredFile, DriverDevice
+from agent.model.declared_devices import Declarations, DeclaredCpuDevice, DeclaredFile, DriverDevice
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -81,7 +81,11 @@ def declare_cpus(snapshot: Snapshot, count: int) -> Declarations:
     lowest, highest = online & -online, 1 << online.bit_length() - 1
     devices = (
         DriverDevice(
-            DRIVER, "node", f"cpu-{index}", DeclaredCpus(highest if index else lowest, None, False, False), 0
+            DRIVER,
+            "node",
+            f"cpu-{index}",
+            DeclaredCpuDevice(highest if index else lowest, None, False, False),
+            0,
         )
         for index in range(count)
     )

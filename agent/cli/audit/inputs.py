@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError, UsageError, suggestion
 from agent.model.claim_sources import Origin
-from agent.model.declared_devices import DeclaredCpus
+from agent.model.declared_devices import DeclaredCpuDevice
 from agent.model.json_values import JsonObject
 from agent.sources import declaration_directory
 
 if TYPE_CHECKING:
-    from agent.cgroup_audit.pod import Pod
+    from agent.cgroup_audit.pod_model import Pod
     from agent.config.config import Config
     from agent.model.claim_sources import SourceAnswer
     from agent.node.cgroup_audit import ExclusiveCpusByPod
@@ -117,7 +117,7 @@ def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -
         return DriverExclusiveCpus({}, _exclusive_gaps(str(error)))
     wrong = _exclusive_gaps(*(file.error for file in files))
     parts = (device.part for file in files for device in file.devices)
-    if not any(isinstance(part, DeclaredCpus) and part.exclusive for part in parts):
+    if not any(isinstance(part, DeclaredCpuDevice) and part.exclusive for part in parts):
         return DriverExclusiveCpus({}, wrong)
     from agent.devices.consumers.consumer_map import build_consumer_map
     from agent.devices.consumers.exclusive_cpus import exclusive_cpus

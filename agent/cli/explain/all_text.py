@@ -11,7 +11,7 @@ from agent.cli.explain.device_text import claim_name, pod_name_with_state
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import TextTable
 from agent.cli.output.text import BADGES, clean, format_count
-from agent.devices.consumers.affected_pods import direct_consumers, pod_owner
+from agent.devices.consumers.consumer_queries import direct_consumers, pod_owner
 from agent.model.claim_sources import ConsumerKind
 from agent.model.consumers import Relation
 from agent.model.health import Severity

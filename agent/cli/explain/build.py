@@ -27,8 +27,13 @@ from agent.cli.explain.model import (
 )
 from agent.cli.explain.name_lookup import UnknownName, find_claims, find_devices, find_pods
 from agent.cli.history.text import claim_names, device_names, pod_names
-from agent.devices.consumers.affected_pods import affected_pods, group_members, is_group_member, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.consumer_queries import (
+    affected_pods,
+    group_members,
+    is_group_member,
+    refused_pods,
+)
 from agent.devices.consumers.device_health_lookup import best_known_health, host_device
 from agent.devices.consumers.reservations import existing_reservation_targets, unmatched_reservations
 from agent.errors import PermissionDeniedError

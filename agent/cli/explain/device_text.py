@@ -11,7 +11,7 @@ from agent.cli.explain.model import AGENT
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, hardware_identity, shorten_ids
-from agent.devices.consumers.affected_pods import pod_owner, pod_state
+from agent.devices.consumers.consumer_queries import pod_owner, pod_state
 from agent.model.claim_sources import Origin
 from agent.model.consumers import AffectedPod, PodView
 from agent.model.health import DeviceHealth, Severity, most_needed_first

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from agent.devices.consumers.affected_pods import claims_by_name, pods_by_name
+from agent.devices.consumers.consumer_queries import claims_by_name, pods_by_name
 from agent.errors import UsageError, suggestion
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import PodRef

@@ -17,7 +17,7 @@ from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.history.text import usage_lines
 from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
-from agent.devices.consumers.affected_pods import USE_ON_THIS_NODE, direct_consumers
+from agent.devices.consumers.consumer_queries import USE_ON_THIS_NODE, direct_consumers
 from agent.devices.consumers.reservations import reservations_by_kind
 from agent.model.claim_sources import ConsumerKind
 from agent.model.health import DeviceHealth, Severity

@@ -22,7 +22,7 @@ from agent.cli.output.terminal import TextStyle, style_of
 from agent.cli.output.text import clean
 from agent.errors import OutputError
 from agent.system.output import write_all
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 
 if TYPE_CHECKING:
     from agent.model.report import Report

@@ -21,7 +21,7 @@ from agent.errors import OutputError
 from agent.model.health import Severity
 from agent.model.report import Report
 from agent.model.time import rfc3339
-from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.thread_start import DaemonThread
 
 PRIORITIES: Final = (
     (logging.CRITICAL, 2),

@@ -31,7 +31,7 @@ from agent.model.reading import Missing, Reading
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.system.output import describe_exit
-from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.thread_start import DaemonThread
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle

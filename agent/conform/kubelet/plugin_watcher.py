@@ -10,9 +10,9 @@ from grpclib.exceptions import GRPCError
 
 from agent.conform.kubelet.unary_calls import SessionClock, call_unary, connect_error
 from agent.conform.session_record import (
+    FailedRegistrationRecord,
     PluginEndpoint,
     PluginInfo,
-    RefusalRecord,
     RegistrationFile,
     RegistrationRecord,
     UnaryCallResult,
@@ -93,14 +93,14 @@ async def register_plugin(
     return RegistrationRecord(file, endpoint, notified, again, prepared)
 
 
-async def refuse_registration(path: str, clock: SessionClock) -> RefusalRecord:
+async def refuse_registration(path: str, clock: SessionClock) -> FailedRegistrationRecord:
     """Report to a driver that its registration failed, call GetInfo, then report that it succeeded.
 
     Raises PermissionDeniedError if the socket may not be opened.
     """
     refused = await _notify(path, clock, registered=False)
     info, _ = await call_unary(path, clock, GET_INFO)
-    return RefusalRecord(refused, info, await _notify(path, clock, registered=True))
+    return FailedRegistrationRecord(refused, info, await _notify(path, clock, registered=True))
 
 
 def _list_files(directory: str) -> Iterator[tuple[str, os.stat_result]]:

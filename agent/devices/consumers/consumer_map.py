@@ -1,6 +1,6 @@
 """Construction of the consumer map from the answers of all sources, whatever their order.
 
-Queries on the map are in agent.devices.consumers.affected_pods.
+Queries on the map are in agent.devices.consumers.consumer_queries.
 """
 
 from collections import defaultdict

@@ -7,7 +7,7 @@ reservation alone does not count.
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from agent.devices.consumers.affected_pods import USE_ON_THIS_NODE, containers_using_device, has_device
+from agent.devices.consumers.consumer_queries import USE_ON_THIS_NODE, containers_using_device, has_device
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.consumers import ClaimView, ConsumerEdge, ConsumerMap, DeviceEdge

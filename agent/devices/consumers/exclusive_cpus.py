@@ -6,11 +6,11 @@ The kubelet's own CPU manager does not know these CPUs.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from agent.devices.consumers.affected_pods import affected_pods
+from agent.devices.consumers.consumer_queries import affected_pods
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap, DeviceEdge
 from agent.model.cpuset import CpuSet
-from agent.model.declared_devices import Declarations, DeclaredCpus
+from agent.model.declared_devices import Declarations, DeclaredCpuDevice
 
 
 def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
@@ -22,7 +22,7 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
     own: dict[str, dict[str, CpuSet]] = defaultdict(dict)
     unclear: set[tuple[str, str]] = set()
     for device in (one for file in declared for one in file.devices):
-        if not isinstance(device.part, DeclaredCpus):
+        if not isinstance(device.part, DeclaredCpuDevice):
             continue
         for user in affected_pods(known, DeviceRef(device.driver, device.pool, device.name)):
             if not user.is_certain:

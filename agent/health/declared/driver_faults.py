@@ -13,7 +13,7 @@ from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.declared.driver_checks import UNCHECKED, check_conditions_subject
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.rules import CatalogRow
-from agent.health.verdict import PreviousVerdicts, replace_causes
+from agent.health.verdict import VerdictContext, replace_causes
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
 from agent.model.prepare import DriverFault
 from agent.model.time import NS, Instant
@@ -99,7 +99,7 @@ def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
 
 def with_driver_faults(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     past: DriverFaultState,
     devices: Mapping[Subject, InventoryDevice],
     found: Mapping[Subject, DeviceHealth],

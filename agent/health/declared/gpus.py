@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
 from agent.health.gpu.rule_input import is_listing_gpus, nvml_code_text, nvml_library_error
 from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult
-from agent.model.declared_devices import DeclaredGpu
+from agent.model.declared_devices import DeclaredGpuDevice
 from agent.model.gpu import NvmlSample
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
@@ -22,7 +22,7 @@ NO_LIBRARY_ADVICE: Final = (
 class DeclaredGpuRuleInput(NamedTuple):
     """Input of the rules for one GPU that a driver declares."""
 
-    declared: DeclaredGpu
+    declared: DeclaredGpuDevice
     host_gpu: KnownGpu | None
     """GPU of the host that is declared, or whose MIG instance is; None: not found."""
     host_device: InventoryDevice | None
@@ -30,7 +30,7 @@ class DeclaredGpuRuleInput(NamedTuple):
     gpu_set: NvmlSample
 
 
-def find_host_gpu(declared: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownGpu | None:
+def find_host_gpu(declared: DeclaredGpuDevice, registry: Iterable[KnownGpu]) -> KnownGpu | None:
     """Return the host's GPU with the declared UUID (its own or a MIG instance's) or PCI address; or None."""
     known = list(registry)
     if declared.uuid:
@@ -40,12 +40,12 @@ def find_host_gpu(declared: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownG
     return next((gpu for gpu in known if declared.pci and gpu.bus == declared.pci), None)
 
 
-def is_mig_declaration(declared: DeclaredGpu) -> bool:
+def is_mig_declaration(declared: DeclaredGpuDevice) -> bool:
     """Return whether the driver declares a MIG instance and not a whole GPU."""
     return declared.gi >= 0 or declared.uuid.startswith("MIG-")
 
 
-def find_host_device(declared: DeclaredGpu, gpu: KnownGpu | None) -> InventoryDevice | None:
+def find_host_device(declared: DeclaredGpuDevice, gpu: KnownGpu | None) -> InventoryDevice | None:
     """Return the host's device that is declared, ``gpu`` or its MIG instance; None: not found."""
     if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)

@@ -23,7 +23,7 @@ from agent.health.host.catalog import DECLARED_RULES
 from agent.health.host.state import HostRuleState, PoolsByDevice
 from agent.health.host.verdicts import main_sources, starting_sources
 from agent.health.rules import CounterGrowth
-from agent.health.verdict import PreviousVerdicts, lease_seconds, oldest_pass_time
+from agent.health.verdict import VerdictContext, lease_seconds, oldest_pass_time
 from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import DriverDevice
 from agent.model.health import Cause, DeviceHealth, NotApplicable
@@ -87,7 +87,7 @@ class CachedEvaluation:
     def __init__(
         self,
         evaluation: Evaluation,
-        before: PreviousVerdicts,
+        before: VerdictContext,
         cache: VerdictCache,
         state: DeclaredState,
         host_state: HostRuleState,
@@ -191,14 +191,14 @@ class CachedEvaluation:
         return watched.throttled.core.growth, watched.throttled.package.growth
 
 
-def with_lease(timeout_s: int, declared: DriverDevice, before: PreviousVerdicts) -> int:
+def with_lease(timeout_s: int, declared: DriverDevice, before: VerdictContext) -> int:
     """Return the longer of the declared lease, if any, and ``timeout_s`` [s]."""
     return max(declared.lease_s + before.lease_salt_s, timeout_s) if declared.lease_s else timeout_s
 
 
 def _kind_states(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     cache: VerdictCache,
     state: DeclaredState,
     host_state: HostRuleState,

@@ -24,7 +24,7 @@ from agent.health.declared.gpus import (
 from agent.health.declared.state import DeclaredState
 from agent.health.declared.verdict_cache import CachedEvaluation, VerdictCache, with_lease
 from agent.health.evaluation import Evaluation, Subject, row_with_code
-from agent.health.gpu.state import GpuEvaluation
+from agent.health.gpu.state import GpuEvaluationResult
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS
 from agent.health.host.catalog import DECLARED_RULES
 from agent.health.host.nic.rules import NIC_RULES
@@ -34,13 +34,13 @@ from agent.health.host.state import HostRuleState, declared_rule_input
 from agent.health.host.verdicts import starting_sources, verdict_from_causes
 from agent.health.rules import CatalogRow, Rule, cause_from_row
 from agent.health.verdict import (
-    PreviousVerdicts,
+    VerdictContext,
     lease_seconds,
     make_verdict,
     oldest_pass_time,
     replace_causes,
 )
-from agent.model.declared_devices import DeclaredGpu, DriverCheckSample
+from agent.model.declared_devices import DeclaredGpuDevice, DriverCheckSample
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample
@@ -93,10 +93,10 @@ UNWATCHED: Final = CatalogRow(
 
 def declared_verdicts(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     state: DeclaredState,
     host_state: HostRuleState,
-    gpus: GpuEvaluation,
+    gpus: GpuEvaluationResult,
     snapshot: Snapshot,
     host: Mapping[InventoryDevice, DeviceHealth],
     cache: VerdictCache,
@@ -125,7 +125,7 @@ def declared_verdicts(
             )
             verdicts[subject] = _single_cause_verdict(evaluation, before, device, cause)
             continue
-        if isinstance(declared.part, DeclaredGpu):
+        if isinstance(declared.part, DeclaredGpuDevice):
             found = None
             if subject in before.devices or not _awaits_first_result(evaluation, checks.get(subject, ())):
                 found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
@@ -173,7 +173,7 @@ def _run_declared_rules(
 
 
 def _single_cause_verdict(
-    evaluation: Evaluation, before: PreviousVerdicts, device: InventoryDevice, cause: Cause
+    evaluation: Evaluation, before: VerdictContext, device: InventoryDevice, cause: Cause
 ) -> DeviceHealth:
     now, lease_s = evaluation.now, evaluation.settings.lease_s
     return make_verdict(evaluation, before, device, cause.severity, [cause], now, lease_s)
@@ -209,7 +209,7 @@ def _decisive_samples(checks: CheckSamplesByDevice, device: InventoryDevice) -> 
 
 def _with_check_causes(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     device: InventoryDevice,
     found: DeviceHealth,
     checks: CheckSamplesByDevice,
@@ -240,10 +240,10 @@ def invalid_file_notes(state: DeclaredState) -> Iterator[NonDeviceCause]:
 
 def _gpu_verdict(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     device: InventoryDevice,
-    declared: DeclaredGpu,
-    gpus: GpuEvaluation,
+    declared: DeclaredGpuDevice,
+    gpus: GpuEvaluationResult,
     snapshot: Snapshot,
     host: Mapping[InventoryDevice, DeviceHealth],
 ) -> DeviceHealth | None:
@@ -270,7 +270,7 @@ def _gpu_verdict(
 
 def _is_not_evaluated(
     evaluation: Evaluation,
-    before: PreviousVerdicts,
+    before: VerdictContext,
     state: DeclaredState,
     device: InventoryDevice,
     checks: CheckSamplesByDevice,

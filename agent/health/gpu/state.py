@@ -39,7 +39,7 @@ class GpuState:
     """Records of faults, of all kinds of devices, that operators cleared within a day."""
 
 
-class GpuEvaluation(NamedTuple):
+class GpuEvaluationResult(NamedTuple):
     """State of all GPUs after one evaluation, with the decisions on latched faults."""
 
     state: GpuState
@@ -60,14 +60,14 @@ def evaluate_gpus(
     limits: GpuLimits,
     now: Instant,
     unchanged: frozenset[int] = frozenset(),
-) -> GpuEvaluation:
+) -> GpuEvaluationResult:
     """Return the state of all GPUs after a snapshot, and the decisions on latched faults.
 
     Args:
         unchanged: Numbers of GPUs whose cached verdicts are valid, unless they have latched faults.
     """
     if snapshot.gpus is None:  # GPUs are not read: keep their state
-        return GpuEvaluation(previous, {}, {}, frozenset(), None)
+        return GpuEvaluationResult(previous, {}, {}, frozenset(), None)
     rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now, unchanged)
     is_unchanged = (
         unchanged
@@ -77,7 +77,7 @@ def evaluate_gpus(
     if is_unchanged:
         cleared = recent_clears(previous.cleared, now)
         state = replace(previous, rule_state=rule_state, evaluated_ns=now.mono_ns, cleared=cleared)
-        return GpuEvaluation(state, {}, {}, frozenset(), None, unchanged)
+        return GpuEvaluationResult(state, {}, {}, frozenset(), None, unchanged)
     replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
     log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
     decisions = evaluate_faults(log, rule_state, limits, now)
@@ -90,7 +90,9 @@ def evaluate_gpus(
     state = with_checkpoint(state, decisions)
     faulty = {key.gpu_number for key in decisions}
     unchanged = frozenset() if SHARED in faulty else unchanged - faulty
-    return GpuEvaluation(state, decisions, log.faults, replaced_numbers, min(due, default=None), unchanged)
+    return GpuEvaluationResult(
+        state, decisions, log.faults, replaced_numbers, min(due, default=None), unchanged
+    )
 
 
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:

@@ -17,12 +17,12 @@ from agent.health.gpu.faults.evaluate import (
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, gpu_views
-from agent.health.gpu.state import GpuEvaluation
+from agent.health.gpu.state import GpuEvaluationResult
 from agent.health.gpu.verdict_cache import CachedGpu, GpuVerdictCache, cached_gpu, shared_inputs
 from agent.health.rule_changes import evaluate_rule
 from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row
 from agent.health.stalls import stall_cause
-from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
+from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time
 from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
@@ -120,7 +120,7 @@ def evaluate_gpu(
     device: InventoryDevice,
     view: GpuRuleInput,
     rules: Sequence[Rule],
-    gpus: GpuEvaluation,
+    gpus: GpuEvaluationResult,
     source: SourceSample,
 ) -> None:
     """Run the rules for one GPU, and update the GPU's conditions (raised and pending faults).
@@ -147,7 +147,7 @@ def evaluate_gpu(
 
 
 def evaluate_mig_instance(
-    evaluation: Evaluation, device: InventoryDevice, gpus: GpuEvaluation, source: SourceSample
+    evaluation: Evaluation, device: InventoryDevice, gpus: GpuEvaluationResult, source: SourceSample
 ) -> None:
     """Update the conditions (raised and pending faults) of one MIG instance."""
     evaluation.update_condition(
@@ -186,8 +186,8 @@ def gpu_catalog_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> Cata
 
 def gpu_verdicts(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
-    gpus: GpuEvaluation,
+    previous: VerdictContext,
+    gpus: GpuEvaluationResult,
     snapshot: Snapshot,
     cache: GpuVerdictCache,
 ) -> tuple[dict[InventoryDevice, DeviceHealth], GpuVerdictCache]:
@@ -230,7 +230,7 @@ def gpu_verdicts(
 
 
 def _cached_verdicts(
-    evaluation: Evaluation, previous: PreviousVerdicts, entry: CachedGpu, source: SourceSample
+    evaluation: Evaluation, previous: VerdictContext, entry: CachedGpu, source: SourceSample
 ) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
     """Yield the verdicts on a GPU and its MIG instances that have not changed, with a new lease."""
     evaluation.not_applicable += entry.not_applicable
@@ -246,8 +246,8 @@ def _cached_verdicts(
 
 def _evaluated_verdicts(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
-    gpus: GpuEvaluation,
+    previous: VerdictContext,
+    gpus: GpuEvaluationResult,
     snapshot: Snapshot,
     gpu: InventoryDevice,
     view: GpuRuleInput,
@@ -289,7 +289,7 @@ def _evaluated_verdicts(
 
 
 def _is_new_and_unread(
-    evaluation: Evaluation, previous: PreviousVerdicts, device: InventoryDevice, source: SourceSample
+    evaluation: Evaluation, previous: VerdictContext, device: InventoryDevice, source: SourceSample
 ) -> bool:
     """Return whether a GPU is new and was not read yet; it is not reported for FIRST_PASS_WAIT_NS."""
     if source.name != device.name or source.state is not SourceState.STARTING:

@@ -14,7 +14,7 @@ from agent.health.host.pci.state import PCI_LOG_CODES
 from agent.health.host.state import HostRuleState
 from agent.health.kernel_log.facts import log_reader_state
 from agent.model.cpuset import CpuSet, cpu_numbers
-from agent.model.declared_devices import DeclaredCpus, DriverDevice
+from agent.model.declared_devices import DeclaredCpuDevice, DriverDevice
 from agent.model.reading import Missing
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
@@ -134,4 +134,4 @@ def cpus_affecting(declared: DriverDevice) -> CpuSet:
     """Return the CPUs whose change affects a declared device; ``ALL_DEVICES`` for a device without CPUs,
     which every change affects."""
     part = declared.part
-    return part.cpus if isinstance(part, DeclaredCpus) and part.cpus else ALL_DEVICES
+    return part.cpus if isinstance(part, DeclaredCpuDevice) and part.cpus else ALL_DEVICES

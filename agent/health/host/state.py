@@ -50,11 +50,11 @@ from agent.health.host.pci.state import PciRuleInput, PciRuleState, next_pci_rul
 from agent.health.kernel_log.facts import KernelLogState
 from agent.health.kernel_log.latch import next_log_state
 from agent.model.declared_devices import (
-    DeclaredCpus,
-    DeclaredHugepages,
-    DeclaredMemory,
-    DeclaredNic,
-    DeclaredPci,
+    DeclaredCpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.model.settings import EngineSettings
@@ -160,15 +160,15 @@ def declared_rule_input(
 ) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput | NicRuleInput:
     """Return the rules' input for a device that a driver declares. Raises TypeError for a GPU."""
     match declared.part:
-        case DeclaredCpus():
+        case DeclaredCpuDevice():
             return declared_cpu_rule_input(host.cpus, snapshot, settings, declared)
-        case DeclaredMemory():
+        case DeclaredMemoryDevice():
             return declared_memory_rule_input(host.memory, snapshot, settings, declared)
-        case DeclaredHugepages():
+        case DeclaredHugepageDevice():
             return declared_pages_rule_input(host.pools, pools, declared)
-        case DeclaredPci(address, driver):
+        case DeclaredPciDevice(address, driver):
             return pci_rule_input(host.pci, host.kernel_log, snapshot, address, driver, now)
-        case DeclaredNic() as nic:
+        case DeclaredNicDevice() as nic:
             address = nic_address(host.nics, nic)
             function = (
                 pci_rule_input(host.pci, host.kernel_log, snapshot, address, "", now) if address else None

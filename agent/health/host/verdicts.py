@@ -11,7 +11,7 @@ from agent.health.host.machine.state import machine_rule_input
 from agent.health.host.state import HostRuleState, device_rule_input
 from agent.health.rules import STALLED, STALLED_ADVICE, Rule
 from agent.health.stalls import stall_cause
-from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
+from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample, SourceState
@@ -30,7 +30,7 @@ def evaluate_host(evaluation: Evaluation, host: HostRuleState, snapshot: Snapsho
 
 
 def host_verdicts(
-    evaluation: Evaluation, previous: PreviousVerdicts, host: HostRuleState
+    evaluation: Evaluation, previous: VerdictContext, host: HostRuleState
 ) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
     """Yield each device that the agent publishes with its verdict; Unknown until its sources have finished a
     pass.
@@ -52,7 +52,7 @@ def host_verdicts(
 
 def verdict_from_causes(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     device: InventoryDevice,
     rules: Sequence[Rule],
     more: Iterable[Cause] = (),

@@ -171,7 +171,7 @@ def earliest_line(facts: Iterable[KernelLogFact]) -> Instant | None:
     return min((fact.since for fact in facts), default=None)
 
 
-class KernelLogEntryId(NamedTuple):
+class KernelLogLineGroupId(NamedTuple):
     """Identity of an entry (equal lines that are counted together) of the native kernel-log reader."""
 
     pattern: int
@@ -188,7 +188,7 @@ class KernelLogState:
     """Facts by code and location; only the newest facts of each code are kept."""
     lines: tuple[LogLine, ...] = ()
     """Entries that the native kernel-log reader had at the last evaluation: equal lines with their number."""
-    counted: Mapping[KernelLogEntryId, int] = field(default_factory=dict)
+    counted: Mapping[KernelLogLineGroupId, int] = field(default_factory=dict)
     """Number of lines of each entry (equal lines that the native reader counts together) at the last
     evaluation.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from agent.health.kernel_log.facts import KernelLogCode, KernelLogEntryId, KernelLogFact, KernelLogState
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogLineGroupId, KernelLogState
 from agent.health.kernel_log.parse import HostLogLine, parse_host_line
 from agent.health.rate_window import CounterPoint, RateWindow, append_reading
 from agent.model.kernel_messages import LogLine, LogSample
@@ -79,9 +79,9 @@ def _with_lines(
     previous: KernelLogState, lines: tuple[LogLine, ...], moment: _LogTimeConverter
 ) -> KernelLogState:
     grown: list[tuple[LogLine, int]] = []
-    counted: dict[KernelLogEntryId, int] = {}
+    counted: dict[KernelLogLineGroupId, int] = {}
     for line in lines:
-        entry = KernelLogEntryId(line.pattern, line.first_us, line.first_text)
+        entry = KernelLogLineGroupId(line.pattern, line.first_us, line.first_text)
         counted[entry] = line.times
         before = previous.counted.get(entry, 0)
         if line.times > before:

@@ -15,8 +15,8 @@ from agent.model.report import Report
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
-from agent.system.timing import WallClockTrust
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
+from agent.system.timing import WallClockStepDetector
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
@@ -51,7 +51,7 @@ class HistoryRecorder:
         self._dropped = 0
         self._now = Instant(0, 0)
         self._last_write_ns = self._retry_ns = 0
-        self._wall_clock = WallClockTrust()
+        self._wall_clock = WallClockStepDetector()
         self._logged_error = ""
         self._logged_left_out = False
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.devices.consumers.affected_pods import affected_pods
+from agent.devices.consumers.consumer_queries import affected_pods
 from agent.devices.consumers.current_uses import current_uses
 from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.model.claim import ClaimRef, DeviceRef

@@ -72,7 +72,7 @@ TimedSnapshot = tuple[Snapshot, Instant]
 log = logging.getLogger(__name__)
 
 
-class ClaimPodsAudit(NamedTuple):
+class ClaimPodsAuditResult(NamedTuple):
     """Result of one audit of the cgroups of pods with claims."""
 
     findings: tuple[PodFinding, ...] = ()
@@ -86,7 +86,7 @@ class ClaimPodsAudit(NamedTuple):
 
 def audit_pods_with_claims(
     paths: AuditPaths, objects: Sequence[JsonObject], driver_cpus: ExclusiveCpusByPod, now_wall_s: float
-) -> ClaimPodsAudit:
+) -> ClaimPodsAuditResult:
     """Audit the cgroups of active pods with claims. Blocks on the kernel.
 
     Args:
@@ -103,16 +103,16 @@ def audit_pods_with_claims(
             unreadable.append(str(error))
     chosen = [pod for pod in pods if pod.is_active and (pod.claims or pod.claim_resources)]
     if not chosen:
-        return ClaimPodsAudit(unreadable=tuple(unreadable))
+        return ClaimPodsAuditResult(unreadable=tuple(unreadable))
     try:
         found = audit_cgroups(
             paths, pods, chosen, now_wall_s, with_qos_classes=False, driver_cpus=driver_cpus
         )
     except (ProbeError, PermissionDeniedError) as error:
-        return ClaimPodsAudit(problem=str(error))
+        return ClaimPodsAuditResult(problem=str(error))
     if found.facts is None:
-        return ClaimPodsAudit(problem="; ".join(found.gaps))
-    return ClaimPodsAudit(
+        return ClaimPodsAuditResult(problem="; ".join(found.gaps))
+    return ClaimPodsAuditResult(
         tuple(finding for judged in found.pods for finding in audit_findings(judged)),
         any(
             comparison.verdict is AuditVerdict.QUIET
@@ -162,7 +162,7 @@ class PodPoller:
         """UIDs of pods that had not ended in the last answer of the pods API."""
         self._with_claims: frozenset[str] = frozenset()
         """UIDs of the pods in ``_active_uids`` that have claims."""
-        self._last_audit = ClaimPodsAudit()
+        self._last_audit = ClaimPodsAuditResult()
         self._audit_ns = clock().mono_ns
         self._reported: HealthByDevice = {}
 
@@ -171,7 +171,7 @@ class PodPoller:
         if config.pods_audit_ns != self._config.pods_audit_ns:
             self._audit_ns = min(self._audit_ns, self._clock().mono_ns + config.pods_audit_ns)
             if not config.pods_audit_ns:  # no later audit would end these findings
-                self._last_audit = ClaimPodsAudit()
+                self._last_audit = ClaimPodsAuditResult()
         self._config = config
 
     @property
@@ -231,7 +231,7 @@ class PodPoller:
         try:
             found = await self._guard.run("audit", work, AUDIT_S)
         except TimeoutError:
-            found = ClaimPodsAudit(problem=timeout_text("audit of cgroups", AUDIT_S))
+            found = ClaimPodsAuditResult(problem=timeout_text("audit of cgroups", AUDIT_S))
         if found.problem:  # findings stay until the next successful audit
             found = found._replace(findings=self._last_audit.findings)
         self._last_audit = found

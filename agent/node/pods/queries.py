@@ -14,8 +14,8 @@ from agent.config.config import DRIVERS
 from agent.errors import DrahealthError
 from agent.model.claim_sources import (
     AllocatedDevice,
-    ListedPod,
     Origin,
+    PodResourcesPod,
     PreparedClaim,
     Provenance,
     SourceAnswer,
@@ -143,7 +143,7 @@ class KubeletAnswers(NamedTuple):
     """Answers of the kubelet's three sources: checkpoint, podresources and pods API."""
 
     prepared: SourceAnswer[PreparedClaim]
-    listed: SourceAnswer[ListedPod]
+    listed: SourceAnswer[PodResourcesPod]
     pods: SourceAnswer[JsonObject]
     """Answer of the pods API: pods as v1.Pod objects."""
 

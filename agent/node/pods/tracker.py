@@ -19,8 +19,8 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import PassTimer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from agent.model.report import (
     Report,
     SentinelStatus,
     SeverityCount,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
@@ -91,7 +91,9 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         core=_core_of(reply.core),
         groups=reply.groups,
         subscribers=tuple(
-            SocketSubscribers(entry.socket, entry.streams, entry.connections, entry.lists, entry.sent_bytes)
+            SocketSubscriberCounts(
+                entry.socket, entry.streams, entry.connections, entry.lists, entry.sent_bytes
+            )
             for entry in reply.subscribers
         ),
         repairs=tuple(

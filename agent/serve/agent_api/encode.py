@@ -18,7 +18,7 @@ from agent.model.report import (
     NvmlCosts,
     Report,
     SentinelStatus,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
@@ -115,7 +115,7 @@ def encode_status(status: AgentStatus) -> bytes:
     )
 
 
-def _subscribers(entry: SocketSubscribers) -> bytes:
+def _subscribers(entry: SocketSubscriberCounts) -> bytes:
     return (
         string_field(1, entry.socket)
         + int_field(2, entry.streams)

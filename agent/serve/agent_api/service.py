@@ -28,7 +28,7 @@ from agent.model.report import (
     Report,
     SentinelStatus,
     SeverityCount,
-    SocketSubscribers,
+    SocketSubscriberCounts,
 )
 from agent.serve.agent_api.encode import encode_clear_reply, encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
@@ -71,7 +71,7 @@ class AgentService:
         latest: LatestValue[Report],
         *,
         version: str,
-        subscribers: Callable[[], tuple[SocketSubscribers, ...]],
+        subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]],
         clear_requests: ClearRequests | None = None,
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
         cluster_status: Callable[[], ClusterStatus | None] = lambda: None,
@@ -210,7 +210,7 @@ def _login_uid(pid: int) -> int:
 
 
 def collect_status(
-    publications: int, report: Report | None, *, version: str, subscribers: tuple[SocketSubscribers, ...]
+    publications: int, report: Report | None, *, version: str, subscribers: tuple[SocketSubscriberCounts, ...]
 ) -> AgentStatus:
     """Return the status of this agent process, from procfs, and of its newest report.
 

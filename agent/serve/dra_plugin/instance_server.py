@@ -16,8 +16,8 @@ from agent.serve.dra_plugin.prepared_devices import WireMode
 from agent.serve.dra_plugin.service import (
     ENTRIES_LIMIT,
     ClaimHandler,
-    DraPluginRequestStream,
     DraPluginService,
+    SizeLimitedDraPluginStream,
 )
 from agent.serve.dra_plugin.sockets import PluginPaths, PluginSockets
 from agent.serve.grpc.codec import Codec
@@ -154,7 +154,7 @@ class DriverInstanceServer:
             HardenedServer(
                 [plugin, HealthService(publisher.subscribers_of(self._driver))],
                 codec=Codec(ENTRIES_LIMIT),
-                stream_class=DraPluginRequestStream,
+                stream_class=SizeLimitedDraPluginStream,
                 sockets=SOCKETS,
             ),
             HardenedServer([registration], sockets=SOCKETS),

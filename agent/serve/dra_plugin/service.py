@@ -46,7 +46,7 @@ ANSWER_LIMIT: Final = (4 << 20) - (64 << 10)
 log = logging.getLogger(__name__)
 
 
-class DraPluginRequestStream(HardenedStream):
+class SizeLimitedDraPluginStream(HardenedStream):
     """gRPC stream for requests of at most 512 KiB: 1,024 claims with the longest names."""
 
     limit = 512 << 10

@@ -42,7 +42,7 @@ _EXHAUSTED: Final = frozenset(
 log = logging.getLogger(__name__)
 
 
-class DriverLinkRequestStream(HardenedStream):
+class SizeLimitedDriverLinkStream(HardenedStream):
     """gRPC stream for requests of at most 512 KiB: 4,096 devices, or 256 claims with the longest names."""
 
     limit = 512 << 10

@@ -142,7 +142,7 @@ def h2_config(*, client_side: bool) -> H2Configuration:
     )
 
 
-class RequestMemory:
+class OpenRequestBytes:
     """Counter of the size of all open requests of one server; each stream adds and removes its own."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class HardenedStream(protocol.Stream):
 
     limit = REQUEST_LIMIT
     compressed = Status.UNIMPLEMENTED
-    memory: RequestMemory | None = None
+    memory: OpenRequestBytes | None = None
     """Counter of the size of the server's open requests; None: a client's stream."""
     unsent: UnsentMessages | None = None
     """Messages of the process that wait for clients to read; None: a client's stream."""
@@ -462,7 +462,7 @@ class ControlFrameBudget:
 
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
-    memory: RequestMemory | None = None
+    memory: OpenRequestBytes | None = None
     unsent: UnsentMessages | None = None
 
     def feed(self, data: bytes) -> list[Event]:
@@ -524,7 +524,7 @@ class HardenedProtocol(protocol.H2Protocol):
     """asyncio protocol of one gRPC connection, of a server or client, with the limits of this module."""
 
     stream_class: type[HardenedStream] = HardenedStream
-    memory: RequestMemory | None = None
+    memory: OpenRequestBytes | None = None
     unsent: UnsentMessages | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

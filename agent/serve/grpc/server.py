@@ -27,7 +27,7 @@ from agent.serve.grpc.hardened import (
     HardenedProtocol,
     HardenedStream,
     Headers,
-    RequestMemory,
+    OpenRequestBytes,
     UnsentMessages,
     h2_config,
 )
@@ -239,7 +239,7 @@ class HardenedServer(server.Server):
     ) -> None:
         super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
         self.stream_class = stream_class
-        self.memory = RequestMemory()
+        self.memory = OpenRequestBytes()
         self.unsent = unsent or UnsentMessages()
         self.connection_limit = connection_limit(sockets)
         self.connections: dict[_ServerProtocol, None] = {}

@@ -16,10 +16,10 @@ from typing import Any, Final
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
     AllocatedDevice,
-    ListedClaim,
-    ListedContainer,
-    ListedPod,
     Origin,
+    PodResourcesClaim,
+    PodResourcesContainer,
+    PodResourcesPod,
     Provenance,
     SourceAnswer,
 )
@@ -55,7 +55,7 @@ _POD: Final[MessageSchema] = {
 _PODS: Final[MessageSchema] = {1: SchemaField("pod_resources", _POD, repeated=True)}
 
 
-async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[ListedPod]:
+async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[PodResourcesPod]:
     """Return the running and pending pods with their containers' devices, or why the call failed.
 
     Args:
@@ -73,15 +73,15 @@ async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> Sourc
     return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), pods)
 
 
-def parse_podresources(data: bytes) -> tuple[ListedPod, ...]:
+def parse_podresources(data: bytes) -> tuple[PodResourcesPod, ...]:
     """Decode the pods of a ListPodResourcesResponse. Raises ValueError with the field if it is not valid."""
     pods = read_by_schema(data, _PODS, "the answer").get("pod_resources", ())
     return tuple(
-        ListedPod(
+        PodResourcesPod(
             pod.get("namespace", ""),
             pod.get("name", ""),
             tuple(
-                ListedContainer(
+                PodResourcesContainer(
                     container.get("name", ""), tuple(map(_claim, container.get("dynamic_resources", ())))
                 )
                 for container in pod.get("containers", ())
@@ -91,8 +91,8 @@ def parse_podresources(data: bytes) -> tuple[ListedPod, ...]:
     )
 
 
-def _claim(claim: Mapping[str, Any]) -> ListedClaim:
-    return ListedClaim(
+def _claim(claim: Mapping[str, Any]) -> PodResourcesClaim:
+    return PodResourcesClaim(
         claim.get("claim_namespace", ""),
         claim.get("claim_name", ""),
         tuple(map(_device_use, claim.get("claim_resources", ()))),

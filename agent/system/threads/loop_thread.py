@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from agent.errors import unwrap_error
-from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter
 
 ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter
 
 T = TypeVar("T")

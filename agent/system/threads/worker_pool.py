@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Final, Generic, ParamSpec, TypeVar
 
-from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.threads.with_timeout import wait_at_shutdown
 from agent.system.timing import LogRateLimiter
 

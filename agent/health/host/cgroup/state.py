@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from agent.health.rate_window import RateWindow, append_reading, grown_since, repeat_last_value
 from agent.model.cpuset import CpuSet
-from agent.model.declared_devices import DeclaredCpus
+from agent.model.declared_devices import DeclaredCpuDevice
 from agent.model.reading import Absence, Missing, Reading, is_absent
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CgroupKind, CgroupSample, Snapshot
@@ -389,7 +389,7 @@ def exclusive_cpu_devices(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
         (device.subject, device.part.cpus)
         for file in snapshot.declared
         for device in file.devices
-        if isinstance(device.part, DeclaredCpus) and device.part.exclusive
+        if isinstance(device.part, DeclaredCpuDevice) and device.part.exclusive
     ]
 
 

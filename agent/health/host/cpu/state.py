@@ -16,13 +16,13 @@ from agent.health.host.cpu.facts import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
+from agent.model.boot_baseline import BootBaseline, CpusBaseline, FrequencyBaseline
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus, parse_cpus
-from agent.model.declared_devices import DeclaredCpus, DriverDevice
+from agent.model.declared_devices import DeclaredCpuDevice, DriverDevice
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CpuThrottleSample, NumaCpuSample, Snapshot
 from agent.model.source_state import SourceState
-from agent.model.start_values import CpusAtStart, FrequencyAtStart, StartValues
 from agent.model.time import Instant
 
 
@@ -37,7 +37,7 @@ class CpuThrottleCounters(NamedTuple):
     """Throttle events of the CPU package: the largest number of any CPU."""
 
 
-class DeclaredCpuThrottle(NamedTuple):
+class DeclaredDeviceThrottleCounters(NamedTuple):
     """Thermal-throttle counters of the CPUs that a driver declares as one device."""
 
     cpus: CpuSet
@@ -58,8 +58,8 @@ def next_throttle_counters(
 
 
 def next_declared_throttle(
-    before: Mapping[str, DeclaredCpuThrottle], snapshot: Snapshot, read_ns: int, window_s: int
-) -> Iterator[tuple[str, DeclaredCpuThrottle]]:
+    before: Mapping[str, DeclaredDeviceThrottleCounters], snapshot: Snapshot, read_ns: int, window_s: int
+) -> Iterator[tuple[str, DeclaredDeviceThrottleCounters]]:
     """Yield the name and throttle counters of each declared CPU device. The counters restart if the driver
     declares other CPUs for the device."""
     if not snapshot.throttle:
@@ -67,15 +67,15 @@ def next_declared_throttle(
     of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
     for file in snapshot.declared:
         for device in file.devices:
-            if not isinstance(device.part, DeclaredCpus):
+            if not isinstance(device.part, DeclaredCpuDevice):
                 continue
             cpus = device.part.cpus
             known = before.get(device.subject)
             if known is None or known.cpus != cpus:
-                known = DeclaredCpuThrottle(cpus, CpuThrottleCounters())
+                known = DeclaredDeviceThrottleCounters(cpus, CpuThrottleCounters())
             if known.throttled.read_ns != read_ns:
                 core, package = _throttle_counts(cpus, of_cpu)
-                known = DeclaredCpuThrottle(
+                known = DeclaredDeviceThrottleCounters(
                     cpus, next_throttle_counters(known.throttled, core, package, read_ns, window_s)
                 )
             yield device.subject, known
@@ -151,7 +151,7 @@ class CpuRuleInput(NamedTuple):
     """Time at which a CPU's fault of one code began, by code and CPU; from the kernel log."""
     log_state: SourceState
     limits: HostLimits
-    declared: DeclaredCpus | None
+    declared: DeclaredCpuDevice | None
 
     def fault_since(self, code: KernelLogCode, cpus: CpuSet) -> Instant | None:
         """Return when the fault with a finding code began on ``cpus``, by the kernel log; None: no fault."""
@@ -172,7 +172,7 @@ class CpuRuleState:
     smt_start: Reading = NEVER_READ
     """State of simultaneous multithreading at the agent's start: 1: on; 0: off."""
     node_throttle: Mapping[int, CpuThrottleCounters] = field(default_factory=dict)
-    declared_throttle: Mapping[str, DeclaredCpuThrottle] = field(default_factory=dict)
+    declared_throttle: Mapping[str, DeclaredDeviceThrottleCounters] = field(default_factory=dict)
     """Throttle counters of declared CPUs, by device name."""
     cpu_facts: CpuFacts = field(default_factory=CpuFacts)
     log_facts: CpuLogFacts = field(default_factory=CpuLogFacts)
@@ -252,26 +252,26 @@ def _expected_online(
     return expected
 
 
-def cpus_at_start(state: CpuRuleState) -> Iterator[CpusAtStart]:
+def cpu_baselines(state: CpuRuleState) -> Iterator[CpusBaseline]:
     """Yield the CPUs of each NUMA node that should be online, to be stored."""
     for node, cpus in sorted(state.expected.items()):
-        yield CpusAtStart(node, _cpu_list(cpus))
+        yield CpusBaseline(node, _cpu_list(cpus))
 
 
-def frequencies_at_start(state: CpuRuleState) -> Iterator[FrequencyAtStart]:
+def frequency_baselines(state: CpuRuleState) -> Iterator[FrequencyBaseline]:
     """Yield each maximum frequency that CPUs had at the agent's start, with its CPUs, to be stored."""
     cpus_of: dict[int, CpuSet] = {}
     for cpu, khz in state.cpu_facts.start_khz.items():
         cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu
     for khz, cpus in sorted(cpus_of.items()):
-        yield FrequencyAtStart(khz, _cpu_list(cpus))
+        yield FrequencyBaseline(khz, _cpu_list(cpus))
 
 
 def _cpu_list(cpus: CpuSet) -> str:
     return format_cpus(cpus) if cpus else ""
 
 
-def restored_cpu_state(start: StartValues) -> CpuRuleState:
+def restored_cpu_state(start: BootBaseline) -> CpuRuleState:
     """Return the state of the CPU rules with the values at start that an earlier agent stored."""
     start_khz = {cpu: khz for khz, cpus in start.frequencies for cpu in cpu_numbers(parse_cpus(cpus))}
     return CpuRuleState(
@@ -338,7 +338,7 @@ def declared_cpu_rule_input(
 ) -> CpuRuleInput:
     """Return the CPU rules' input for the CPUs that a driver declares as one device."""
     part = device.part
-    assert isinstance(part, DeclaredCpus), "the device is not a set of CPUs"
+    assert isinstance(part, DeclaredCpuDevice), "the device is not a set of CPUs"
     present = snapshot.cpus.present
     # CPUs that do not exist are the subject of cpu.missing
     expected = ExpectedCpus(part.cpus if isinstance(present, Missing) else part.cpus & present, "declared")

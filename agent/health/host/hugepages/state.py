@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice, hugepage_device, pools_by_device
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
-from agent.model.declared_devices import Declarations, DeclaredHugepages, DriverDevice
+from agent.model.boot_baseline import HugepagePoolBaseline
+from agent.model.declared_devices import Declarations, DeclaredHugepageDevice, DriverDevice
 from agent.model.reading import NEVER_READ, Missing, Reading, is_absent
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
-from agent.model.start_values import HugepagePoolAtStart
 from agent.model.time import NS, Instant
 
 ALLOC_FAILED_NS: Final = 600 * NS
@@ -123,7 +123,7 @@ def next_pool_state(
     )
 
 
-def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolAtStart]:
+def pool_baselines(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolBaseline]:
     """Yield the number of pages that each hugepage pool had at the agent's start, to be stored.
 
     The number is -1 for a pool whose expected pages the configuration sets.
@@ -132,10 +132,10 @@ def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterato
         pages = state.expected.get(device, NEVER_READ)
         if isinstance(pages, Missing) or device in configured:
             pages = -1
-        yield HugepagePoolAtStart(device, pages, state.max_seen.get(device, -1))
+        yield HugepagePoolBaseline(device, pages, state.max_seen.get(device, -1))
 
 
-def restored_pool_state(pools: Iterable[HugepagePoolAtStart]) -> PoolRuleState:
+def restored_pool_state(pools: Iterable[HugepagePoolBaseline]) -> PoolRuleState:
     """Return the state of the hugepage rules with the values at start that an earlier agent stored."""
     return PoolRuleState(
         expected={pool.device: pool.pages for pool in pools if pool.pages >= 0},
@@ -170,7 +170,7 @@ def _declared_pages(declared: Declarations) -> Mapping[tuple[int, int], Declared
     found: dict[tuple[int, int], DeclaredPageTotal] = {}
     for file in declared:
         for device in file.devices:
-            if isinstance(device.part, DeclaredHugepages):
+            if isinstance(device.part, DeclaredHugepageDevice):
                 pool = (device.part.size_kib, device.part.numa)
                 pages, devices = found.get(pool, DeclaredPageTotal(0, 0))
                 found[pool] = DeclaredPageTotal(pages + device.part.pages, devices + 1)
@@ -220,7 +220,7 @@ def declared_pages_rule_input(
     state: PoolRuleState, pools: Mapping[InventoryDevice, HugepagePoolSample], declared: DriverDevice
 ) -> PoolRuleInput:
     """Return the rules' input for the hugepage pool to which a driver's declared pages belong."""
-    assert isinstance(declared.part, DeclaredHugepages), "the device is not hugepages"
+    assert isinstance(declared.part, DeclaredHugepageDevice), "the device is not hugepages"
     device = hugepage_device(declared.part.size_kib, declared.part.numa)
     pages = state.declared_pages.get(
         (device.size_kib, device.numa_node), DeclaredPageTotal(declared.part.pages, 1)

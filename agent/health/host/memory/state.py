@@ -12,16 +12,16 @@ from agent.health.host.memory.edac import (
     numa_nodes_with_memory,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
-from agent.model.declared_devices import DeclaredMemory, DriverDevice
+from agent.model.boot_baseline import MemoryBaseline
+from agent.model.declared_devices import DeclaredMemoryDevice, DriverDevice
 from agent.model.machine_samples import MachineSample, NumaMemorySample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.start_values import MemoryAtStart
 from agent.model.time import Instant
 
 
-class MachineMemory(NamedTuple):
+class MachineMemoryReadings(NamedTuple):
     """Readings about the memory of the whole machine."""
 
     nodes_online: int | Missing
@@ -36,7 +36,7 @@ class MemoryRuleInput(NamedTuple):
     """Input of the memory rules for one NUMA node."""
 
     numa_node: int
-    machine: MachineMemory | None
+    machine: MachineMemoryReadings | None
     """Readings of the whole machine; None: not read yet."""
     edac_read: bool
     """True: the EDAC controllers have been read at least once."""
@@ -114,13 +114,13 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
     }
 
 
-def memory_at_start(state: MemoryRuleState) -> Iterator[MemoryAtStart]:
+def memory_baselines(state: MemoryRuleState) -> Iterator[MemoryBaseline]:
     """Yield the memory at start of each NUMA node that had memory, to be stored."""
     for node, online in sorted(state.blocks_online.items()):
-        yield MemoryAtStart(node, online if isinstance(online, int) else -1)
+        yield MemoryBaseline(node, online if isinstance(online, int) else -1)
 
 
-def restored_memory_state(memory: Iterable[MemoryAtStart]) -> MemoryRuleState:
+def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
     """Return the state of the memory rules with the values at start that an earlier agent stored."""
     return MemoryRuleState(
         {node: online if online >= 0 else NEVER_READ for node, online in memory},
@@ -144,7 +144,7 @@ def memory_rule_input(
     machine, limits = snapshot.machine, settings.host
     return MemoryRuleInput(
         numa_node=numa_node,
-        machine=MachineMemory(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
+        machine=MachineMemoryReadings(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
         if machine and has_source_been_read(machine, "memory")
         else None,
         edac_read=has_source_been_read(machine, "edac"),
@@ -171,6 +171,6 @@ def declared_memory_rule_input(
     state: MemoryRuleState, snapshot: Snapshot, settings: EngineSettings, declared: DriverDevice
 ) -> MemoryRuleInput:
     """Return the memory rules' input for the memory that a driver declares on one NUMA node."""
-    assert isinstance(declared.part, DeclaredMemory), "the device is not memory"
+    assert isinstance(declared.part, DeclaredMemoryDevice), "the device is not memory"
     view = memory_rule_input(state, snapshot, settings, declared.part.numa)
     return view._replace(declared_bytes=declared.part.size)

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 from agent.health.host.pci.state import PciRuleInput
 from agent.health.rate_window import WindowedCounter, next_counter
-from agent.model.declared_devices import DeclaredNic, declared_nics
+from agent.model.boot_baseline import NicBaseline, NicPortBaseline
+from agent.model.declared_devices import DeclaredNicDevice, declared_nics
 from agent.model.nic import LINK_UP, NicPortSample, NicSample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import HostLimits
 from agent.model.snapshot import Snapshot
-from agent.model.start_values import NicAtStart, NicPortAtStart
 from agent.model.time import NS, Instant
 
 BOOT_WAIT_S: Final = 300
@@ -90,10 +90,10 @@ class _NicState(NamedTuple):
 class NicRuleState:
     """Values that the NIC rules carry from one evaluation to the next."""
 
-    states: Mapping[DeclaredNic, _NicState] = field(default_factory=dict)
+    states: Mapping[DeclaredNicDevice, _NicState] = field(default_factory=dict)
     read_ns: int = 0
     """CLOCK_MONOTONIC of the last reading of the NICs [ns]."""
-    restored: Mapping[DeclaredNic, _NicState] = field(default_factory=dict)
+    restored: Mapping[DeclaredNicDevice, _NicState] = field(default_factory=dict)
     """States of NICs that the agent before a restart stored, for NICs that no driver has declared again yet.
     """
 
@@ -121,11 +121,11 @@ def next_nic_state(
     return NicRuleState(states, read_ns, restored)
 
 
-def nics_at_start(state: NicRuleState) -> Iterator[NicAtStart]:
+def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
     """Yield the best state of each known NIC since the agent's start (ports, rates), to be stored."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
-            NicPortAtStart(
+            NicPortBaseline(
                 number,
                 port.first_ns,
                 port.was_active,
@@ -134,14 +134,14 @@ def nics_at_start(state: NicRuleState) -> Iterator[NicAtStart]:
             )
             for number, port in sorted(nic.ports.items())
         )
-        yield NicAtStart(declared.pci, declared.rdma, nic.name, nic.address, nic.guid, ports)
+        yield NicBaseline(declared.pci, declared.rdma, nic.name, nic.address, nic.guid, ports)
 
 
-def restored_nic_state(nics: Iterable[NicAtStart]) -> NicRuleState:
+def restored_nic_state(nics: Iterable[NicBaseline]) -> NicRuleState:
     """Return the state of the NIC rules with the values that the agent before a restart stored."""
     return NicRuleState(
         restored={
-            DeclaredNic(nic.declared_pci, nic.declared_rdma): _NicState(
+            DeclaredNicDevice(nic.declared_pci, nic.declared_rdma): _NicState(
                 nic.name, nic.address, nic.guid, {port.number: _restored_port(port) for port in nic.ports}
             )
             for nic in nics
@@ -149,7 +149,7 @@ def restored_nic_state(nics: Iterable[NicAtStart]) -> NicRuleState:
     )
 
 
-def _restored_port(port: NicPortAtStart) -> _NicPortState:
+def _restored_port(port: NicPortBaseline) -> _NicPortState:
     return _NicPortState(
         port.first_ns,
         port.was_active,
@@ -158,7 +158,7 @@ def _restored_port(port: NicPortAtStart) -> _NicPortState:
     )
 
 
-def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNic) -> NicRuleState:
+def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice) -> NicRuleState:
     """Return the NIC rules' state with the present state of a NIC's ports as their state at start."""
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
     known = state.states.get(declared)
@@ -174,7 +174,7 @@ def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNic) 
     return replace(state, states={**state.states, declared: known._replace(ports=ports)})
 
 
-def find_nic(nics: tuple[NicSample, ...], declared: DeclaredNic) -> NicSample | None:
+def find_nic(nics: tuple[NicSample, ...], declared: DeclaredNicDevice) -> NicSample | None:
     """Return the sample of a declared NIC; None: it does not exist."""
     for nic in nics:
         if nic.name == declared.rdma or (declared.pci and nic.address == declared.pci):
@@ -220,7 +220,7 @@ def _higher(before: Reading, now: Reading) -> Reading:
     return max(before, now)
 
 
-def nic_address(state: NicRuleState, declared: DeclaredNic) -> str:
+def nic_address(state: NicRuleState, declared: DeclaredNicDevice) -> str:
     """Return the PCI address of a declared NIC; empty: unknown, or the NIC is no PCI function."""
     known = state.states.get(declared)
     return declared.pci or (known.address if known else "")
@@ -229,7 +229,7 @@ def nic_address(state: NicRuleState, declared: DeclaredNic) -> str:
 def nic_rule_input(
     state: NicRuleState,
     snapshot: Snapshot,
-    declared: DeclaredNic,
+    declared: DeclaredNicDevice,
     limits: HostLimits,
     function: PciRuleInput | None,
 ) -> NicRuleInput:

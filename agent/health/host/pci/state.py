@@ -10,12 +10,12 @@ from agent.health.host.pci.nic_log_faults import HELD_FOR_A_DAY, NIC_CODES
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
-from agent.model.declared_devices import DeclaredNic, DeclaredPci
+from agent.model.boot_baseline import PciBaseline
+from agent.model.declared_devices import DeclaredNicDevice, DeclaredPciDevice
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
-from agent.model.start_values import PciAtStart
 from agent.model.time import NS, Instant
 
 PCI_LOG_CODES: Final = (
@@ -30,7 +30,7 @@ ERROR_WINDOW_S: Final = 3600
 """Window in which link errors are counted [s]; long, because a bad contact causes errors with long pauses."""
 
 
-class PciStartValues(NamedTuple):
+class PciBaselineValues(NamedTuple):
     """Values of a PCI function when it was first seen on the PCI bus; rules compare with them."""
 
     driver: str
@@ -47,7 +47,7 @@ class PciRuleInput(NamedTuple):
     """True: the PCI bus has been read at least once."""
     function: PciSample | Missing | None
     """Sample of the PCI function; None: not on the PCI bus; Missing: the bus cannot be read."""
-    start: PciStartValues | None
+    start: PciBaselineValues | None
     """Values when the PCI function was first on the bus; None: it never was."""
     declared_driver: str
     """Kernel driver that the declaration requires; empty: none is declared."""
@@ -75,7 +75,7 @@ class _PciFunctionState(NamedTuple):
 
     identity: tuple[int, int]
     """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
-    start: PciStartValues
+    start: PciBaselineValues
     upstream_bridge: str
     errors: _PciErrorCounters = _PciErrorCounters()
     seen_ns: int = 0
@@ -91,7 +91,7 @@ class PciRuleState:
     """CLOCK_MONOTONIC of the last reading of the PCI bus [ns]."""
     functions: Mapping[str, PciSample] = field(default_factory=dict)
     """PCI functions on the bus at the last reading, by PCI address."""
-    restored: Mapping[str, PciAtStart] = field(default_factory=dict)
+    restored: Mapping[str, PciBaseline] = field(default_factory=dict)
     """Values at start that the agent before a restart stored, of PCI functions that are not in ``states``
     yet.
     """
@@ -109,8 +109,8 @@ def next_pci_rule_state(
         for function in snapshot.pci
     }
     parts = [device.part for file in snapshot.declared for device in file.devices]
-    declared = {part.address for part in parts if isinstance(part, DeclaredPci)}
-    declared |= {part.pci for part in parts if isinstance(part, DeclaredNic)} | {*nics}
+    declared = {part.address for part in parts if isinstance(part, DeclaredPciDevice)}
+    declared |= {part.pci for part in parts if isinstance(part, DeclaredNicDevice)} | {*nics}
     gone = {address: previous.states[address] for address in declared & previous.states.keys()}
     return PciRuleState(
         {**gone, **seen},
@@ -127,14 +127,14 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
     start = state.restored.get(address)
     if start is None:
         return None
-    values = PciStartValues(start.driver, start.width if start.width >= 0 else NEVER_READ)
+    values = PciBaselineValues(start.driver, start.width if start.width >= 0 else NEVER_READ)
     return _PciFunctionState((start.vendor, start.device), values, "")
 
 
-def pci_at_start(state: PciRuleState) -> Iterator[PciAtStart]:
+def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
     """Yield the values that each known PCI function had at the agent's start, to be stored."""
     known = {
-        address: PciAtStart(
+        address: PciBaseline(
             address,
             *of_function.identity,
             of_function.start.driver,
@@ -145,7 +145,7 @@ def pci_at_start(state: PciRuleState) -> Iterator[PciAtStart]:
     yield from (start for _, start in sorted({**state.restored, **known}.items()))
 
 
-def restored_pci_state(functions: Iterable[PciAtStart]) -> PciRuleState:
+def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
     """Return the state of the PCI rules with the values at start that an earlier agent stored."""
     return PciRuleState(restored={start.address: start for start in functions})
 
@@ -155,7 +155,7 @@ def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state
-    now = known._replace(start=PciStartValues(function.driver, function.width))
+    now = known._replace(start=PciBaselineValues(function.driver, function.width))
     return replace(state, states={**state.states, address: now})
 
 
@@ -167,7 +167,7 @@ def _next_function_state(
         identity = before.identity  # an unreadable identity does not mean another card
     if before is None or before.identity != identity:
         before = _PciFunctionState(
-            identity, PciStartValues(function.driver, function.width), function.upstream_bridge
+            identity, PciBaselineValues(function.driver, function.width), function.upstream_bridge
         )
     start = before.start._replace(driver=before.start.driver or function.driver)
     if isinstance(start.width, Missing):

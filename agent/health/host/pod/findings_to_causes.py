@@ -17,10 +17,10 @@ from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cgroup.rules import AFFECTED_KINDS, CGROUP_RULES, EXCLUSIVE_THROTTLED
 from agent.health.host.cgroup.state import CgroupRuleInput
 from agent.health.host.pod.rules import POD_AUDIT_ROWS, PODS_UNREADABLE_ROW, UNLISTED_FINDINGS_ROW
-from agent.health.host.pod.state import PodAuditState, PodFindingGroup, truncate_evidence
+from agent.health.host.pod.state import PodFindingGroup, PodsSampleState, truncate_evidence
 from agent.health.host.verdicts import MACHINE_SUBJECT
 from agent.health.rules import cause_from_row
-from agent.health.verdict import PreviousVerdicts, add_minor_causes
+from agent.health.verdict import VerdictContext, add_minor_causes
 from agent.model.claim import DeviceRef
 from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Severity, repair_for_severity
 from agent.model.pod_findings import PodFinding, PodsSample, Resource
@@ -60,7 +60,7 @@ def join_evidence(texts: Iterable[str]) -> str:
 
 def verdicts_with_pod_issues(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
+    previous: VerdictContext,
     issues: Iterable[PodIssue],
     devices: Mapping[Subject, InventoryDevice],
     verdicts: Mapping[Subject, DeviceHealth],
@@ -174,7 +174,7 @@ def audit_issues(found: Iterable[PodFindingGroup], pods: PodDeviceLookup) -> Ite
 
 
 def audit_causes(
-    issues: Sequence[PodIssue], state: PodAuditState, sources: Mapping[str, SourceSample]
+    issues: Sequence[PodIssue], state: PodsSampleState, sources: Mapping[str, SourceSample]
 ) -> Iterator[NonDeviceCause]:
     """Yield the causes on pods and on the machine that the audits give: of each issue, for the number of
     findings that are not listed, and if pods can no longer be read.
@@ -233,8 +233,8 @@ def _evidence(findings: Iterable[PodFinding]) -> str:
 
 def evaluate_pods(
     evaluation: Evaluation,
-    previous: PreviousVerdicts,
-    state: PodAuditState,
+    previous: VerdictContext,
+    state: PodsSampleState,
     views: Sequence[CgroupRuleInput],
     devices: Mapping[Subject, InventoryDevice],
     verdicts: Mapping[Subject, DeviceHealth],

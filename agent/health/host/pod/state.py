@@ -34,7 +34,7 @@ class PodFindingGroup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PodAuditState:
+class PodsSampleState:
     """Newest sample of pods with its audit findings, and whether it is still trusted."""
 
     sample: PodsSample | None = None
@@ -59,9 +59,9 @@ class PodAuditState:
         return None if self.untrusted_since else self.sample
 
 
-def next_pod_audit_state(
-    previous: PodAuditState, sample: PodsSample | None, sources: Mapping[str, SourceSample], now: Instant
-) -> PodAuditState:
+def next_pods_sample_state(
+    previous: PodsSampleState, sample: PodsSample | None, sources: Mapping[str, SourceSample], now: Instant
+) -> PodsSampleState:
     """Return the state of pod audits after a snapshot.
 
     Args:
@@ -69,7 +69,7 @@ def next_pod_audit_state(
         sources: Sources of the snapshot by name; stalled sources have the state STALLED.
     """
     if sample is None:
-        return previous if previous.sample is None else PodAuditState()
+        return previous if previous.sample is None else PodsSampleState()
     source = sources.get(sample.source.name, sample.source)
     unread_since = (previous.unread_since or now) if source.state in _FAILED else None
     # a stalled source has been without a pass for that long already
@@ -80,7 +80,7 @@ def next_pod_audit_state(
     if previous.sample is None or previous.sample.findings != sample.findings:
         all_groups = _group_findings(sample.findings, previous.groups, now)
         groups, dropped = all_groups[:MAX_GROUPS], max(0, len(all_groups) - MAX_GROUPS)
-    return PodAuditState(
+    return PodsSampleState(
         sample=sample,
         groups=groups,
         unlisted_groups=dropped,

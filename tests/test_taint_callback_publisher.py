@@ -16,13 +16,13 @@ from patience import PATIENCE_S
 from trio.testing import MockClock
 
 from agent.devices.taints import TaintPolicy
-from agent.driver.taint_publisher import (
+from agent.driver.taint_callback_publisher import (
     CALL_S,
     DEBOUNCE_S,
     MIN_INTERVAL_S,
     RETRY_MAX_S,
     TaintCallback,
-    TaintPublisher,
+    TaintCallbackPublisher,
     taint_objects,
 )
 from agent.errors import ConfigError
@@ -68,12 +68,12 @@ def report(*codes: str, starting: bool = False) -> Report:
 
 def publisher(
     callback: TaintCallback | None, *, path: Path | None = None, jitter: Callable[[], float] = lambda: 1.0
-) -> TaintPublisher:
-    return TaintPublisher(callback, driver=DRIVER, path=path, clock=clock, jitter=jitter)
+) -> TaintCallbackPublisher:
+    return TaintCallbackPublisher(callback, driver=DRIVER, path=path, clock=clock, jitter=jitter)
 
 
 @asynccontextmanager
-async def running(one: TaintPublisher) -> AsyncIterator[TaintPublisher]:
+async def running(one: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.run)
         yield one
@@ -231,7 +231,9 @@ async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
     pauses = [later - sooner - DEBOUNCE_S for sooner, later in pairwise(times)]
     assert pauses == [1, 2, 4, 8, 16, 32, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
     assert [named for at, named in driver.calls] == [["a"]] * 5 + [["a", "b"]] * 5
-    assert [record.levelno for record in caplog.records if record.name == "agent.driver.taint_publisher"] == [
+    assert [
+        record.levelno for record in caplog.records if record.name == "agent.driver.taint_callback_publisher"
+    ] == [
         logging.WARNING  # once, since it is always the same
     ]
     assert "driver gpu.example.com: publishing taints failed: RuntimeError: no API server; retrying" in (
@@ -253,7 +255,7 @@ async def test_success_resets_the_backoff_and_the_log(autojump_clock: MockClock)
 async def test_different_failure_is_logged_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.driver.taint_publisher")
+    caplog.set_level(logging.INFO, "agent.driver.taint_callback_publisher")
     driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
     async with running(publisher(driver.publish)) as one:
         one.update(report(), clock())
@@ -368,7 +370,7 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
 # --- prepares that wait for a taint -----------------------------------------------------------------------
 
 
-async def waited(one: TaintPublisher, timeout_s: float = PATIENCE_S) -> bool:
+async def waited(one: TaintCallbackPublisher, timeout_s: float = PATIENCE_S) -> bool:
     """Wait like a failed prepare, in a thread, until the taints of the GPU are published."""
     return await trio.to_thread.run_sync(one.wait_published, [GPU], timeout_s)
 
@@ -497,7 +499,7 @@ def test_corrupt_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) ->
 
 def test_driver_name_without_a_valid_key_prefix_is_rejected() -> None:
     with pytest.raises(ConfigError, match="driver: 'GPU' is not a DNS subdomain"):
-        TaintPublisher(None, driver="GPU", clock=clock)
+        TaintCallbackPublisher(None, driver="GPU", clock=clock)
 
 
 def test_code_of_the_page_about_taints_publishes_them() -> None:

@@ -13,22 +13,22 @@ from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.gpu.rule_input import SeenGpuFeatures
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.host.cpu.state import (
-    cpus_at_start,
-    frequencies_at_start,
+    cpu_baselines,
+    frequency_baselines,
     restart_cpus,
     restored_cpu_state,
 )
-from agent.health.host.hugepages.state import pools_at_start, restart_pool, restored_pool_state
-from agent.health.host.memory.state import memory_at_start, restart_memory, restored_memory_state
-from agent.health.host.nic.state import nic_address, nics_at_start, restart_nic, restored_nic_state
-from agent.health.host.pci.state import pci_at_start, restart_pci, restored_pci_state
+from agent.health.host.hugepages.state import pool_baselines, restart_pool, restored_pool_state
+from agent.health.host.memory.state import memory_baselines, restart_memory, restored_memory_state
+from agent.health.host.nic.state import nic_address, nic_baselines, restart_nic, restored_nic_state
+from agent.health.host.pci.state import pci_baselines, restart_pci, restored_pci_state
 from agent.health.host.state import HostRuleState
+from agent.model.boot_baseline import BootBaseline, GpuBaseline
 from agent.model.cpuset import format_cpus
-from agent.model.declared_devices import DeclaredCpus, DeclaredNic, DeclaredPart, DeclaredPci
+from agent.model.declared_devices import DeclaredCpuDevice, DeclaredNicDevice, DeclaredPart, DeclaredPciDevice
 from agent.model.reading import Missing
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.start_values import GpuAtStart, StartValues
 
 STORED_MAX: Final = 1024
 """Largest number of PCI functions, and of NICs, whose values at start are stored."""
@@ -38,7 +38,7 @@ Basis = tuple[object, ...]
 
 
 def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
-    """Return the parts of the rules' state that :func:`collect_start_values` uses."""
+    """Return the parts of the rules' state that :func:`collect_baseline` uses."""
     cpus, pools = host.cpus, host.pools
     return (
         cpus.expected,
@@ -57,38 +57,38 @@ def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
     )
 
 
-def collect_start_values(
+def collect_baseline(
     boot_id: str, host: HostRuleState, gpus: GpuRuleState, settings: EngineSettings
-) -> StartValues:
+) -> BootBaseline:
     """Return the machine's values at start, which are stored on disk, without those that the configuration
     sets.
     """
     isolated, smt = host.cpus.isolated_start, host.cpus.smt_start
     seen = [(gpu.uuid, gpus.per_gpu[gpu.number].seen) for gpu in gpus.registry if gpu.uuid]
-    return StartValues(
+    return BootBaseline(
         boot_id=boot_id,
-        cpus=tuple(cpus_at_start(host.cpus)) if settings.expect_cpus is None else (),
+        cpus=tuple(cpu_baselines(host.cpus)) if settings.expect_cpus is None else (),
         isolated=None if isinstance(isolated, Missing) else format_cpus(isolated) if isolated else "",
         smt=None if isinstance(smt, Missing) else smt,
-        frequencies=tuple(frequencies_at_start(host.cpus)),
-        memory=tuple(memory_at_start(host.memory)),
-        pools=tuple(pools_at_start(host.pools, settings.expect_pools)),
-        pci=tuple(pci_at_start(host.pci))[:STORED_MAX],
-        nics=tuple(nics_at_start(host.nics))[:STORED_MAX],
-        gpus=tuple(GpuAtStart(uuid, *features) for uuid, features in seen if features != SeenGpuFeatures()),
+        frequencies=tuple(frequency_baselines(host.cpus)),
+        memory=tuple(memory_baselines(host.memory)),
+        pools=tuple(pool_baselines(host.pools, settings.expect_pools)),
+        pci=tuple(pci_baselines(host.pci))[:STORED_MAX],
+        nics=tuple(nic_baselines(host.nics))[:STORED_MAX],
+        gpus=tuple(GpuBaseline(uuid, *features) for uuid, features in seen if features != SeenGpuFeatures()),
     )
 
 
-def values_of_boot(stored: StartValues, boot_id: str) -> StartValues:
+def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
     """Return the stored values at start if they are of the running boot, else empty values for this boot.
 
     Args:
         boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
     """
-    return stored if boot_id and stored.boot_id == boot_id else StartValues(boot_id)
+    return stored if boot_id and stored.boot_id == boot_id else BootBaseline(boot_id)
 
 
-def restored_host_state(start: StartValues) -> HostRuleState:
+def restored_host_state(start: BootBaseline) -> HostRuleState:
     """Return the state of the host's rules when an agent starts, with the stored values at start."""
     return HostRuleState(
         cpus=restored_cpu_state(start),
@@ -99,7 +99,7 @@ def restored_host_state(start: StartValues) -> HostRuleState:
     )
 
 
-def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuAtStart]) -> GpuRuleState:
+def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> GpuRuleState:
     """Return the state of the GPU rules with the features that the GPUs showed before the agent started."""
     seen = {gpu.uuid: SeenGpuFeatures(gpu.links_up, gpu.ecc, gpu.fabric_manager) for gpu in stored}
     per_gpu = {
@@ -135,11 +135,11 @@ def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: Declare
     """Return the host rules' state with the present values of a declared part of the host as its values at
     start. Expectations that the driver declares stay."""
     match part:
-        case DeclaredCpus():
+        case DeclaredCpuDevice():
             return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))
-        case DeclaredPci():
+        case DeclaredPciDevice():
             return replace(host, pci=restart_pci(host.pci, part.address))
-        case DeclaredNic():
+        case DeclaredNicDevice():
             pci = restart_pci(host.pci, nic_address(host.nics, part))
             return replace(host, nics=restart_nic(host.nics, snapshot, part), pci=pci)
         case _:

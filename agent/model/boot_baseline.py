@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class CpusAtStart(NamedTuple):
+class CpusBaseline(NamedTuple):
     """CPUs of one NUMA node that were online at start."""
 
     numa_node: int
@@ -15,21 +15,21 @@ class CpusAtStart(NamedTuple):
     """Online CPUs of the NUMA node, in the kernel's list format."""
 
 
-class FrequencyAtStart(NamedTuple):
+class FrequencyBaseline(NamedTuple):
     """CPUs whose maximum frequency was the same at start."""
 
     khz: int
     cpus: str
 
 
-class MemoryAtStart(NamedTuple):
+class MemoryBaseline(NamedTuple):
     """Memory of one NUMA node at start: number of online memory blocks."""
 
     numa_node: int
     blocks_online: int
 
 
-class HugepagePoolAtStart(NamedTuple):
+class HugepagePoolBaseline(NamedTuple):
     """Size of a hugepage pool at start."""
 
     device: str
@@ -40,7 +40,7 @@ class HugepagePoolAtStart(NamedTuple):
     """Largest number of persistent pages since start."""
 
 
-class PciAtStart(NamedTuple):
+class PciBaseline(NamedTuple):
     """Values of a PCI function when it was first seen on the bus."""
 
     address: str
@@ -52,7 +52,7 @@ class PciAtStart(NamedTuple):
     """Number of lanes of the PCIe link; -1: unknown."""
 
 
-class NicPortAtStart(NamedTuple):
+class NicPortBaseline(NamedTuple):
     """Best state of one port of a NIC since start."""
 
     number: int
@@ -65,7 +65,7 @@ class NicPortAtStart(NamedTuple):
     """Highest number of lanes of the port; -1: unknown."""
 
 
-class NicAtStart(NamedTuple):
+class NicBaseline(NamedTuple):
     """Declared NIC that exists or existed since start, with the best state of its ports."""
 
     declared_pci: str
@@ -73,10 +73,10 @@ class NicAtStart(NamedTuple):
     name: str
     address: str
     guid: str
-    ports: tuple[NicPortAtStart, ...]
+    ports: tuple[NicPortBaseline, ...]
 
 
-class GpuAtStart(NamedTuple):
+class GpuBaseline(NamedTuple):
     """Features that a GPU has shown since start: NVLinks that were up, ECC, a running fabric manager."""
 
     uuid: str
@@ -87,7 +87,7 @@ class GpuAtStart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StartValues:
+class BootBaseline:
     """Values of the machine when an agent first read them in the running boot.
 
     The default is the state before the first reading.
@@ -95,14 +95,14 @@ class StartValues:
 
     boot_id: str = ""
     """Boot ID of the kernel when the values were read; empty: unknown."""
-    cpus: tuple[CpusAtStart, ...] = ()
+    cpus: tuple[CpusBaseline, ...] = ()
     isolated: str | None = None
     """CPUs that were isolated, in the kernel's list format; None: not read."""
     smt: int | None = None
     """State of simultaneous multithreading, 1: on, 0: off; None: not read."""
-    frequencies: tuple[FrequencyAtStart, ...] = ()
-    memory: tuple[MemoryAtStart, ...] = ()
-    pools: tuple[HugepagePoolAtStart, ...] = ()
-    pci: tuple[PciAtStart, ...] = ()
-    nics: tuple[NicAtStart, ...] = ()
-    gpus: tuple[GpuAtStart, ...] = ()
+    frequencies: tuple[FrequencyBaseline, ...] = ()
+    memory: tuple[MemoryBaseline, ...] = ()
+    pools: tuple[HugepagePoolBaseline, ...] = ()
+    pci: tuple[PciBaseline, ...] = ()
+    nics: tuple[NicBaseline, ...] = ()
+    gpus: tuple[GpuBaseline, ...] = ()

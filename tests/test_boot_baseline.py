@@ -12,13 +12,14 @@ from paper_gpus import FIRST_BOOT, SECOND_BOOT, GpuNode
 
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
+from agent.model.boot_baseline import BootBaseline
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
 from agent.model.declared_devices import (
     DeclaredFile,
-    DeclaredHugepages,
-    DeclaredNic,
+    DeclaredHugepageDevice,
+    DeclaredNicDevice,
     DeclaredPart,
-    DeclaredPci,
+    DeclaredPciDevice,
     DriverDevice,
 )
 from agent.model.health import Health, Severity
@@ -29,7 +30,6 @@ from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample, SourceState
-from agent.model.start_values import StartValues
 from agent.model.time import NS
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 from agent.store.state_files import UnusableFile
@@ -60,8 +60,8 @@ class Node(GpuNode):
 
     def __init__(self) -> None:
         self.declared: dict[str, DeclaredPart] = {
-            "pci-0": DeclaredPci(FUNCTION, ""),
-            "nic-0": DeclaredNic(NIC, ""),
+            "pci-0": DeclaredPciDevice(FUNCTION, ""),
+            "nic-0": DeclaredNicDevice(NIC, ""),
         }
         self.requests: tuple[ClearRequest, ...] = ()
         super().__init__(1)
@@ -275,7 +275,7 @@ def test_info_cause_is_accepted_only_by_its_code() -> None:
     ("settings", "declared", "evidence"),
     [
         ({"expect_pools": {POOL: 64}}, {}, "40 pages of 2mi, 64 configured"),
-        ({}, {"pages-0": DeclaredHugepages(2048, 64, 0)}, "40 pages of 2mi on NUMA node 0, 64 declared"),
+        ({}, {"pages-0": DeclaredHugepageDevice(2048, 64, 0)}, "40 pages of 2mi on NUMA node 0, 64 declared"),
     ],
 )
 def test_configured_and_declared_values_cannot_be_cleared(
@@ -324,7 +324,7 @@ def test_machine_that_was_not_read_stores_nothing() -> None:
     node = Node()
     node.passes = 0
     assert node.evaluate().starting
-    assert node.state.checkpoint.start == StartValues(FIRST_BOOT)
+    assert node.state.checkpoint.start == BootBaseline(FIRST_BOOT)
 
 
 Damage = Callable[[bytes], bytes]

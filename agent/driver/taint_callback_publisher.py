@@ -26,7 +26,7 @@ from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
 from agent.store.state_files import StateWriteError
 from agent.store.taint_file import load_taints, save_taints
-from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible
 from agent.system.timing import random_fraction
 
@@ -63,7 +63,7 @@ def taint_policy(config: Config) -> TaintPolicy:
     )
 
 
-class TaintPublisher:
+class TaintCallbackPublisher:
     """Publisher that passes the taints of one driver's devices to its callback, and saves them on disk."""
 
     def __init__(
