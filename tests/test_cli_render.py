@@ -546,7 +546,7 @@ def test_status_shows_the_costs_of_nvml():
     uptime_s = NOW_S - STATUS.started_wall_s
     shown = " ".join(render_status(replace(STATUS, nvml=costs), PLAIN, now_s=NOW_S).split())
     assert (
-        f"nvml {100 * STATUS.cpu_s / uptime_s:.2f} % of a core, 1,200 context switches; a pass every 3.2 s; "
+        f"nvml {100 * STATUS.cpu_s / uptime_s:.2f} % of a CPU, 1,200 context switches; a pass every 3.2 s; "
         "fields 400 µs CPU in 2,000 µs; handle 10 µs CPU in 20 µs"
     ) in shown
     assert status_document(replace(STATUS, nvml=costs))["nvml"] == {

@@ -122,7 +122,7 @@ def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[TitledText]:
     )
     share = 100 * costs.cpu_s / max(uptime_s, 1.0)
     parts = [
-        f"{share:.2f} % of a core, {format_count(costs.switches, 'context switch', 'context switches')}",
+        f"{share:.2f} % of a CPU, {format_count(costs.switches, 'context switch', 'context switches')}",
         f"a pass every {format_duration(costs.period_s)}",
         *calls,
     ]
