@@ -16,6 +16,7 @@ from wire.serving import eventually
 
 from agent.health.availability import Timeline, device_segments, listed_changes, summarize
 from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.health.verdict_changes import ObservationLog
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
@@ -397,3 +398,16 @@ agent.stop()
 print(len(stored_states(agent)))
 """
     assert run_on_small_disk(program, tmp_path) == ["41"]
+
+
+def test_device_of_an_earlier_run_is_present_again_after_a_silence() -> None:
+    """The file is read late: the run has two periods, and the report of the first one lacks the device."""
+    earlier, log = (ObservationLog(run, "", 30.0, rows=100) for run in ("run1", "run2"))
+    earlier.note_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
+    log.note_report(Report("node-1", at(100)), 100.0)
+    log.note_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)
+    stored = {change.device: change for change in earlier.pending}
+    assert [(change.before, change.verdict.state) for change in log.changes_after(stored)] == [
+        (RecordedState.HEALTHY, RecordedState.ABSENT),
+        (RecordedState.ABSENT, RecordedState.HEALTHY),
+    ]

@@ -153,16 +153,19 @@ class ObservationLog:
         """
         first = next(one for one in self.periods.values() if one.id.startswith(self.run_id))
         reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
-        for number, (ref, _) in enumerate(sorted(stored.items()), 1):
+        newest = {ref: one.verdict for ref, one in stored.items()}
+        for number, ref in enumerate(sorted(newest), 1):
             if ref not in reported:
                 at_s = first.ended_s - first.lasted_s
-                yield VerdictChange(first.id, -number, ref, stored[ref].verdict.state, GONE, at_s, 0.0)
-        for one in self.pending:
-            known = stored.get(one.device) if one.before is None else None
+                yield VerdictChange(first.id, -number, ref, newest[ref].state, GONE, at_s, 0.0)
+                newest[ref] = GONE
+        for one in self.pending:  # the first report of each period has all devices
+            known = newest.get(one.device) if one.before is None else None
+            newest[one.device] = one.verdict
             if known is None:
                 yield one
-            elif not one.verdict.is_same(known.verdict):
-                yield one._replace(before=known.verdict.state)
+            elif not one.verdict.is_same(known):
+                yield one._replace(before=known.state)
 
     def _queue(
         self,
