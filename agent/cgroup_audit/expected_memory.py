@@ -307,7 +307,7 @@ def _pod_level_share(pod: Pod) -> int | UnknownAmount:
 
 
 def _doubt(pod: Pod) -> str:
-    """Return why a pod's containers may have other values, as after a resize; empty: no reason."""
+    """Return why a pod's cgroups may differ from the expected values, as after a resize; empty: no reason."""
     return _CHANGED if pod.is_changed or pod.resize is not None else ""
 
 

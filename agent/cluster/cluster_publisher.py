@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskIntervals(NamedTuple):
-    """Times after which a task runs again."""
+    """Times from one run of a task of the cluster publisher to its next run."""
 
     idle_s: float
     """Without a changed report [s]."""

@@ -81,7 +81,7 @@ class TaintRules:
         self._logged: set[str] = set()
 
     def forget(self) -> None:
-        """List the rules again in the next pass: others may have changed them."""
+        """Have the next update of the rules list them first, because other clients may have changed them."""
         self._existing = None
 
     def sync(
@@ -201,8 +201,7 @@ class TaintRules:
         )
 
     def _is_own(self, rule: _RuleObject) -> bool:
-        """Return whether this agent's field manager applied a rule; another one with its labels is left
-        alone."""
+        """Return whether this agent wrote a DeviceTaintRule: its field manager is in ``managedFields``."""
         fields = rule["metadata"].get("managedFields") or ()
         if any(entry.get("manager") == self._manager for entry in fields):
             return True

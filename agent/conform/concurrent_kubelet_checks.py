@@ -74,10 +74,10 @@ def check_reconnect(session: SessionRecord) -> CheckOutcome:
 
 
 def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
-    """Return the expected devices that a stream did not report, and the delay of the last reported one [s].
+    """Return the devices that a reopened stream lacks, and the delay of the last device that it reports [s].
 
-    Expected are the devices that the main streams had reported before, with leases that still ran at the end
-    of ``stream``.
+    Expected are the devices that the driver had reported before on the streams of the first simulated kubelet
+    (``main``), if the kubelet could still use those reports at the end of ``stream``.
     """
     expected = {
         key

@@ -54,7 +54,7 @@ def failed(observation: str) -> CheckOutcome:
 
 
 def skipped(reason: str) -> CheckOutcome:
-    """Return an outcome with verdict SKIPPED: the options of the session exclude the check."""
+    """Return an outcome with verdict SKIPPED: the options of the command exclude the check."""
     return CheckOutcome(CheckVerdict.SKIPPED, reason)
 
 

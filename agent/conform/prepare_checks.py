@@ -54,7 +54,7 @@ NO_IDS: Final = "the driver returned no CDI ids"
 
 
 def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome | None]:
-    """Make the function that returns an outcome if a stage of the session did not run; None: it ran."""
+    """Make the function that returns SKIPPED or NOT_RUN if a stage of prepares did not run; None: it ran."""
 
     def find_missing(session: SessionRecord) -> CheckOutcome | None:
         if session.prepare is None:

@@ -204,7 +204,7 @@ class RegistrationDirRecord(NamedTuple):
 
 
 class PrepareStage(StrEnum):
-    """Stage of a session that prepares claims, in the order in which the stages run."""
+    """Stage of a conformance session that prepares claims, in the order in which the stages run."""
 
     UNKNOWN = "unknown"
     """Unprepares a claim that was never prepared."""
@@ -346,7 +346,7 @@ class ClaimSessionRecord(NamedTuple):
 
 
 class SessionRecord(NamedTuple):
-    """Everything that a session with a driver recorded."""
+    """Everything that one conformance session with a driver recorded."""
 
     socket: str
     """Absolute path of the service socket; empty: the path is unknown."""

@@ -1,4 +1,4 @@
-"""Choice of devices for the claims of a session, from ResourceSlices and claims that hold devices. Pure."""
+"""Choice of devices for the claims of a conformance test, from ResourceSlices and from held devices. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -37,7 +37,7 @@ def format_device(key: RawDeviceKey) -> str:
 
 
 def effective_lease_s(device: DeviceEntry) -> float:
-    """Return the lease that the kubelet uses for a device entry of a health list [s].
+    """Return the lease of a device entry: how long the kubelet uses its health [s].
 
     0: the lease is too long and overflows.
     """
@@ -83,7 +83,7 @@ def count_lists(version: ApiVersionStreams) -> int:
 
 
 def ended_by_session(end: StreamEnd) -> bool:
-    """Return True if the session ended the stream because of a limit; False if the server ended it."""
+    """Return True if the conformance test ended a stream because of a limit; False if the driver ended it."""
     return bool(end.too_large_bytes or end.flooded)
 
 

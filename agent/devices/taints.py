@@ -91,7 +91,7 @@ class PublishedTaint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaintState:
-    """Result of decide_taints(): published taints of a driver, and times for the next decision."""
+    """Taints that one driver publishes now, and the times at which they must be decided again."""
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)

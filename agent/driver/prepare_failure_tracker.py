@@ -121,7 +121,7 @@ class PrepareFailureTracker:
     # --- prepares ------------------------------------------------------------------------------------------
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """Return the error of an equal earlier prepare that would fail again; None: no failure is cached.
+        """Return the cached error of an earlier, equal prepare of a claim; None: the driver must be called.
 
         Takes microseconds.
         """
@@ -188,7 +188,7 @@ class PrepareFailureTracker:
         evidence: FailureEvidence,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Classify a failure again when the health of the claim's devices is newer than the failure.
+        """Wait for newer health of the claim's devices, and return the verdict on a failure with that health.
 
         A fault that made the prepare fail is often found by the health engine a moment later. So a failure
         without a proven cause waits for that, and the kubelet gets one text instead of two. Blocks up to 2 s.

@@ -227,7 +227,7 @@ class DriverSession:
         self._checks.report(results)
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
-        """Return, for each claim, the verdict that its prepare is known to have; None: it may succeed."""
+        """Return, for each claim, the error with which its prepare is known to fail; None: it may succeed."""
         return [self._tracker.known_blocker(claim) for claim in claims]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
@@ -257,7 +257,7 @@ class DriverSession:
         return self._other_failures(self._driver, claim)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the verdicts on claims whose last prepare failed recently."""
+        """Return the classified failures of claims whose last prepare failed recently."""
         return self._tracker.recent_failures(uids)
 
     @property
@@ -312,7 +312,7 @@ class DriverSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether the newest report is younger than a lease, so that its verdicts are valid."""
+        """Whether the newest report is younger than a lease, the time for which its verdicts are valid."""
         report = self._hub.report
         return report is not None and time.monotonic_ns() - report.at.mono_ns <= self._lease_ns
 

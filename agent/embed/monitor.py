@@ -275,7 +275,7 @@ class Monitor:
 
     @property
     def is_up(self) -> bool:
-        """Whether the core thread runs and the newest report is younger than a lease."""
+        """Whether the core thread runs and the newest report is younger than a lease, so that it is valid."""
         report = self.report
         if report is None or self._failure is not None or not self._thread.is_alive:
             return False

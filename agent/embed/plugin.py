@@ -191,7 +191,7 @@ class PrepareWorker:
 
 
 class _FetchTracker:
-    """Tracker for the time in which a claim is fetched before its prepare: it records failures only."""
+    """Prepare tracker while a claim is read from the API, before its prepare; records only failures."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify
@@ -200,7 +200,7 @@ class _FetchTracker:
         self.jitter = tracker.jitter
 
     def cached_failure(self, claim: Claim) -> None:
-        """Return None: a failure that is cached may not hold, since the claim may have changed."""
+        """Return None: the claim may have changed since a failure, so it is always read."""
 
     def classify_by_newer_health(
         self,

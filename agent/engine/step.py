@@ -11,7 +11,7 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
     health/changed_settings.py  state after a change of the settings
-    health/boot_baseline.py    values at start, which outlive the agent within a boot
+    health/boot_baseline.py   values at start, which outlive the agent within a boot
     health/stalls.py          stalled sources
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         health, message and lease of a device
@@ -343,7 +343,7 @@ def _next_checkpoint(
 
 
 def _run_lease_s(checkpoint: PersistentState) -> int:
-    """Return the number that this run of the agent adds to each lease [s].
+    """Return the number that this run of the agent adds to each lease, the validity of a verdict [s].
 
     If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
     with the same leases would renew them without updating the pods.
@@ -367,7 +367,7 @@ def _schedule_stall_detection(
 
 
 def _lease_salt(state: EngineState, now: Instant) -> int:
-    """Return the number to add to every lease [s]: 0 or 1, the other number if the last leases have expired.
+    """Return 0 or 1, added to every lease [s] so that leases after an expiry differ from those before.
 
     If the first list of devices after an expiry equals the last list, the kubelet renews the leases but does
     not update the pods. A lease that differs by one second makes it update them.

@@ -30,7 +30,7 @@ FLAP_COUNT: Final = 3
 
 
 class Segment(NamedTuple):
-    """Time between two changes of a device's verdict."""
+    """Time in which a device has the same verdict (state and causes), between two changes."""
 
     change: VerdictChange
     """Change of the verdict with which the segment begins."""

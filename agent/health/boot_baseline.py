@@ -1,5 +1,5 @@
-"""Values of the machine at start: the engine stores them, restores them after a restart of the agent, and
-replaces them when an operator accepts the machine's present values. Pure.
+"""Baseline of a boot, the machine's values at start: the engine stores them, restores them when the agent
+restarts, and replaces them when an operator accepts the machine's present values. Pure.
 
 An agent without stored values would take the values of a faulty machine as those at start, and the fault
 would end without a repair. A reboot ends stored values; the configuration's ``[expect]`` outranks them.

@@ -183,7 +183,7 @@ def _with_milder_severity(condition: Condition, severity: Severity | None) -> Co
 
 
 def _probation_ns(change: RuleChange, code: str, limits: GpuLimits | None) -> int:
-    """Return the probation time of faults with a finding code [ns].
+    """Return how long an ended fault with a finding code is still reported [ns].
 
     ``limits`` are those of GPUs; None: the device is no GPU.
     """

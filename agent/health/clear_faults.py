@@ -1,6 +1,7 @@
-"""Clears remembered faults of devices on request of an operator, who states that they were repaired. Pure.
+"""Clears faults that the agent keeps after their sign has ended, on request of an operator. Pure.
 
-Only faults that the agent remembers can be cleared: latched GPU faults, faults in their probation, faults
+The operator states that the device was repaired. These faults can be cleared: latched GPU faults (events
+such as XIDs, kept until something ends them), ended faults that are reported for a probation time, faults
 that a driver reported while it prepared a claim, and readings that differ from those at start; the present
 readings then count as those at start. A request clears all faults that it names, or none: it is refused while
 a reading shows another fault of the GPU, because the reading decides then.
@@ -52,7 +53,7 @@ UNREPAIRED_CODES: Final = frozenset({"gpu.recovery_action", "gpu.remap.pending",
 
 @dataclass(frozen=True, slots=True)
 class ClearOutcome:
-    """State after the handled requests to clear faults, and the answers to the requests."""
+    """Health engine's state after requests of operators to clear faults, and the answers to the requests."""
 
     gpus: GpuEvaluationResult
     host: HostRuleState
@@ -60,7 +61,7 @@ class ClearOutcome:
     last_request: int
     """Number of the newest request that was handled."""
     dropped: frozenset[tuple[Subject, str]] = frozenset()
-    """Raised faults that end at once, without clean passes and probation, by device and finding code."""
+    """Faults that end at once, by device and finding code, without readings that confirm the end."""
     results: tuple[ClearResult, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""One evaluation of the health rules, from rule results to causes of verdicts.
+"""One evaluation of the health rules, from rule results to causes (faults that count in a device's health).
 
 Rule results update conditions (raised or pending faults); raised conditions become causes.
 """
@@ -264,7 +264,7 @@ class Evaluation:
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised condition of a subject: ``passes`` passes of its source gave the same finding."""
+        """Keep a raised fault: all readings of its source up to number ``passes`` gave the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition

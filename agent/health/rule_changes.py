@@ -90,7 +90,7 @@ def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
 
 @lru_cache(1024)
 def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
-    """Return a catalog row with its probation time replaced [ns]."""
+    """Return a catalog row with another probation, for which an ended fault is reported [ns]."""
     return replace(row, probation_ns=probation_ns)
 
 

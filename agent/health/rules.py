@@ -115,7 +115,7 @@ GPU_UNREADABLE_ADVICE: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
     """Catalog row of a rule: a finding code with its severity, explanation and advice, and the number of
-    passes and the time that raise the cause and clear it."""
+    readings (passes of its source) and the time after which its fault counts, and after which it ends."""
 
     code: str
     severity: Severity
@@ -193,5 +193,5 @@ def unreadable_row(rule: Rule) -> CatalogRow:
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a cause with the row's code, severity, advice and repair. No passes raise or clear it."""
+    """Return a fault with a row's code, severity, advice and repair, to be reported at once."""
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since, repair=row.repair)

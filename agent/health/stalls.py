@@ -1,4 +1,4 @@
-"""Detection of stalled sources: a source without a recent pass, whose last readings are no longer trusted."""
+"""Detection of stalled sources: they have not read lately, and their last readings are no longer trusted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -18,7 +18,7 @@ On a busy machine a source that is read every 10 ms can be late by more than thr
 
 
 class SourceStall(NamedTuple):
-    """Source that is stalled, or that has resumed with fewer than ``CLEAN_PASSES`` passes since."""
+    """Source that does not read, or that has read fewer than ``CLEAN_PASSES`` times since it resumed."""
 
     since: Instant
     passes: int

@@ -30,7 +30,7 @@ class ConditionPhase(StrEnum):
 
 
 class PassObservation(StrEnum):
-    """Presence of a fault in the newest pass of a source; the input of the transition table."""
+    """Presence of a fault in the newest reading (pass) of a source; input of the transition table."""
 
     BAD = "bad"
     """The fault is found, but not yet in enough consecutive passes or long enough to raise it."""
@@ -169,7 +169,7 @@ def next_condition(
 
 
 def with_probation_time(condition: Condition, probation_ns: int, now: Instant) -> Condition:
-    """Return a condition in probation after its probation time has changed: its text names the new end."""
+    """Return an ended, still reported fault after its probation time changed: its text has the new end."""
     finding = condition.finding
     finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
     ended = instant_at_mono(condition.run_start_ns, now)

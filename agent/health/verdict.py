@@ -1,5 +1,5 @@
-"""Verdicts on devices: health, message for the kubelet, time of the last change and lease, derived from the
-causes (raised faults) of a device."""
+"""Verdicts on devices: health, message for the kubelet, time of the last change and lease (how long the
+kubelet may use the verdict), derived from the causes (confirmed faults) of a device."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerdictContext:
-    """Verdicts of the last evaluation, with the stalled sources and the lease salt of this evaluation."""
+    """Input of new verdicts, next to rule results: the last verdicts, stalled sources, change of leases."""
 
     started: Instant
     """Time of the agent's first evaluation."""
@@ -64,7 +64,7 @@ def make_verdict(
     timeout_s: int,
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device; without causes and changes the last verdict with a new lease.
+    """Return a device's health with its causes; without causes and changes, the last one with a new lease.
 
     Args:
         severity: Severity of the device's worst cause, or a higher severity.

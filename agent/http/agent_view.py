@@ -30,7 +30,7 @@ The devices' leases last at least as long.
 
 
 class JsonEncoders(NamedTuple):
-    """Functions that encode values as JSON documents; the command line provides them."""
+    """Functions that encode a report as a JSON document; the command line provides them."""
 
     report: Callable[[Report], dict[str, Any]]
     """Function that returns the document of ``drahealth scan -o json`` for a report.

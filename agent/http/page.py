@@ -1,4 +1,4 @@
-"""Endpoints of the HTML page: the page, its files, and the events that make a browser load it again.
+"""Endpoints of the HTML page: the page, its files, and the events that make a browser reload it.
 
 Jinja2 escapes every text, and the Content-Security-Policy allows no script and no style but the page's own
 files. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads

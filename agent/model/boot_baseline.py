@@ -1,4 +1,4 @@
-"""Values of the machine that rules call "at start": those when an agent first read them in the running boot.
+"""Baseline of a boot: values of the machine that rules call "at start", read first in the running boot.
 
 The agent stores them, so that a fault does not end because the agent is restarted.
 """
@@ -16,7 +16,7 @@ class CpusBaseline(NamedTuple):
 
 
 class FrequencyBaseline(NamedTuple):
-    """CPUs whose maximum frequency was the same at start."""
+    """CPUs that had the same maximum frequency at start."""
 
     khz: int
     cpus: str
@@ -88,7 +88,7 @@ class GpuBaseline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BootBaseline:
-    """Values of the machine when an agent first read them in the running boot.
+    """Baseline: values of the machine when an agent first read them in the running boot.
 
     The default is the state before the first reading.
     """

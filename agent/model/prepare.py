@@ -34,7 +34,7 @@ class Scope(StrEnum):
 
 
 class Operation(StrEnum):
-    """Operation during which a driver's prepare failed; decides how an errno is classified."""
+    """Operation of a driver during which its prepare failed; it decides how an errno is classified."""
 
     DEVICE = "device"
     """The driver was opening, reading or configuring the device."""
@@ -53,7 +53,7 @@ class Operation(StrEnum):
 
 
 class FaultTaint(NamedTuple):
-    """Taint that a prepare failure puts on a device; its key is derived from the verdict's code."""
+    """Taint that a failed prepare puts on a device; its key follows from a code such as ``gpu.xid.79``."""
 
     effect: Effect
     value: str = ""

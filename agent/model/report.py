@@ -126,7 +126,7 @@ class SentinelStatus(NamedTuple):
 
 
 class NvmlCallCost(NamedTuple):
-    """Cost of the measured NVML calls of one kind: those of about two passes per ``gpu.slow-period``."""
+    """Cost of the measured NVML calls of one kind: about two readings of all GPUs per ``gpu.slow-period``."""
 
     kind: str
     """First function of the kind, such as ``nvmlDeviceGetFieldValues``."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class SourceState(StrEnum):
-    """State of a source after its last pass over the machine."""
+    """State of a source after its last pass, one reading of its part of the machine."""
 
     OK = "ok"
     ABSENT = "absent"
@@ -49,7 +49,7 @@ DURATION_BOUNDS_S: Final = (
 
 
 class PassDurations(NamedTuple):
-    """Histogram of the durations of one source's passes since the source started."""
+    """Histogram of the durations of one source's readings (passes) since the source started."""
 
     counts: tuple[int, ...]
     """Number of passes by bucket, one for each of DURATION_BOUNDS_S; a pass is in one bucket only."""

@@ -133,7 +133,7 @@ class SnapshotDecoder:
 
     @property
     def newest_stamp(self) -> int:
-        """Highest stamp of cgroup records decoded so far; the next copy needs only higher ones."""
+        """Highest stamp (change number) of the decoded cgroup records; the next copy needs higher ones."""
         return self._groups.newest
 
     def decode(self, data: CopiedBytes) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Classification of failed prepares: picks the strongest evidence and builds the verdict from it.
+"""Classification of failed prepares: picks the strongest evidence, and derives class, code and advice.
 
 Within one failure the evidence with the greatest weight decides; among equals, that of the outermost
 exception. An Unhealthy device of the claim is the cause unless the evidence proves another one. While the

@@ -1,4 +1,4 @@
-"""Tables from error numbers (errno, NVML, gRPC, HTTP) to a dotted code and an error class.
+"""Tables from error numbers (errno, NVML, gRPC, HTTP) to a code such as ``api.forbidden`` and an error class.
 
 The class is what the number alone proves: a failure is permanent only if it lasts until an operator changes
 the Kubernetes node. agent.prepare.failure_kinds describes each pair of code and class.
@@ -154,12 +154,12 @@ def classify_errno(number: int, operation: Operation | None) -> CodeAndClass:
 
 
 def classify_nvml_code(code: int) -> CodeAndClass:
-    """Return the dotted code and the error class of an NVML return code."""
+    """Return code and error class of an NVML return code, such as ``gpu.lost`` and failed device."""
     return NVML_MEANINGS.get(code, ("gpu.nvml.unknown", _UNKNOWN))
 
 
 def classify_grpc_status(code: int) -> CodeAndClass:
-    """Return the dotted code and the error class of a gRPC status."""
+    """Return code and error class of a failed gRPC call, such as ``grpc.unavailable`` and transient."""
     return GRPC_MEANINGS.get(code, _GRPC_FAILED)
 
 

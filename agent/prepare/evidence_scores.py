@@ -73,7 +73,7 @@ class PrepareContext:
 
 
 class EvidenceScore(NamedTuple):
-    """Code, class and consequences that one piece of evidence suggests, with its weight."""
+    """Code (``gpu.xid.79``), class and consequences of a failure that one piece of evidence suggests."""
 
     weight: EvidenceWeight
     code: str
@@ -429,6 +429,6 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def _snake(name: str) -> str:
-    """Convert a class name to a part of a dotted code: ``ValueError`` to ``value_error``."""
+    """Convert a class name to a part of a failure's code: ``ValueError`` to ``value_error``."""
     words = re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
     return words[:48].rstrip("_") or "nameless"

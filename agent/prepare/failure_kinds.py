@@ -1,4 +1,4 @@
-"""Catalog of the kinds of prepare failures: class, scope, consequences and advice by dotted code.
+"""Catalog of the kinds of prepare failures: class, scope, consequences and advice by code, ``gpu.xid.79``.
 
 A code may occur in two classes: as a failure that may pass, and as one that has lasted. A code that ends in
 ``.*`` stands for all codes with this prefix. A code that is not listed uses the default of its class,

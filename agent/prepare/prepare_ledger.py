@@ -132,7 +132,11 @@ def _device_fingerprint(device: DeviceHealth | None) -> str:
 
 
 def _health_and_faults(ledger: PrepareLedger, claim: Claim, health: str) -> str:
-    """Return the health fingerprint of a claim's devices with the codes of active driver-reported faults."""
+    """Return the text that shows whether the state of a claim's devices has changed since a prepare.
+
+    Args:
+        health: Result of :func:`health_fingerprint`; codes of active driver-reported faults are appended.
+    """
     active = {(fault.device, fault.code) for fault in ledger.driver_faults.faults if not fault.expired_wall_s}
     codes = sorted(code for device, code in active if device in _device_refs(claim))
     # this separator is in the ledgers on disk

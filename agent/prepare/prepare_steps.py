@@ -74,7 +74,7 @@ class PrepareResultTracker(Protocol):
     def classify(
         self, claim: Claim, error: BaseException, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:
-        """Return the verdict on a failed prepare from the handler's exception. Never blocks."""
+        """Return the verdict (class, code, advice) on a failed prepare from its exception. Never blocks."""
 
     def classify_by_newer_health(
         self,
@@ -83,7 +83,7 @@ class PrepareResultTracker(Protocol):
         evidence: BaseException,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Classify a failure again when the health of the claim's devices is newer. Blocks up to 2 s."""
+        """Return the verdict on a failure from device health that is newer than it. Blocks up to 2 s."""
 
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None

@@ -60,7 +60,7 @@ class RecordedStep(NamedTuple):
 
 
 class SegmentHead(NamedTuple):
-    """Head of a segment: where the part of a record comes from."""
+    """Head of a segment (one file of a record): which agent, node and settings the file comes from."""
 
     version: str
     """Version of drahealth that wrote the segment."""

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class RecordLimits(NamedTuple):
-    """Limits of a record's segments together: size and age."""
+    """Limits of a record: the size of all its files (segments) together, and their age."""
 
     size: int
     """Largest size of all segments of a record together [bytes]."""

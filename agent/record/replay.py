@@ -42,7 +42,7 @@ class VerdictDifference(NamedTuple):
 
 
 class Replay:
-    """Replay of recorded segments, the oldest first, with the recorded settings or with others."""
+    """Replay of the files (segments) of a record, oldest first, with the recorded or with other settings."""
 
     def __init__(self, change: ChangeSettings | None = None) -> None:
         """Create a replay.
@@ -91,7 +91,7 @@ def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> 
 
 
 def record_segments(records: list[Path]) -> list[Path]:
-    """Return the segments of files and directories, each record's oldest first.
+    """Return the segment files of records, given as files or directories; of a directory the oldest first.
 
     Raises:
         ProbeError: A directory cannot be read, or has no segment.

@@ -34,7 +34,7 @@ MODE: Final = 0o600
 
 
 class SegmentProblem(NamedTuple):
-    """Damage in a segment's file: from where on it cannot be read, and why."""
+    """Damage in the file of a segment, a part of a record: from where on it cannot be read, and why."""
 
     path: Path
     offset: int

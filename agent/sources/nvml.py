@@ -1,4 +1,4 @@
-"""NVML sessions through pynvml, and the inventory of GPUs read in them.
+"""NVML sessions (from nvmlInit to nvmlShutdown) through pynvml, and the inventory of GPUs.
 
 Only rarely read values come from here; the C core polls the others.
 
@@ -139,18 +139,17 @@ _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 
 
 def read_gpu_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
-    """Read UUID, serial number, versions and MIG profiles of the GPUs that NVML counts, in NVML's order.
+    """Read UUID, serial number, versions and MIG profiles (``1g.10gb``) of all GPUs, in order of NVML index.
 
-    An attribute that a GPU does not support is empty.
-
-    May hang in the driver: call it from a thread that can be abandoned.
+    An attribute that a GPU does not support is empty. May hang in the driver: call it from a thread that can
+    be abandoned.
 
     Args:
         library: ``libnvidia-ml.so.1``, or a path.
         sysfs_root: Mount point of sysfs.
 
     Raises:
-        ProbeError: NVML cannot be loaded, initialised or count GPUs, or another session is open.
+        ProbeError: NVML cannot be loaded, initialised or count GPUs, or an NvmlSession is open.
 
     Source:
         nvmlDeviceGet{UUID,Serial,Name,VbiosVersion,Architecture,PciInfo}, nvmlSystemGetDriverVersion; sysfs

@@ -1,4 +1,4 @@
-"""Clocks, trust in the wall clock, random delays, a rate limit for log lines, durations of passes."""
+"""Clocks, steps of the wall clock, random delays, a rate limit for log lines, durations of readings."""
 
 import time
 from bisect import bisect_left
@@ -28,7 +28,7 @@ CLOCK_TRUST_S: Final = 3600.0
 
 
 class WallClockStepDetector:
-    """Observer of the wall clock that knows when it was last set. Not thread-safe."""
+    """Detector of steps of the wall clock, which knows when the clock was last set. Not thread-safe."""
 
     def __init__(self) -> None:
         self._offset_s, self._step_ns = 0.0, 0
@@ -77,7 +77,7 @@ class LogRateLimiter:
 
 
 class PassTimer:
-    """Histogram of the durations of one source's passes. One thread measures, any thread reads.
+    """Timer of one source's readings (passes), with a histogram. One thread measures, any thread reads.
 
     Args:
         source: Name of the source.

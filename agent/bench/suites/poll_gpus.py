@@ -69,7 +69,10 @@ class GpuReadSet(NamedTuple):
 
 
 def fast_values(gpus: Sequence[GpuSample]) -> GpuValues:
-    """Return the values of the fields that each pass reads, from samples of the C core; skip unsupported."""
+    """Return the values of NVML fields that the C core reads often, in each pass over the GPUs.
+
+    Fields that a GPU does not support are left out.
+    """
     fields = (*FIELDS, *FUNCTIONS, GpuField.LINKS_UP)
     return {
         (gpu.index, field): value for gpu in gpus for field in fields if isinstance(value := gpu[field], int)
@@ -88,7 +91,7 @@ def read_set_of(gpu: GpuSample) -> GpuReadSet:
 
 
 class PynvmlBatchReader:
-    """Reader that keeps handles and reads all fields of a GPU in one call, other values in a call each.
+    """Reader that keeps NVML handles: one call for all fields of a GPU, one for each value that is no field.
 
     Args:
         binding: Initialised pynvml module.
@@ -123,7 +126,7 @@ class PynvmlBatchReader:
 
 
 class PynvmlPerValueReader:
-    """Reader that gets the handle in each pass and makes one call per value."""
+    """Reader that gets the handle in each pass over the GPUs, and makes one call per value."""
 
     def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
         self._binding = binding

@@ -232,9 +232,10 @@ def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str,
 
 
 def profile(results: Iterable[CheckResult]) -> dict[str, Any] | None:
-    """Return the versioned profile: the areas without a warning, a failure or a check that was not run.
+    """Return the conformance profile: the areas (as "health") in which a driver passed all checks that ran.
 
-    Skipped checks do not count; their codes are listed. None: no area qualifies.
+    A check that was not run for lack of data excludes its area; a check that the options skip does not, and
+    its code is listed. None: no area qualifies.
     """
     results = list(results)
     areas, skipped = [], []
@@ -251,7 +252,7 @@ def profile(results: Iterable[CheckResult]) -> dict[str, Any] | None:
 
 
 def badge(results: Iterable[CheckResult]) -> dict[str, Any]:
-    """Return the profile in the JSON format that shields.io shows as a badge."""
+    """Return the conformance profile (the areas that passed) in the JSON format of a shields.io badge."""
     results = list(results)
     found, code = profile(results), exit_of(results)
     message = found["text"].partition(": ")[2] if found else "no profile"

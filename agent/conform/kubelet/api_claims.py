@@ -1,4 +1,4 @@
-"""ResourceSlices and claims of a conform session at the API server. All functions block up to 10 s for the
+"""ResourceSlices and claims of a conformance test at the API server. All functions block up to 10 s for the
 connect and for each read."""
 
 from typing import Any, Final

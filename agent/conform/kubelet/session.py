@@ -41,7 +41,7 @@ LOCATE_S: Final = 0.2
 
 
 class SessionOptions(NamedTuple):
-    """Options of a session: the driver to test, and the duration. Paths are absolute."""
+    """Options of a conformance session: the driver to test, and the duration. Paths are absolute."""
 
     socket: str
     """Path of the service socket; empty: the endpoint in the driver's answer to GetInfo."""

@@ -29,7 +29,7 @@ PEER_FAULTS: Final = (
 
 
 class SessionClock:
-    """Clock of a session with a driver: seconds since the session began."""
+    """Clock of a conformance session with a driver: seconds since the session began."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

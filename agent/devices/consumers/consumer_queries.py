@@ -101,7 +101,7 @@ def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]
 
 
 def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
-    """Return True if a device serves a claim on this node: it is prepared, or allocated and needs no prepare.
+    """Return True if a device is prepared for a claim on this node, or allocated and needs no prepare.
 
     Args:
         uses: Edges between the claim and the device.
@@ -245,7 +245,7 @@ def _refused_pending(
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[RefusedPod]:
-    """Yield the pods that run on this node and that the kubelet would refuse because of one claim.
+    """Yield the running pods that the kubelet would refuse after a reboot, because of one claim.
 
     Args:
         uids: UIDs of the claims whose object a source has, by (namespace, name).

@@ -116,7 +116,7 @@ def evaluate_fatal_errors(view: GpuRuleInput) -> RuleResult:
 
 
 def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for the PCIe link; only their probation can be configured."""
+    """Return the rules for the PCIe link; ``limits`` sets how long their ended faults are reported."""
     reseat = "reseat the GPU, check riser and cables; compare with other slots"
     aer = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<bus>/{}"
     return (

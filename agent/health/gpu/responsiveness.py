@@ -137,7 +137,7 @@ def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
 def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
     """Return a finding if the last read of the GPU ended with NVML's return code ``status``.
 
-    Other errors: not evaluated.
+    Without an error, or with one that another rule reports, the result is OK; else it is inconclusive.
     """
     found = view.sample.status if view.sample else NvmlStatus.OK
     if found == status:

@@ -1,4 +1,4 @@
-"""Verdicts on the devices that the agent itself publishes, and causes that concern the whole machine."""
+"""Verdicts on the devices that the agent itself publishes, and faults that concern the whole machine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -102,7 +102,7 @@ def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequenc
 def machine_causes(
     evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot
 ) -> Iterator[NonDeviceCause]:
-    """Evaluate the rules for the whole machine, and yield their causes."""
+    """Evaluate the rules for the whole machine; yield its causes, which are faults found often enough."""
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
     evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
