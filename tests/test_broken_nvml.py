@@ -174,6 +174,22 @@ def test_scan_with_a_hanging_library_ends_with_an_unknown_gpu(machine: MachineFi
     assert {d["name"]: d["health"] for d in json.loads(ran.stdout)["devices"]}["gpu-0"] == "Unknown"
 
 
+NO_LIST: Final = "no list of devices from nvml in time; its devices may be missing\n"
+
+
+def test_scan_exits_as_unknown_while_nvml_has_not_listed_gpus(tmp_path: Path) -> None:
+    """The GPUs are not on the PCI bus that the scan reads, so that only NVML knows them."""
+    machine = MachineFiles(Row("no GPU on the bus", (), gpus=0, library=False), tmp_path)
+    HANG(tmp_path / "libnvidia-ml.so.1")
+    ran = scan(machine)
+    assert (ran.returncode, ran.stderr) == (3, f"drahealth: scan: {NO_LIST}")
+    document = json.loads(ran.stdout)
+    assert {device["health"] for device in document["devices"]} == {"Healthy"}
+    assert {one["name"]: one["state"] for one in document["sources"]}["nvml"] == "starting"
+    ran = scan(machine, "-o", "table", "--exit-style", "npd")
+    assert (ran.returncode, ran.stdout) == (2, f"unknown: {NO_LIST}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "reason"),

@@ -28,6 +28,7 @@ from agent.errors import (
     UsageError,
 )
 from agent.model.health import Severity
+from agent.model.source_state import SourceSample, SourceState
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -58,6 +59,25 @@ def test_worst_severity_decides_the_exit_code(severities, code):
 
 def test_no_device_exits_as_unknown():
     assert exit_of_severities([]) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "passes", "code"),
+    [
+        (SourceState.OK, 1, 0),
+        (SourceState.ABSENT, 0, 0),
+        (SourceState.STARTING, 0, 3),
+        (SourceState.STALLED, 0, 3),
+        (SourceState.STALLED, 4, 0),
+    ],
+)
+def test_exit_code_is_unknown_while_nvml_has_not_listed_gpus(
+    state: SourceState, passes: int, code: int
+) -> None:
+    """NVML that stalls later has listed its GPUs, which have verdicts of their own."""
+    sources = [SourceSample("nvml", state, 0, 1, 0, "", passes=passes)]
+    assert exit_of_severities([Severity.OK], sources=sources) == code
+    assert exit_of_severities([Severity.UNHEALTHY], sources=sources) == 2
 
 
 def test_every_severity_has_an_exit_code():

@@ -8,21 +8,28 @@ from typing import Final
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
 from agent.errors import ProbeError
+from agent.model.gpu import NvmlSample
 from agent.model.report import Report
-from agent.model.source_state import SourceState
+from agent.model.source_state import GPU_LIBRARY, SourceState
 from agent.model.time import NS
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
 from agent.system.timing import read_clocks
 
 PASS_GAP_NS: Final = NS // 4
 LIMIT_S: Final = 5.0
+"""Limit for all reads [s]. It does not include the time until the process that calls NVML has made a call."""
+NVML_START_LIMIT_S: Final = 15.0
+"""Limit for that time: a new process needs seconds on a busy machine [s]."""
+NVML: Final = (GPU_LIBRARY, "nvml-events")
 UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 
 
 def scan_once(config: Config) -> Report:
-    """Read all devices of this machine twice, 250 ms apart, and return the health report. Blocks up to 5 s.
+    """Read all devices of this machine twice, 250 ms apart, and return the health report.
 
-    A GPU that does not answer in time is Unknown in the report, and the thread that reads it is abandoned.
+    Blocks up to 5 s, and up to 20 s while the process that calls NVML starts. A GPU that does not answer in
+    time is Unknown in the report, and the thread that reads it is abandoned. If NVML has not listed the GPUs
+    in time, the report may have none, see :func:`agent.model.source_state.unlisted_sources`.
 
     Raises:
         ProbeError: A read hangs in the kernel for 5 s; the text has the sources without data.
@@ -37,13 +44,16 @@ def scan_once(config: Config) -> Report:
 
 def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
     state, report = initial_state(engine_settings(config)), None
-    deadline = time.monotonic() + LIMIT_S
+    began_s = time.monotonic()
+    deadline = began_s + LIMIT_S
     while time.monotonic() < deadline:
         select.select([node], [], [], PASS_GAP_NS / NS / 5)
         node.clear()
         snapshot = node.read()
         if snapshot is None:
             continue
+        if snapshot.gpus is not None and _is_nvml_uncalled(snapshot.gpus):
+            deadline = min(time.monotonic(), began_s + NVML_START_LIMIT_S) + LIMIT_S
         state, report = step(state, snapshot, read_clocks())
         is_host_read = not host.is_alive()
         if not report.starting and report.core.passes >= 2 and not _awaits_gpu(report) and is_host_read:
@@ -57,10 +67,18 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
     )
 
 
+def _is_nvml_uncalled(gpus: NvmlSample) -> bool:
+    """Return whether the process that calls NVML has not made a call yet."""
+    return gpus.nvml.state is SourceState.STARTING and not gpus.call_ns
+
+
 def _awaits_gpu(report: Report) -> bool:
-    """Return whether the scan must wait: a GPU that answers has not been read twice yet."""
+    """Return whether the scan must wait: NVML has not listed the GPUs, or one was not read twice yet."""
     return any(
-        source.passes < 2 and source.state in (SourceState.OK, SourceState.STARTING)
+        source.state is SourceState.STARTING
+        if source.name in NVML
+        else source.name.startswith("gpu-")
+        and source.passes < 2
+        and source.state in (SourceState.OK, SourceState.STARTING)
         for source in report.sources
-        if source.name.startswith("gpu-")
     )

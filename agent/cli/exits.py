@@ -25,9 +25,12 @@ from agent.errors import (
     UsageError,
 )
 from agent.model.health import Severity
+from agent.model.source_state import unlisted_sources
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.model.source_state import SourceSample
 
 EXIT_OF_SEVERITY: Final = {
     Severity.OK: 0,
@@ -79,7 +82,14 @@ class UnreadablePath(NamedTuple):
 
 
 def exit_of_severities(
-    severities: Iterable[Severity], codes: Mapping[Severity, int] = EXIT_OF_SEVERITY
+    severities: Iterable[Severity],
+    codes: Mapping[Severity, int] = EXIT_OF_SEVERITY,
+    *,
+    sources: Iterable[SourceSample] = (),
 ) -> int:
-    """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN."""
-    return codes[max(severities, default=Severity.UNKNOWN)]
+    """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN.
+
+    The devices of `sources` that have not listed any yet are UNKNOWN.
+    """
+    missing = [Severity.UNKNOWN for _ in unlisted_sources(sources)]
+    return codes[max((*severities, *missing), default=Severity.UNKNOWN)]

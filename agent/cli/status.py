@@ -42,7 +42,7 @@ def main(args: Namespace) -> int:
     print_result(
         args, lambda: status_document(status), lambda style: render_status(status, style, now_s=time.time())
     )
-    return exit_of_severities(tally.severity for tally in status.tallies)
+    return exit_of_severities((tally.severity for tally in status.tallies), sources=status.sources)
 
 
 def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str:

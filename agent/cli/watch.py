@@ -77,7 +77,7 @@ async def _print_first_report(socket: Path, args: Namespace) -> int:
         lambda: report_document(report),
         lambda style: render_report(report, style, now_s=time.time(), has_since=bool(report.sources)),
     )
-    return exit_of_severities(device.severity for device in report.devices)
+    return exit_of_severities((device.severity for device in report.devices), sources=report.sources)
 
 
 async def _show_live_table(socket: Path, colour: str) -> None:

@@ -1,6 +1,7 @@
 """State of the agent's sources. A source reads one part of the machine periodically; a pass is one such
 reading."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -40,6 +41,20 @@ class SourceSample(NamedTuple):
     agent would hang in the same driver, and GPU rules report the stall."""
     limit_ns: int = 0
     """Age of the last finished pass at which the source is STALLED [ns]; 0: the default, some periods."""
+
+
+GPU_LIBRARY: Final = "nvml"
+"""Name of the source that lists the GPUs."""
+
+
+def unlisted_sources(sources: Iterable[SourceSample]) -> tuple[str, ...]:
+    """Return the names of the sources that have not listed their devices, which a report therefore lacks."""
+    unread = (SourceState.STARTING, SourceState.STALLED)
+    return tuple(
+        source.name
+        for source in sources
+        if source.name == GPU_LIBRARY and source.state in unread and not source.passes
+    )
 
 
 DURATION_BOUNDS_S: Final = (

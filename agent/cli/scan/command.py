@@ -21,6 +21,7 @@ from agent.cli.scan.crosscheck import (
 from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
 from agent.errors import ProbeError
 from agent.model.health import Severity
+from agent.model.source_state import unlisted_sources
 
 NAMES_MAX: Final = 8
 """Largest number of devices that the line for node-problem-detector names; it counts the others."""
@@ -85,6 +86,7 @@ def _show_report(config: Config, args: Namespace) -> int:
 
     check = read_in_child(lambda: cross_check(config)) if args.backend == "both" else None
     report = scan_once(config)
+    unlisted = unlisted_sources(report.sources)
     processes = read_node_processes(config.procfs_root)
 
     def document() -> dict[str, Any]:
@@ -93,22 +95,32 @@ def _show_report(config: Config, args: Namespace) -> int:
 
     def text(style: TextStyle) -> str:
         if args.exit_style == "npd":
-            return f"{npd_line(report.devices)}\n"
+            return f"{npd_line(report.devices, unlisted)}\n"
         comparison = "\n" + render_check(check, style) if check else ""
         return render_report(report, style, processes=processes) + comparison
 
     print_result(args, document, text)
+    if unlisted and args.exit_style != "npd":
+        print(f"drahealth: scan: {_missing(unlisted)}", file=sys.stderr)
     severities = [device.severity for device in report.devices]
     if check and check.differs:
         severities.append(Severity.UNKNOWN)  # one of the two is wrong; which one is not known
-    return exit_of_severities(severities, _exit_codes(args))
+    return exit_of_severities(severities, _exit_codes(args), sources=report.sources)
 
 
-def npd_line(devices: Sequence[DeviceHealth]) -> str:
+def _missing(unlisted: Sequence[str]) -> str:
+    """Return the text about sources that have not listed their devices."""
+    return f"no list of devices from {', '.join(unlisted)} in time; its devices may be missing"
+
+
+def npd_line(devices: Sequence[DeviceHealth], unlisted: Sequence[str] = ()) -> str:
     """Return the line about the devices that a condition of node-problem-detector gets as its message.
 
-    It has no times and readings: node-problem-detector reports each change of the message.
+    It has no times and readings: node-problem-detector reports each change of the message. ``unlisted`` are
+    the names of the sources whose devices are missing.
     """
+    if unlisted and all(device.severity < Severity.UNKNOWN for device in devices):
+        return f"unknown: {_missing(unlisted)}"
     if not devices:
         return "no device was found"
     for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
