@@ -88,10 +88,11 @@ class Truth:
         self.faults.append(fault)
         return fault
 
-    def end(self, t_ns: int, cures: Iterable[str], target: int | None = None) -> None:
-        """End the faults with one of the cures, of one target or of all."""
+    def end(self, t_ns: int, cures: Iterable[str], gpu: int | None = None) -> None:
+        """End the faults with one of the cures, of one GPU or of the whole node."""
         for fault in self.faults:
-            if fault.end_ns is None and fault.kind.cure in cures and target in (None, fault.target):
+            is_meant = gpu is None or (fault.kind.target == "gpu" and fault.target == gpu)
+            if fault.end_ns is None and fault.kind.cure in cures and is_meant:
                 fault.end_ns = t_ns
 
     def forget(self, t_ns: int) -> None:
