@@ -202,7 +202,7 @@ def test_file_that_ends_anywhere_is_read_up_to_its_last_frame(short_day: list[St
     for size in range(len(data) - 900, len(data), 37):
         path.write_bytes(data[:size])
         steps, reason = count_steps(path)
-        assert reason in ("", "the last frame is not complete")
+        assert reason in ("", "the last frame is incomplete")
         problem = cut_torn_tail(path)
         assert bool(problem) == bool(reason)
         assert count_steps(path) == (steps, "")
@@ -420,7 +420,7 @@ def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_pat
     (path,) = segment_paths(tmp_path)
     steps, reason = count_steps(path)
     assert steps >= 2 * len(short_day)
-    assert reason in ("", "the last frame is not complete")
+    assert reason in ("", "the last frame is incomplete")
 
 
 def test_step_that_cannot_be_recorded_ends_the_record(

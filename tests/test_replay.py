@@ -214,7 +214,7 @@ def test_damaged_segment_is_named_and_the_rest_is_replayed(
     ("args", "code", "text"),
     [
         (["/nowhere"], 70, "No such file"),
-        (["/proc"], 70, "no segment of a record"),
+        (["/proc"], 70, "no segment file"),
         (["{day}", "--until", "noon"], 64, "'noon' is not a time"),
         (["{day}", "--speed", "0"], 64, "0 is not a positive number"),
         (["{day}", "-o", "report", "--until", "1970-01-02T00:00:00Z"], 70, "no published report"),
@@ -375,11 +375,11 @@ def test_interval_of_a_median_covers_95_percent() -> None:
     ("text", "error"),
     [
         ("x = 1", r"must have entries \[\[incident\]\]"),
-        ('[[incident]]\ndevice = "a"', "needs device, begin and end"),
+        ('[[incident]]\ndevice = "a"', "needs the keys device, begin and end"),
         ('[[incident]]\ndevice = "a"\nbegin = 2026-01-01\nend = 2026-01-02', "is not a time with a zone"),
         (
             '[[incident]]\ndevice = "a"\nbegin = 2026-01-02T00:00:00Z\nend = 2026-01-01T00:00:00Z',
-            "before begin",
+            "end is before its begin",
         ),
         (
             '[[incident]]\ndevice = "a"\nbegin = 2026-01-02T00:00:00Z\nend = 2026-01-02T00:00:00Z\ncodes = 1',
@@ -500,7 +500,7 @@ def test_segment_without_content_is_left_out(day: Path, capsys: pytest.CaptureFi
         segment_path(day, number).write_bytes(b"")
     code, _, err = run(capsys, "replay", day)
     assert code == 70
-    assert "none of 3 segments can be read; " in err
+    assert "none of the 3 record files can be read; the first one: " in err
 
 
 def test_copies_into_one_directory_are_numbered_after_the_last_one(
@@ -526,7 +526,7 @@ def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.Cap
     [
         (["{day}", "--to", "{day}"], 64, "is the directory of the record itself"),
         (["--to", "{day}/x", "--config", "/dev/null"], 78, "record.dir: the agent of this configuration"),
-        (["{day}", "--to", "/dev/null/x"], 70, "/dev/null/x: Not a directory"),
+        (["{day}", "--to", "/dev/null/x"], 70, "/dev/null/x: cannot be written: Not a directory"),
     ],
 )
 def test_invalid_copy_is_refused(

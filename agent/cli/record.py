@@ -64,7 +64,7 @@ def main(args: Namespace) -> int:
         for number, path in enumerate(paths, first):
             steps += _copy(path, segment_path(args.to, number), redactor, seen.get(path))
     except OSError as error:
-        raise ProbeError(f"{args.to}: {error.strerror}") from None
+        raise ProbeError(f"record copy {args.to}: cannot be written: {error.strerror}") from None
     segments, evaluations = format_count(len(paths), "segment"), format_count(steps, "evaluation")
     print(f"{segments} with {evaluations} copied to {args.to}")
     return 0
@@ -103,7 +103,7 @@ def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | No
     reader = SegmentReader(source)
     state, reason = reader.state()
     if reason:
-        raise ProbeError(f"{source}: {reason}")
+        raise ProbeError(f"record file {source}: the state at its begin cannot be copied: {reason}")
     head = reader.head
     if redactor is not None:
         head, state = redactor.head(head), redactor.state(state)

@@ -68,7 +68,9 @@ def main(args: Namespace) -> int:
     for problem in (problem for one in found for problem in one.problems):
         print(f"drahealth: {problem}", file=sys.stderr)
     if not any(one.steps for one in found):
-        raise ProbeError(f"no evaluation could be read from {format_count(len(found), 'record')}")
+        raise ProbeError(
+            f"no evaluation could be read from {format_count(len(found), 'record')}; nothing can be compared"
+        )
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
         scores = (
@@ -122,7 +124,8 @@ def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[R
                     yield future.result()
                 except BrokenProcessPool:
                     raise ProbeError(
-                        "a process of the comparison was killed; lower --jobs if memory is short"
+                        "a worker process of what-if was killed, so the comparison is incomplete; lower "
+                        "--jobs if memory is short"
                     ) from None
     _show_progress(len(groups), len(groups))
 
@@ -156,34 +159,38 @@ def _read_labels(path: Path) -> list[Incident]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"incident file {path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"incident file {path}: {error}") from None
     incidents = table.get("incident")
     if set(table) != {"incident"} or not isinstance(incidents, list):
-        raise ConfigError(f"{path}: the file must have entries [[incident]] and nothing else")
-    return [_incident(entry, f"{path}: incident {number}") for number, entry in enumerate(incidents, 1)]
+        raise ConfigError(f"incident file {path}: must have entries [[incident]] and nothing else")
+    return [_incident(entry, f"{path}, incident {number}") for number, entry in enumerate(incidents, 1)]
 
 
 def _incident(entry: Any, place: str) -> Incident:
     from agent.record.what_if import Incident
 
     if not isinstance(entry, dict) or not {"device", "begin", "end"} <= set(entry) <= LABEL_KEYS:
-        raise ConfigError(f"{place}: needs device, begin and end, and may have node and codes")
+        raise ConfigError(
+            f"incident file {place}: needs the keys device, begin and end, and may have node and codes"
+        )
     codes = entry.get("codes", ["*"])
     if not all(isinstance(text, str) for text in (entry["device"], entry.get("node", "*"))):
-        raise ConfigError(f"{place}: device and node must be texts")
+        raise ConfigError(f"incident file {place}: device and node must be strings")
     if not isinstance(codes, list) or not codes or not all(isinstance(code, str) for code in codes):
-        raise ConfigError(f"{place}: codes must be a list of codes")
+        raise ConfigError(f"incident file {place}: codes must be a list of finding codes, such as gpu.ecc.*")
     begin_s, end_s = (_time_s(entry[key], f"{place}: {key}") for key in ("begin", "end"))
     if end_s < begin_s:
-        raise ConfigError(f"{place}: end is before begin")
+        raise ConfigError(f"incident file {place}: its end is before its begin; exchange them")
     return Incident(entry["device"], begin_s, end_s, entry.get("node", "*"), tuple(codes))
 
 
 def _time_s(value: Any, place: str) -> float:
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ConfigError(f"{place}: {value!r} is not a time with a zone, such as 2026-11-23T05:00:00Z")
+        raise ConfigError(
+            f"incident file {place}: {value!r} is not a time with a zone, such as 2026-11-23T05:00:00Z"
+        )
     return value.timestamp()
 
 

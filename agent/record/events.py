@@ -159,7 +159,7 @@ class SegmentDecoder:
         """Return the engine's recorded settings. Raises CodecError: this release has no equal of them."""
         settings = self._decoder.complete(self._settings)
         if not isinstance(settings, EngineSettings):
-            raise CodecError("the file is damaged: its head lacks the engine's settings")
+            raise CodecError("the record is damaged: its head lacks the engine's settings")
         return settings
 
     def state(self) -> EngineState:
@@ -170,7 +170,7 @@ class SegmentDecoder:
         """
         state = self._decoder.complete(self._state)
         if not isinstance(state, EngineState):
-            raise CodecError("the file is damaged: its head lacks the engine's state")
+            raise CodecError("the record is damaged: its head lacks the engine's state")
         return state
 
     def step(self, data: Any) -> RecordedStep:
@@ -184,7 +184,7 @@ class SegmentDecoder:
         now = Instant(now.mono_ns, _wall_after(self._now, now.mono_ns, wall))
         self._snapshot = self._decoder.changed(self._snapshot, snapshot)
         if not isinstance(self._snapshot, Snapshot):
-            raise CodecError("the file is damaged: an evaluation has no snapshot")
+            raise CodecError("the record is damaged: an evaluation has no snapshot")
         if rest:
             self._verdicts = self._decoder.changed(self._verdicts, rest[0])
         self._now = now

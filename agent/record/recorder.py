@@ -134,7 +134,11 @@ class SnapshotRecorder:
                     thread.start()
                 except ThreadStartError as error:  # the next step tries again
                     if self._complaints.tick():
-                        log.warning("record: thread not started: %s; snapshots wait in memory", error)
+                        log.warning(
+                            "record: writer thread not started: %s; snapshots wait in memory for the next "
+                            "attempt",
+                            error,
+                        )
                     return
                 self._thread = thread
 
@@ -192,11 +196,16 @@ class SnapshotRecorder:
             problem = cut_torn_tail(paths[-1]) if paths else None
         except OSError as error:
             log.warning(
-                "record: %s: %s; the end of the last segment is not checked", self._directory, error.strerror
+                "record %s: last segment not checked for an incomplete frame: %s; a replay may end there",
+                self._directory,
+                error.strerror,
             )
             return
         if problem:
-            log.warning("record: %s; the snapshots after it are lost", problem)
+            log.warning(
+                "record: last segment cut off at a damaged frame: %s; the snapshots after it are lost",
+                problem,
+            )
 
     def _write(self, queue: list[_Queued], *, is_end: bool) -> None:
         """Write queued evaluations; begin a new segment where the settings changed or the old one is full.
@@ -232,7 +241,7 @@ class SnapshotRecorder:
             self._end_segment()
             if self._complaints.tick():
                 log.warning(
-                    "record: %s: %s; %d snapshots are not recorded, the next attempt is in %g s",
+                    "record %s: snapshots not written: %s; %d snapshots are lost, next attempt in %g s",
                     self._directory,
                     error.strerror,
                     self._lost,

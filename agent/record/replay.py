@@ -104,9 +104,12 @@ def record_segments(records: list[Path]) -> list[Path]:
         try:
             paths = segment_paths(record)
         except OSError as error:
-            raise ProbeError(f"{record}: {error.strerror}") from None
+            raise ProbeError(f"record {record}: cannot be read: {error.strerror}") from None
         if not paths:
-            raise ProbeError(f"{record}: the directory has no segment of a record, record-*.drahrec")
+            raise ProbeError(
+                f"record {record}: the directory has no segment file, record-*.drahrec; name the directory "
+                "of a record"
+            )
         found += paths
     return found
 
@@ -130,7 +133,7 @@ def readable_segments(paths: list[Path], problems: list[str]) -> list[Path]:
         else:
             found.append(path)
     if not found:
-        raise ProbeError(f"none of {len(paths)} segments can be read; {problems[0]}")
+        raise ProbeError(f"none of the {len(paths)} record files can be read; the first one: {problems[0]}")
     return found
 
 

@@ -158,11 +158,11 @@ class SegmentReader:
         try:
             self._decoder = SegmentDecoder(next(self._frames, [None])[0])
         except (CodecError, LookupError, TypeError, ValueError) as error:
-            raise ProbeError(f"{path}: {error}") from None
+            raise ProbeError(f"record file {path}: {error}") from None
         except SegmentDamaged as damage:
-            raise ProbeError(f"{damage.problem}") from None
+            raise ProbeError(f"record file {damage.problem}") from None
         except OSError as error:
-            raise ProbeError(f"{path}: {error.strerror}") from None
+            raise ProbeError(f"record file {path}: cannot be read: {error.strerror}") from None
         self.head = self._decoder.head
 
     def state(self) -> tuple[EngineState, str]:
@@ -180,7 +180,7 @@ class SegmentReader:
         try:
             return EngineState(self._decoder.settings()), reason
         except CodecError as error:
-            raise ProbeError(f"{self.path}: {error}") from None
+            raise ProbeError(f"record file {self.path}: {error}") from None
 
     def steps(self) -> Iterator[RecordedStep]:
         """Yield the recorded evaluations up to the end of the file or the first damage.
@@ -224,9 +224,9 @@ def _frames(path: Path) -> Iterator[list[Any]]:
                 data = stream.read(raw_size)
                 events = decoder.decode(data)
             except (zstandard.ZstdError, msgspec.DecodeError, _FeederEmpty) as error:
-                raise SegmentDamaged(path, offset, f"the frame cannot be unpacked: {error}") from None
+                raise SegmentDamaged(path, offset, f"a frame cannot be decompressed: {error}") from None
             if not isinstance(events, list):
-                raise SegmentDamaged(path, offset, "the frame has no list of events")
+                raise SegmentDamaged(path, offset, "a frame does not contain a list of events")
             yield events
 
 
@@ -240,13 +240,13 @@ def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
     offset = len(MAGIC)
     while head := file.read(_FRAME.size):
         if len(head) < _FRAME.size:
-            raise SegmentDamaged(path, offset, "the last frame is not complete")
+            raise SegmentDamaged(path, offset, "the last frame is incomplete")
         size, raw_size, checksum = _FRAME.unpack(head)
         if max(size, raw_size) > FRAME_MAX:
-            raise SegmentDamaged(path, offset, f"a frame of {max(size, raw_size)} bytes; limit {FRAME_MAX}")
+            raise SegmentDamaged(path, offset, f"a frame has {max(size, raw_size)} bytes, limit {FRAME_MAX}")
         packed = file.read(size)
         if len(packed) < size:
-            raise SegmentDamaged(path, offset, "the last frame is not complete")
+            raise SegmentDamaged(path, offset, "the last frame is incomplete")
         if zlib.crc32(packed) != checksum:
             raise SegmentDamaged(path, offset, "the checksum of a frame is wrong")
         yield offset, raw_size, packed
@@ -285,6 +285,6 @@ class _Feeder:
     def read(self, _size: int) -> bytes:
         """Return the data of the current frame. Raises _FeederEmpty if they were returned before."""
         if not self.data:
-            raise _FeederEmpty("it ends too early")
+            raise _FeederEmpty("the compressed data end too early")
         data, self.data = self.data, b""
         return data

@@ -84,7 +84,10 @@ def classes_of(*roots: type) -> list[ValueClass]:
 
     def add(kind: type) -> None:
         if (known := found.setdefault(kind.__name__, kind)) is not kind:
-            raise TypeError(f"two classes named {kind.__name__}: in {known.__module__} and {kind.__module__}")
+            raise TypeError(
+                f"record codec: two classes are named {kind.__name__}: in {known.__module__} and "
+                f"{kind.__module__}; rename one of them"
+            )
         if visited.get(kind):
             return
         visited[kind] = True
@@ -105,7 +108,10 @@ def _field_names(kind: type) -> tuple[str, ...]:
         return tuple(kind._fields)
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
-    raise TypeError(f"{kind.__name__} is no enum, named tuple or dataclass")
+    raise TypeError(
+        f"record codec: class {kind.__name__} is neither an enum, a named tuple nor a dataclass; it cannot "
+        "be recorded"
+    )
 
 
 class ValueEncoder:
@@ -148,7 +154,10 @@ class ValueEncoder:
             return [LIST_TAG, *map(complete, value)]
         if isinstance(value, StrEnum):  # in a field of type str, where its text alone counts
             return str(value)
-        raise TypeError(f"a value of type {kind.__name__} cannot be recorded")
+        raise TypeError(
+            f"record codec: a value of type {kind.__name__} cannot be recorded; use a type of the model's "
+            "classes"
+        )
 
     def difference(self, old: Any, new: Any) -> Any:
         """Return the difference between two values as plain data; NO_CHANGE if they are equal."""
@@ -264,14 +273,14 @@ class ValueDecoder:
         """
         if type(data) is not list:
             if type(data) is dict:
-                raise CodecError("the file is damaged: it has a difference where a complete value must be")
+                raise CodecError("the record is damaged: it has a difference where a complete value must be")
             return data
         if not data or type(data[0]) is not int:
-            raise CodecError("the file is damaged: a value has no type tag")
+            raise CodecError("the record is damaged: a value has no type tag")
         tag = data[0]
         if tag >= FIRST_CLASS_TAG:
             if tag - FIRST_CLASS_TAG >= len(self._readers):
-                raise CodecError(f"the file is damaged: its head does not describe the type tag {tag}")
+                raise CodecError(f"the record is damaged: its head does not describe the type tag {tag}")
             return self._readers[tag - FIRST_CLASS_TAG].complete(data, self)
         complete = self.complete
         if tag == TUPLE_TAG:
@@ -287,7 +296,10 @@ class ValueDecoder:
             return int.from_bytes(data[1], "little", signed=True)
         if tag == BYTES_TEXT_TAG:
             return data[1].decode("utf-8", "surrogatepass")
-        raise CodecError(f"the type tag {tag} is not known to this release")
+        raise CodecError(
+            f"the record has type tag {tag}, which this release does not know; read it with the release that "
+            "wrote it"
+        )
 
     def changed(self, old: Any, data: Any) -> Any:
         """Return the value that results from ``old`` and a difference of :meth:`ValueEncoder.difference`.
@@ -313,7 +325,9 @@ class ValueDecoder:
             for at, change in data.items():
                 new[keys[at]] = self.changed(old[keys[at]], change)
             return new
-        raise CodecError(f"a difference cannot change a value of type {kind.__name__}")
+        raise CodecError(
+            f"the record is damaged: it has a difference for a value of type {kind.__name__}, which has none"
+        )
 
     def _changed_tuple(self, old: tuple[Any, ...], data: dict[int, Any]) -> tuple[Any, ...]:
         new = list(old)
@@ -344,15 +358,21 @@ class _ClassReader:
         known = self._known
         if known is None:
             raise CodecError(
-                f"this release has no class {self._name}; read the file with the release that wrote it"
+                f"this release has no class {self._name}; read the record with the release that wrote it"
             )
         if known.is_enum:
             try:
                 return known.type(data[1])
             except ValueError:
-                raise CodecError(f"{self._name} has no value {data[1]!r} in this release") from None
+                raise CodecError(
+                    f"this release has no value {data[1]!r} of the enum {self._name}; read the record with "
+                    "the release that wrote it"
+                ) from None
         if len(data) != self._size:
-            raise CodecError(f"{self._name}: {len(data) - 1} fields, expected {self._size - 1}")
+            raise CodecError(
+                f"the record is damaged: a value of class {self._name} has {len(data) - 1} fields, expected "
+                f"{self._size - 1}"
+            )
         if self._same:
             return known.make([decoder.complete(part) for part in data[1:]])
         given = {
@@ -363,7 +383,10 @@ class _ClassReader:
         try:
             return known.type(**given)
         except TypeError as error:
-            raise CodecError(f"{self._name}: {error}") from None
+            raise CodecError(
+                f"this release cannot create a recorded value of class {self._name}: {error}; read the "
+                "record with the release that wrote it"
+            ) from None
 
     def changed(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
         assert self._known is not None
