@@ -460,10 +460,10 @@ def test_unreadable_file_is_permission_denied_requested_or_default(locked_direct
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[agent]\nperiod = \n", "FILE:2: invalid value"),
-        ("[agent]\n\nperiod 1\n", "FILE:3: expected '=' after a key in a key/value pair"),
-        ("[agent", "FILE:1: expected ']' at the end of a table declaration"),
-        ("[agent]\nperiod = '''\n", "FILE:3: expected \"'''\""),
+        ("[agent]\nperiod = \n", "FILE:2: not valid TOML: invalid value"),
+        ("[agent]\n\nperiod 1\n", "FILE:3: not valid TOML: expected '=' after a key in a key/value pair"),
+        ("[agent", "FILE:1: not valid TOML: expected ']' at the end of a table declaration"),
+        ("[agent]\nperiod = '''\n", "FILE:3: not valid TOML: expected \"'''\""),
     ],
 )
 def test_invalid_toml_is_refused_with_line(setup, text, words):
@@ -528,53 +528,85 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             "[agent]\nperiod = 1",
             "agent.period: 1 is not a duration; write a number and its unit, such as 100ms or 1s",
         ),
-        ("[agent]\ndrivers = [1]", "agent.drivers: [1] is not a list of driver names"),
-        ('[agent]\ndrivers = "a,b"', "agent.drivers: 'a,b' is not a list of driver names"),
-        ("[throttle]\nevents = true", "throttle.events: True is not a whole number"),
-        ("[throttle]\nevents = 1.5", "throttle.events: 1.5 is not a whole number"),
-        ('[throttle]\nwindow = "1500ms"', "throttle.window: '1500ms' is not a whole number of seconds"),
+        (
+            "[agent]\ndrivers = [1]",
+            "agent.drivers: [1] is not a list of driver names, such as ['gpu.example.com']",
+        ),
+        (
+            '[agent]\ndrivers = "a,b"',
+            "agent.drivers: 'a,b' is not a list of driver names, such as ['gpu.example.com']",
+        ),
+        (
+            "[throttle]\nevents = true",
+            "throttle.events: True is not a whole number; write digits without quotes",
+        ),
+        (
+            "[throttle]\nevents = 1.5",
+            "throttle.events: 1.5 is not a whole number; write digits without quotes",
+        ),
+        (
+            '[throttle]\nwindow = "1500ms"',
+            "throttle.window: '1500ms' is not a whole number of seconds; write such as 30s or 5m",
+        ),
         ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
-        ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path"),
+        ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path; write the path of a file or directory"),
         ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or exceeds CPU 8191"),
         (
             '[expect]\nhugepages = "512"',
-            "expect.hugepages: '512' is not a table of hugepage devices and their pages",
+            "expect.hugepages: '512' is not a table of hugepage devices and their number of pages",
         ),
-        ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is not a whole number"),
-        ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number"),
-        ("[gpu]\nwatch = 'true'", "gpu.watch: 'true' is neither true nor false"),
-        ("[gpu]\nwatch = 1", "gpu.watch: 1 is neither true nor false"),
+        (
+            "[expect.hugepages]\nhugepages-2mi-node0 = '5'",
+            "expect.hugepages: '5' is not a whole number; write digits without quotes",
+        ),
+        ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number; write digits without quotes"),
+        (
+            "[gpu]\nwatch = 'true'",
+            "gpu.watch: 'true' is neither true nor false; write one of them without quotes",
+        ),
+        ("[gpu]\nwatch = 1", "gpu.watch: 1 is neither true nor false; write one of them without quotes"),
         ("[gpu]\ndeadlin = '1s'", "gpu.deadlin: no such setting; did you mean 'deadline'?"),
         ("[gpu]\nxids = [31]", "gpu.xids: [31] is not a table of XIDs and their severities"),
         ("[gpu.xids]\nx31 = 'ignore'", "gpu.xids: 'x31' is not an XID; write its number, such as 31"),
         ("[gpu.xids]\n031 = 'ignore'", "gpu.xids: '031' is not an XID; write its number, such as 31"),
         (
             "[gpu.xids]\n31 = 'ignored'",
-            "gpu.xids: XID 31: 'ignored' is not one of ignore, info, degraded, unhealthy",
+            "gpu.xids: XID 31: severity 'ignored' is not one of ignore, info, degraded, unhealthy",
         ),
-        ("[gpu.xids]\n31 = true", "gpu.xids: XID 31: True is not one of ignore, info, degraded, unhealthy"),
-        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is not the name or path of a library"),
-        ("[taints]\nevict = 'gpu.xid.79'", "taints.evict: 'gpu.xid.79' is not a list of codes"),
+        (
+            "[gpu.xids]\n31 = true",
+            "gpu.xids: XID 31: severity True is not one of ignore, info, degraded, unhealthy",
+        ),
+        (
+            "[roots]\nnvml-library = ''",
+            "roots.nvml-library: '' is not the name or path of a library, such as libnvidia-ml.so.1",
+        ),
+        (
+            "[taints]\nevict = 'gpu.xid.79'",
+            "taints.evict: 'gpu.xid.79' is not a list of finding codes, such as ['gpu.lost']",
+        ),
         (
             "[taints]\nevict = ['gpu *']",
             "taints.evict: 'gpu *' is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*",
         ),
         (
             "[agent]\nlog-format = 'jsn'",
-            "agent.log-format: 'jsn' is not one of text, json; did you mean 'json'?",
+            "agent.log-format: log format 'jsn' is not one of text, json; did you mean 'json'?",
         ),
         (
             "[http]\nlisten = 'localhost'",
-            "http.listen: 'localhost' is not a list of addresses",
+            "http.listen: 'localhost' is not a list of addresses, such as ['localhost:9464']",
         ),
         (
             "[http]\nlisten = [':9100']",
-            "http.listen: ':9100' has no address; write localhost:9100, "
+            "http.listen: address ':9100' has a port only; write localhost:9100, "
             "or 0.0.0.0:9100 for all addresses of the host",
         ),
         (
             "[http]\nlisten = ['node-7:80']",
-            "http.listen: 'node-7:80': 'node-7' is neither localhost nor an IP address",
+            "http.listen: address 'node-7:80': 'node-7' is neither localhost nor an IP address; host names "
+            "are not "
+            "resolved",
         ),
         ("[http]\nlisten = ['[::1]:65536']", "http.listen: 65536 is over the limit of 65535"),
         (
@@ -583,7 +615,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[http]\nlisten = ['127.0.0.1', 'localhost:14680']",
-            "http.listen: 127.0.0.1:14680 is given 2 times; give it once",
+            "http.listen: address 127.0.0.1:14680 is given 2 times; give it once",
         ),
         (
             "[[rules]]\ncode = 'cpu.offlin'\noff = true",
@@ -592,12 +624,15 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[rules]\ncode = 'cpu.offline'",
-            "rules: {'code': 'cpu.offline'} is not a list of rules; begin each with [[rules]]",
+            "rules: {'code': 'cpu.offline'} is not a list of rules; begin each rule with [[rules]]",
         ),
-        ("[taints]\ninform = 'no'", "taints.inform: 'no' is neither true nor false"),
+        (
+            "[taints]\ninform = 'no'",
+            "taints.inform: 'no' is neither true nor false; write one of them without quotes",
+        ),
         (
             "[prepare.patterns]\nmatch = 'x'",
-            "prepare.patterns: {'match': 'x'} is not a list of patterns; "
+            "prepare.patterns: {'match': 'x'} is not a list of error patterns; "
             "begin each with [[prepare.patterns]]",
         ),
         ("[[prepare]]", "prepare: [{}] is not a table; write [prepare]"),
@@ -625,7 +660,8 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             A_PATTERN.replace("'x'", "'x('"),
-            "prepare.patterns: pattern 1: match 'x(' is not a regular expression: missing ), unterminated subpattern at position 1",  # noqa: E501
+            "prepare.patterns: pattern 1: match 'x(' is not a regular expression: missing ), unterminated "
+            "subpattern at position 1",
         ),
     ],
 )
@@ -759,7 +795,7 @@ def test_error_names_the_flag_or_variable_of_the_value(setup):
     assert setup.refusal(flags={"--period": "5ms"}) == "--period: 5ms is below the limit of 10ms"
     assert setup.refusal(PERIOD="5ms") == "DRAHEALTH_PERIOD: 5ms is below the limit of 10ms"
     assert setup.refusal(PERIOD="fast").startswith("DRAHEALTH_PERIOD: 'fast' is not a duration")
-    words = "DRAHEALTH_KMSG_ANY_FACILITY: 'yes' is neither true nor false"
+    words = "DRAHEALTH_KMSG_ANY_FACILITY: 'yes' is neither true nor false; write one of them without quotes"
     assert setup.refusal(KMSG_ANY_FACILITY="yes") == words
 
 
@@ -805,7 +841,7 @@ def test_valid_pool_name_is_accepted_as_node_name(setup, name):
 @pytest.mark.parametrize("name", ["", "Worker", "a_b", "a//b", "/a", "a/"])
 def test_invalid_pool_name_is_refused_as_node_name(setup, name):
     assert setup.refusal(flags={"--node-name": name}).startswith(
-        f"--node-name: {name!r} cannot name a DRA pool"
+        f"--node-name: pool name {name!r} is not valid: it must be"
     )
 
 
@@ -979,7 +1015,7 @@ def test_drop_ins_do_not_apply_to_a_requested_file(drop_ins):
     [
         ("[throttle]\nevents = 0", "D/a.toml: throttle.events: 0 is below the limit of 1"),
         ("[throttle]\nwrong = 0", "D/a.toml: throttle.wrong: no such setting"),
-        ("[throttle]\nevents = ", "D/a.toml:2: invalid value"),
+        ("[throttle]\nevents = ", "D/a.toml:2: not valid TOML: invalid value"),
         (
             '[stream]\nlease = "3s"',
             "FILE: stream.heartbeat: 10s is over a third of stream.lease (3s); lower it",

@@ -91,7 +91,7 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ({"name": "x" * 64}, f"device {'x' * 63!r}: name: {'x' * 64!r} is 64 bytes, limit 63"),
     (
         {"pool": "Rack 1"},
-        "device 'd-0': pool: 'Rack 1' cannot name a DRA pool, whose name is DNS subdomains, ",
+        "device 'd-0': pool: pool name 'Rack 1' is not valid: it must be DNS subdomains, ",
     ),
     ({"lease_s": 2}, "device 'd-0': lease: 2s is below the limit of 3s"),
     ({"lease_s": 0.5}, "device 'd-0': lease: '0.5s' is not a whole number of seconds"),

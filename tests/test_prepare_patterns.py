@@ -189,9 +189,9 @@ def test_configured_patterns_come_before_built_in_ones() -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("text", "'text' is not a list of patterns; begin each with [[prepare.patterns]]"),
+        ("text", "'text' is not a list of error patterns; begin each with [[prepare.patterns]]"),
         ({"match": "a"},
-         "{'match': 'a'} is not a list of patterns; begin each with [[prepare.patterns]]"),
+         "{'match': 'a'} is not a list of error patterns; begin each with [[prepare.patterns]]"),
         (["a"], "pattern 1: 'a' is not a table of match, code, class, summary"),
         ([LOCKED, {**LOCKED, "clas": "x"}], "pattern 2: unknown key 'clas'; did you mean 'class'?"),
         ([{"match": "a", "code": "b"}], "pattern 1: class is missing; each pattern needs match, code and class"),  # noqa: E501
@@ -202,7 +202,8 @@ def test_configured_patterns_come_before_built_in_ones() -> None:
         ([{**LOCKED, "class": "transent"}], "pattern 1: class 'transent' is not one of unknown, transient, "
          "bad-config, failed-device, permanent; did you mean 'transient'?"),
         ([{**LOCKED, "match": "(a"}],
-         "pattern 1: match '(a' is not a regular expression: missing ), unterminated subpattern at position 0"),  # noqa: E501
+         "pattern 1: match '(a' is not a regular expression: missing ), unterminated subpattern at position "
+         "0"),
         ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' matches every text; make it specific"),
         ([{**LOCKED, "match": "x" * 257}], "pattern 1: match is 257 characters long, limit 256; shorten it"),
         ([LOCKED] * 65, "65 patterns, limit 64; remove some"),

@@ -115,7 +115,7 @@ async def test_second_reload_names_changes_since_the_first(setup: Setup) -> None
     ("text", "words"),
     [
         ("[throttle]\nevents = 0", "FILE: throttle.events: 0 is below the limit of 1"),
-        ("[throttle", "FILE:1: expected ']' at the end of a table declaration"),
+        ("[throttle", "FILE:1: not valid TOML: expected ']' at the end of a table declaration"),
         (
             FIXED,
             'FILE: agent.period: "1s" to "2s"; FILE: roots.sysfs: "/sys" to "/elsewhere": only a restart of '

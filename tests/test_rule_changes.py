@@ -291,18 +291,24 @@ def test_entry_for_one_xid_is_like_the_key_gpu_xids_and_outranks_it() -> None:
         ({"code": "cpu.*.x", "off": True}, "cpu.*.x"),
         ({"code": "source.stalled", "of": True}, "unknown key 'of'; did you mean 'off'?"),
         ({"code": "cpu.offline"}, "rule 1: nothing is changed; set off, severity, probation or limit"),
-        ({"code": "cpu.offline", "off": 1}, "rule 1: 1 is neither true nor false"),
+        (
+            {"code": "cpu.offline", "off": 1},
+            "rule 1: 1 is neither true nor false; write one of them without quotes",
+        ),
         (
             {"code": "cpu.offline", "severity": "bad"},
             "severity: 'bad' is not one of info, degraded, unhealthy",
         ),
         ({"code": "cpu.offline", "probation": "25h"}, "probation: 25h is over the limit of 24h"),
-        ({"code": "cpu.offline", "limit": 1}, "limit: cpu.offline has no limit that can be set"),
+        ({"code": "cpu.offline", "limit": 1}, "limit: rule cpu.offline has no limit that can be set"),
         ({"code": "cpu.*", "limit": 1}, "has no limit that can be set"),
         ({"code": THROTTLED, "limit": 0}, "limit: 0 is below the limit of 1"),
         ({"code": "node.pressure.io", "limit": 101}, "limit: 101 is over the limit of 100"),
-        ({"code": THROTTLED, "limit": "5"}, "limit: '5' is not a whole number"),
-        ({"code": THROTTLED, "device": "", "limit": 5}, "device: pattern is 0 characters long"),
+        ({"code": THROTTLED, "limit": "5"}, "limit: '5' is not a whole number; write digits without quotes"),
+        (
+            {"code": THROTTLED, "device": "", "limit": 5},
+            "device: pattern of device names is 0 characters long",
+        ),
     ],
 )
 def test_wrong_entry_is_refused_with_key_and_value(entry: dict[str, Any], words: str) -> None:

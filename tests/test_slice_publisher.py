@@ -212,7 +212,7 @@ def test_long_names_of_slices_differ_by_pool() -> None:
     ("fields", "message"),
     [
         ({"name": "Not A Label"}, "Not A Label"),
-        ({"name": "c", "pool": "Not A Pool"}, "device 'c': pool: 'Not A Pool' cannot name a DRA pool"),
+        ({"name": "c", "pool": "Not A Pool"}, "device 'c': pool: pool name 'Not A Pool' is not valid"),
         ({"name": "c", "attributes": {"a": 1.5}}, "attribute 'a': 1.5 is not a string, number or boolean"),
         ({"name": "c", "capacity": {"a": True}}, "capacity 'a': True is not a quantity"),
         ({"name": "c", "fields": {"taints": []}}, "fields: 'taints' is set by drahealth"),

@@ -47,7 +47,7 @@ def parse_checks(value: object) -> tuple[CustomCheck, ...]:
         TypeError: A value has the wrong type; the text has the name of the check and the value.
     """
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise TypeError(f"{value!r} is not a list of checks; begin each with [[check]]")
+        raise TypeError(f"{value!r} is not a list of checks; begin each check with [[check]]")
     checks = tuple(_parse_check(number, entry) for number, entry in enumerate(value, 1))
     check_names(checks)
     return checks
@@ -56,7 +56,7 @@ def parse_checks(value: object) -> tuple[CustomCheck, ...]:
 def check_names(checks: Sequence[CustomCheck]) -> None:
     """Check that there are at most CHECKS_MAX checks, each with a name of its own; raises ValueError."""
     if len(checks) > CHECKS_MAX:
-        raise ValueError(f"{len(checks)} checks, limit {CHECKS_MAX}; merge some into one command")
+        raise ValueError(f"{len(checks)} custom checks, limit {CHECKS_MAX}; merge some into one command")
     names = [check.name for check in checks]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -94,30 +94,32 @@ def show_checks(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
 def _parse_check(number: int, entry: object) -> CustomCheck:
     if not isinstance(entry, Mapping):
         raise TypeError(f"check {number}: {entry!r} is not a table of {', '.join(_KEYS)}")
-    label = f"check {entry['name']!r}" if isinstance(entry.get("name"), str) else f"check {number}"
+    label = repr(entry["name"]) if isinstance(entry.get("name"), str) else str(number)
     for key in entry:
         if key not in _KEYS:
-            raise ValueError(f"{label}: unknown key {key!r}{suggestion(str(key), _KEYS)}")
+            raise ValueError(f"check {label}: unknown key {key!r}{suggestion(str(key), _KEYS)}")
     for key in ("name", "command"):
         if key not in entry:
-            raise ValueError(f"{label}: {key} is missing; each check needs a name and a command")
+            raise ValueError(f"check {label}: {key} is missing; each check needs a name and a command")
     fields: dict[str, Any] = {}
     for key, value in entry.items():
         field, parse = _KEYS[key]
         try:
             fields[field] = parse(value)
         except ValueError as error:
-            raise ValueError(f"{label}: {key}: {error}") from None
+            raise ValueError(f"check {label}: {key}: {error}") from None
         except TypeError as error:
-            raise TypeError(f"{label}: {key}: {error}") from None
+            raise TypeError(f"check {label}: {key}: {error}") from None
     check = CustomCheck(**fields)
     if "timeout" not in entry and check.timeout_s > check.period_s:
         check = check._replace(timeout_s=check.period_s)
     if check.timeout_s > check.period_s:
         timeout, period = format_duration(check.timeout_s * S), format_duration(check.period_s * S)
-        raise ValueError(f"{label}: timeout: {timeout} is over the period ({period}); lower it")
+        raise ValueError(f"check {label}: timeout: {timeout} is over the period ({period}); lower it")
     if check.is_per_device and not check.devices:
-        raise ValueError(f"{label}: command: {{device}} needs a pattern of devices; set devices")
+        raise ValueError(
+            f"check {label}: command: {{device}} needs a pattern of device names; set the key devices"
+        )
     return check
 
 
@@ -132,21 +134,25 @@ def _command(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(argument, str) for argument in value):
         raise TypeError(f"{value!r} is not a list of strings: a program and its arguments")
     if not 1 <= len(value) <= ARGUMENTS_MAX:
-        raise ValueError(f"{len(value)} strings; a command must have 1 to {ARGUMENTS_MAX}")
+        raise ValueError(
+            f"the command has {len(value)} arguments; it must have 1 to {ARGUMENTS_MAX}, with the program"
+        )
     size = sum(len(argument.encode(errors="surrogateescape")) + 1 for argument in value)
     if size > COMMAND_BYTES:
         raise ValueError(f"the command has {size} bytes, limit {COMMAND_BYTES}; put it into a script")
     if not value[0].startswith("/"):
-        raise ValueError(f"{value[0]!r} is not an absolute path; PATH is not searched")
+        raise ValueError(f"program {value[0]!r} is not an absolute path; PATH is not searched")
     if any("\0" in argument for argument in value):
-        raise ValueError("an argument has a zero byte")
+        raise ValueError("an argument of the command has a zero byte; remove it")
     return tuple(value)
 
 
 def _devices(value: object) -> str:
     pattern = parse_string(value)
     if not 1 <= len(pattern) <= DEVICES_CHARS:
-        raise ValueError(f"pattern is {len(pattern)} characters long; it must have 1 to {DEVICES_CHARS}")
+        raise ValueError(
+            f"pattern of device names is {len(pattern)} characters long; it must have 1 to {DEVICES_CHARS}"
+        )
     return pattern
 
 
@@ -171,7 +177,7 @@ def _severity(value: object) -> Severity:
 def _advice(value: object) -> str:
     advice = " ".join(parse_string(value).split())
     if (size := len(advice.encode())) > ADVICE_BYTES:
-        raise ValueError(f"{size} bytes, limit {ADVICE_BYTES}; shorten it")
+        raise ValueError(f"text is {size} bytes, limit {ADVICE_BYTES}; shorten it")
     return advice
 
 
@@ -208,7 +214,7 @@ def _user(value: object) -> str:
         return str(value)
     name = parse_string(value)
     if not _USER.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a user, or a number without quotes")
+        raise ValueError(f"{name!r} is not the name of a user; write a name, or a user id without quotes")
     return name
 
 

@@ -94,6 +94,8 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         problem, _, where = str(error).rpartition(" (at ")
         found = re.match(r"line (\d+)", where)
         line_number = found[1] if found else str(text.count("\n") + 1)
-        raise ConfigError(f"{path}:{line_number}: {problem[:1].lower()}{problem[1:]}") from None
+        raise ConfigError(
+            f"{path}:{line_number}: not valid TOML: {problem[:1].lower()}{problem[1:]}"
+        ) from None
     except RecursionError:
         raise ConfigError(f"{path}: arrays or tables are nested too deeply; remove brackets") from None

@@ -45,9 +45,9 @@ def parse_rules(value: object) -> tuple[RuleOverride, ...]:
         TypeError: A value has the wrong type; the text has the number of the table and the value.
     """
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise TypeError(f"{value!r} is not a list of rules; begin each with [[rules]]")
+        raise TypeError(f"{value!r} is not a list of rules; begin each rule with [[rules]]")
     check_rule_count(value)
-    return tuple(_parse_rule(f"rule {number}", entry) for number, entry in enumerate(value, 1))
+    return tuple(_parse_rule(number, entry) for number, entry in enumerate(value, 1))
 
 
 def check_rule_count(rules: Sequence[object]) -> None:
@@ -75,20 +75,20 @@ def show_rules(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
     ]
 
 
-def _parse_rule(name: str, entry: object) -> RuleOverride:
+def _parse_rule(number: int, entry: object) -> RuleOverride:
     if not isinstance(entry, Mapping):
-        raise TypeError(f"{name}: {entry!r} is not a table of {', '.join(KEYS)}")
+        raise TypeError(f"rule {number}: {entry!r} is not a table of {', '.join(KEYS)}")
     for key in entry:
         if key not in KEYS:
-            raise ValueError(f"{name}: unknown key {key!r}{suggestion(str(key), KEYS)}")
+            raise ValueError(f"rule {number}: unknown key {key!r}{suggestion(str(key), KEYS)}")
     if "code" not in entry:
-        raise ValueError(f"{name}: code is missing; each rule needs a code, and what to change")
+        raise ValueError(f"rule {number}: code is missing; each rule needs a code, and what to change")
     code = entry["code"]
     if not isinstance(code, str):
-        raise TypeError(f"{name}: code: {code!r} is not a string; put it in quotes")
-    rules = _check_code(name, code)
+        raise TypeError(f"rule {number}: code: {code!r} is not a string; put it in quotes")
+    rules = _check_code(number, code)
     if not entry.keys() & set(KEYS[2:]):
-        raise ValueError(f"{name}: nothing is changed; set {', '.join(KEYS[2:-1])} or {KEYS[-1]}")
+        raise ValueError(f"rule {number}: nothing is changed; set {', '.join(KEYS[2:-1])} or {KEYS[-1]}")
     try:
         return RuleOverride(
             code,
@@ -99,12 +99,12 @@ def _parse_rule(name: str, entry: object) -> RuleOverride:
             _limit(entry, code, rules),
         )
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise TypeError(f"rule {number}: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"rule {number}: {error}") from None
 
 
-def _check_code(name: str, code: str) -> list[Rule]:
+def _check_code(number: int, code: str) -> list[Rule]:
     """Return the rules on readings whose finding code matches ``code``, a code or a family of codes.
 
     Codes that do not belong to the agent's families are those of drivers' own checks. Raises ValueError if
@@ -119,9 +119,9 @@ def _check_code(name: str, code: str) -> list[Rule]:
     is_own = code.partition(".")[0] in {one.partition(".")[0] for one in known}
     if not is_known and (is_own or "." not in code):
         near = suggestion(code, known) or "; 'drahealth checks' lists the codes"
-        raise ValueError(f"{name}: code: no rule that can be changed has the code {code!r}{near}")
+        raise ValueError(f"rule {number}: code: no rule that can be changed has the code {code!r}{near}")
     if "*" in code.removesuffix(FAMILY):
-        raise ValueError(f"{name}: code: {code!r}: '*' may only be the last part, as in gpu.ecc.*")
+        raise ValueError(f"rule {number}: code: {code!r}: '*' may only be the last part, as in gpu.ecc.*")
     return [rule for rule in rules if matches_code(code, rule.code)]
 
 
@@ -131,7 +131,8 @@ def _device(entry: Mapping[str, Any]) -> str:
         raise TypeError(f"device: {device!r} is not a string; put it in quotes")
     if not device or len(device) > DEVICE_CHARS:
         raise ValueError(
-            f"device: pattern is {len(device)} characters long; it must have 1 to {DEVICE_CHARS}"
+            f"device: pattern of device names is {len(device)} characters long; it must have 1 to "
+            f"{DEVICE_CHARS}"
         )
     return "" if device == "*" and "device" not in entry else device
 
@@ -164,7 +165,10 @@ def _limit(entry: Mapping[str, Any], code: str, rules: Sequence[Rule]) -> int | 
         return None
     without = [rule.code for rule in rules if not rule.limit_in_view]
     if without or not rules:
-        raise ValueError(f"limit: {without[0] if without else code} has no limit that can be set")
+        raise ValueError(
+            f"limit: rule {without[0] if without else code} has no limit that can be set; remove the key "
+            "limit"
+        )
     most = 100 if any(rule.limit_in_view.endswith("percent") for rule in rules) else LIMIT_MAX
     try:
         limit = parse_count(entry["limit"])

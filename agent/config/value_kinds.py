@@ -140,7 +140,7 @@ def _parse_codes(value: object) -> frozenset[str]:
     except ConfigError as error:
         raise ValueError(error.text) from None
     except TypeError:
-        raise TypeError(f"{value!r} is not a list of codes") from None
+        raise TypeError(f"{value!r} is not a list of finding codes, such as ['gpu.lost']") from None
 
 
 def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -87,7 +87,7 @@ def parse_whole_seconds(value: object) -> int:
     """Parse a duration that is a whole number of seconds; return it in seconds."""
     seconds, rest = divmod(parse_duration(value), S)
     if rest:
-        raise ValueError(f"{value!r} is not a whole number of seconds")
+        raise ValueError(f"{value!r} is not a whole number of seconds; write such as 30s or 5m")
     return seconds
 
 
@@ -103,20 +103,20 @@ def parse_count(value: object) -> int:
     try:
         return msgspec.convert(value, int)
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a whole number") from None
+        raise TypeError(f"{value!r} is not a whole number; write digits without quotes") from None
 
 
 def parse_path(value: object) -> Path:
     """Return the path in `value`, made absolute from the working directory."""
     if not (text := parse_string(value)) or "\0" in text:
-        raise ValueError(f"{text!r} is not a path")
+        raise ValueError(f"{text!r} is not a path; write the path of a file or directory")
     return Path(os.path.abspath(text))  # resolve() would follow links, absolute() keep ".."
 
 
 def parse_bool(value: object) -> bool:
     """Return `value` if it is a boolean; raise TypeError for others, such as 1 and "yes"."""
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{value!r} is neither true nor false; write one of them without quotes")
     return value
 
 
@@ -124,7 +124,7 @@ def parse_library(value: object) -> str:
     """Return the name of a library for the dynamic linker; a name with a slash is made an absolute path."""
     text = parse_string(value)
     if not text or "\0" in text:
-        raise ValueError(f"{text!r} is not the name or path of a library")
+        raise ValueError(f"{text!r} is not the name or path of a library, such as libnvidia-ml.so.1")
     return os.path.abspath(text) if "/" in text else text
 
 
@@ -145,7 +145,7 @@ def parse_driver_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of driver names") from None
+        raise TypeError(f"{value!r} is not a list of driver names, such as ['gpu.example.com']") from None
 
 
 def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
@@ -153,7 +153,7 @@ def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
     try:
         texts = msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of addresses") from None
+        raise TypeError(f"{value!r} is not a list of addresses, such as ['localhost:9464']") from None
     return tuple(map(_parse_listen_address, texts))
 
 
@@ -167,13 +167,16 @@ def _parse_listen_address(text: str) -> ListenAddress:
         )
     if not (host := found["ipv6"] or found["host"]):
         raise ValueError(
-            f"{text!r} has no address; write localhost{text}, or 0.0.0.0{text} for all addresses of the host"
+            f"address {text!r} has a port only; write localhost{text}, or 0.0.0.0{text} for all addresses of "
+            "the host"
         )
     host = "127.0.0.1" if host == "localhost" else host
     try:
         socket.inet_pton(socket.AF_INET6 if found["ipv6"] else socket.AF_INET, host)
     except OSError:
-        raise ValueError(f"{text!r}: {host!r} is neither localhost nor an IP address") from None
+        raise ValueError(
+            f"address {text!r}: {host!r} is neither localhost nor an IP address; host names are not resolved"
+        ) from None
     port = int(found["port"] or HTTP_PORT)
     number_within(1, 65535)(port)
     return ListenAddress(host, port)
@@ -187,7 +190,7 @@ def parse_cpu_list(value: object) -> CpuSet:
 def parse_hugepage_pools(value: object) -> dict[str, int]:
     """Return a table of the expected number of pages by hugepage device."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is not a table of hugepage devices and their pages")
+        raise TypeError(f"{value!r} is not a table of hugepage devices and their number of pages")
     return {str(name): parse_count(pages) for name, pages in value.items()}
 
 
@@ -208,7 +211,7 @@ def _parse_override(code: str, text: object) -> XidOverride:
     try:
         return XidOverride(parse_string(text))
     except (ValueError, TypeError):
-        raise ValueError(f"XID {code}: {text!r} is not one of {', '.join(XidOverride)}") from None
+        raise ValueError(f"XID {code}: severity {text!r} is not one of {', '.join(XidOverride)}") from None
 
 
 # --- checks: limits of a field, whatever the origin of its value -------------------------------------------
@@ -274,13 +277,13 @@ def check_node_name(name: str) -> None:
         raise ValueError(f"pool name {name!r} is {len(name)} bytes long, limit 253; shorten it")
     if not all(re.fullmatch(_LABELS, part) for part in name.split("/")):
         rule = "DNS subdomains, with '/' between them"
-        raise ValueError(f"{name!r} cannot name a DRA pool, whose name is {rule}; see --node-name")
+        raise ValueError(f"pool name {name!r} is not valid: it must be {rule}; see --node-name")
 
 
 def check_namespace(name: str) -> None:
     """Check the name of a Kubernetes namespace: a DNS label of at most 63 bytes; empty: the default."""
     if name and not re.fullmatch(r"(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
-        raise ValueError(f"{name!r} cannot name a namespace, whose name is a DNS label of at most 63 bytes")
+        raise ValueError(f"namespace {name!r} is not a DNS label of at most 63 bytes, such as kube-system")
 
 
 def check_device_kinds(names: tuple[str, ...]) -> None:
@@ -288,13 +291,17 @@ def check_device_kinds(names: tuple[str, ...]) -> None:
     known = [str(kind) for kind in DeviceKind]
     for name in names:
         if name not in known:
-            raise ValueError(f"{name!r} is not one of {', '.join(known)}{suggestion(name, known)}")
+            raise ValueError(
+                f"device kind {name!r} is not one of {', '.join(known)}{suggestion(name, known)}"
+            )
 
 
 def check_log_format(name: str) -> None:
     """Check the name of a log format; raises ValueError."""
     if name not in LOG_FORMATS:
-        raise ValueError(f"{name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}")
+        raise ValueError(
+            f"log format {name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}"
+        )
 
 
 def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
@@ -303,9 +310,11 @@ def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
         raise ValueError(f"{len(addresses)} addresses are given, limit {LISTEN_MAX}; name fewer")
     for address in addresses:
         if addresses.count(address) > 1:
-            raise ValueError(f"{address} is given {addresses.count(address)} times; give it once")
+            raise ValueError(f"address {address} is given {addresses.count(address)} times; give it once")
         if (size := len(os.fsencode(address.path))) > SOCKET_PATH_LIMIT:
-            raise ValueError(f"{address}: socket path is {size} bytes, limit {SOCKET_PATH_LIMIT}; shorten it")
+            raise ValueError(
+                f"address {address}: socket path is {size} bytes, limit {SOCKET_PATH_LIMIT}; shorten it"
+            )
 
 
 def check_path_length(path: Path | str) -> None:

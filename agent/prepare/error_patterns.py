@@ -70,9 +70,9 @@ def parse_patterns(value: object) -> tuple[ErrorPattern, ...]:
         TypeError: A value has the wrong type; the text has the number of the table and the value.
     """
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise TypeError(f"{value!r} is not a list of patterns; begin each with [[prepare.patterns]]")
+        raise TypeError(f"{value!r} is not a list of error patterns; begin each with [[prepare.patterns]]")
     check_pattern_count(value)
-    return tuple(_parse_pattern(f"pattern {number}", entry) for number, entry in enumerate(value, 1))
+    return tuple(_parse_pattern(number, entry) for number, entry in enumerate(value, 1))
 
 
 def check_pattern_count(patterns: Sequence[object]) -> None:
@@ -81,46 +81,47 @@ def check_pattern_count(patterns: Sequence[object]) -> None:
         raise ValueError(f"{len(patterns)} patterns, limit {PATTERNS_MAX}; remove some")
 
 
-def _parse_pattern(entry_name: str, entry: object) -> ErrorPattern:
+def _parse_pattern(number: int, entry: object) -> ErrorPattern:
     if not isinstance(entry, Mapping):
-        raise TypeError(f"{entry_name}: {entry!r} is not a table of {', '.join(_KEYS)}")
+        raise TypeError(f"pattern {number}: {entry!r} is not a table of {', '.join(_KEYS)}")
     for key in entry:
         if key not in _KEYS:
-            raise ValueError(f"{entry_name}: unknown key {key!r}{suggestion(str(key), _KEYS)}")
-    match, code, name = (_required_text(entry_name, entry, key) for key in _KEYS[:3])
+            raise ValueError(f"pattern {number}: unknown key {key!r}{suggestion(str(key), _KEYS)}")
+    match, code, name = (_required_text(number, entry, key) for key in _KEYS[:3])
     if not is_dotted_code(code):
-        raise ValueError(f"{entry_name}: code {code!r} is not a dotted code, such as fpga.bank_locked")
+        raise ValueError(f"pattern {number}: code {code!r} is not a dotted code, such as fpga.bank_locked")
     if name not in _CLASSES:
         raise ValueError(
-            f"{entry_name}: class {name!r} is not one of {', '.join(_CLASSES)}{suggestion(name, _CLASSES)}"
+            f"pattern {number}: class {name!r} is not one of "
+            f"{', '.join(_CLASSES)}{suggestion(name, _CLASSES)}"
         )
-    summary = _required_text(entry_name, entry, "summary") if "summary" in entry else ""
-    return ErrorPattern(_compile_safe(entry_name, match), code, ErrorClass(name), summary, 0.5)
+    summary = _required_text(number, entry, "summary") if "summary" in entry else ""
+    return ErrorPattern(_compile_safe(number, match), code, ErrorClass(name), summary, 0.5)
 
 
-def _required_text(entry_name: str, entry: Mapping[object, object], key: str) -> str:
+def _required_text(number: int, entry: Mapping[object, object], key: str) -> str:
     if key not in entry:
-        raise ValueError(f"{entry_name}: {key} is missing; each pattern needs match, code and class")
+        raise ValueError(f"pattern {number}: {key} is missing; each pattern needs match, code and class")
     if not isinstance(text := entry[key], str):
-        raise TypeError(f"{entry_name}: {key}: {text!r} is not a string; put it in quotes")
+        raise TypeError(f"pattern {number}: {key}: {text!r} is not a string; put it in quotes")
     if not text.strip():
-        raise ValueError(f"{entry_name}: {key} is empty")
+        raise ValueError(f"pattern {number}: {key} is empty")
     return text
 
 
-def _compile_safe(entry_name: str, match: str) -> re.Pattern[str]:
+def _compile_safe(number: int, match: str) -> re.Pattern[str]:
     if len(match) > PATTERN_CHARS:
         raise ValueError(
-            f"{entry_name}: match is {len(match)} characters long, limit {PATTERN_CHARS}; shorten it"
+            f"pattern {number}: match is {len(match)} characters long, limit {PATTERN_CHARS}; shorten it"
         )
     try:
         compiled = re.compile(match)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
-        raise ValueError(f"{entry_name}: match {match!r} is not a regular expression: {error}") from None
+        raise ValueError(f"pattern {number}: match {match!r} is not a regular expression: {error}") from None
     if compiled.search(""):
-        raise ValueError(f"{entry_name}: match {match!r} matches every text; make it specific")
+        raise ValueError(f"pattern {number}: match {match!r} matches every text; make it specific")
     if reason := _backtracking_risk(match):
-        raise ValueError(f"{entry_name}: match {match!r} {reason}")
+        raise ValueError(f"pattern {number}: match {match!r} {reason}")
     return compiled
 
 
