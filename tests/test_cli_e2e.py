@@ -277,7 +277,7 @@ def test_directory_that_all_users_may_write_is_refused(node, short_tmp, director
     [
         ("", "is not a directory; choose another with --runtime-dir"),
         ("agent.lock", "the lock file is not a regular file; remove it"),
-        ("agent.sock", "is not a socket; remove this file"),
+        ("agent.sock", "is not a socket, but a socket must be created there; remove the file"),
         ("drivers", "is not a directory; choose another with --runtime-dir"),
     ],
 )

@@ -260,10 +260,18 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
         ),
         (["scan", "--config", ""], 64, "--config: the path is empty; name a file or omit the flag"),
         (["scan", "--config", "/none.toml"], 78, "configuration file /none.toml: No such file or directory"),
-        (["status", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
-        (["watch", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
-        (["watch", "/none.sock"], 69, "/none.sock: no such socket; is the agent running?"),
-        (["watch", "--once", "/none.sock"], 69, "/none.sock: no such socket; is the agent running?"),
+        (
+            ["status", "--runtime-dir", "/none"],
+            69,
+            "socket /none/agent.sock: no such socket; is the agent running?",
+        ),
+        (
+            ["watch", "--runtime-dir", "socket /none"],
+            69,
+            "socket /none/agent.sock: no such socket; is the agent running?",
+        ),
+        (["watch", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
+        (["watch", "--once", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
     ],
 )
 def test_error_of_a_verb_decides_the_exit_code(capsys, argv, code, error):

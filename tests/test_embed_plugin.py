@@ -1033,7 +1033,7 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
     before = ours()
-    with pytest.raises(ConfigError, match="no such directory; set the kubelet's registration directory with"):
+    with pytest.raises(ConfigError, match="does not exist; set the kubelet's directory with"):
         PluginServer(
             monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
         ).start()

@@ -478,7 +478,7 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
         answer = await watching.until(lambda answer: uids(answer) == ["u"])
         assert answer.invalid == (
             "event: pod: message ends inside a varint",
-            "event: pod.metadata.uid: missing",
+            "event: a pod in the kubelet's answer has no metadata.uid",
         )
 
     watched(socket, story)

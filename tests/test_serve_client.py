@@ -119,13 +119,16 @@ def test_call_that_ends_early_leaves_no_cancellation_in_its_task(tmp_path: Path)
             assert asyncio.run(call(path, timeout_s)) == 0
 
 
+CLOSED = "the server closed the connection before its answer was complete"
+
+
 def refusal(path: Path, call: Callable[[Path], object] = first) -> str:
     """Return the text of the error without the socket, with which it must begin."""
     with pytest.raises(DrahealthError) as raised:
         call(path)
     assert type(raised.value) in (AgentUnreachable, PermissionDeniedError)
     prefix, _, text = str(raised.value).partition(": ")
-    assert prefix == str(path)
+    assert prefix == f"socket {path}"
     return text
 
 
@@ -397,7 +400,9 @@ def test_compressed_message_is_refused(tmp_path: Path) -> None:
 
 def test_end_of_stream_is_an_error(tmp_path: Path) -> None:
     with driver(tmp_path / "a.sock", lambda _: iter([entry("a")])) as path:
-        assert refusal(path, lambda path: first(path, 2)) == "server ended the stream"
+        assert refusal(path, lambda path: first(path, 2)) == (
+            "the agent ended the stream of health reports; it may be shutting down"
+        )
 
 
 def test_error_of_the_server_is_passed_on(tmp_path: Path) -> None:
@@ -411,7 +416,9 @@ def test_error_of_the_server_is_passed_on(tmp_path: Path) -> None:
 
 def test_server_of_another_api_is_an_error(tmp_path: Path) -> None:
     with driver(tmp_path / "a.sock", sends(), "other.Service") as path:
-        assert refusal(path) == "server has neither drahealth.v1.Agent nor a DRA health API"
+        assert refusal(path) == (
+            "its server has neither drahealth.v1.Agent nor a DRA health API; choose another socket"
+        )
         assert refusal(path, read_status).startswith("UNIMPLEMENTED: ")
 
 
@@ -453,14 +460,14 @@ def test_server_without_http2_is_an_error(
     tmp_path: Path, reply: bytes, call: Callable[[Path], object]
 ) -> None:
     with replying_peer(tmp_path / "a.sock", reply, after=raw.PREFACE, disconnects=True) as path:
-        assert refusal(path, call) == "server closed the connection"
+        assert refusal(path, call) == CLOSED
 
 
 @pytest.mark.parametrize("call", [first, read_status])
 def test_immediately_closed_connection_is_an_error(tmp_path: Path, call: Callable[[Path], object]) -> None:
     with FrameServer(tmp_path / "a.sock", lambda peer: None):
         for _ in range(20):  # sometimes before the connection is used, sometimes during its use
-            assert refusal(tmp_path / "a.sock", call) == "server closed the connection"
+            assert refusal(tmp_path / "a.sock", call) == CLOSED
 
 
 def response(*headers: tuple[str, str]) -> bytes:
@@ -480,9 +487,12 @@ OPENED = response(STATUS_OK, GRPC)
         (response((":status", "503"), GRPC), "UNAVAILABLE: Received :status = '503'"),
         (response(STATUS_OK, GRPC, ("grpc-status", "x")), "UNKNOWN: Invalid grpc-status: 'x'"),
         (response(STATUS_OK, GRPC, ("grpc-status", "5"), ("grpc-message", "%E9!")), "NOT_FOUND: \ufffd!"),
-        (OPENED + raw.frame(raw.DATA, raw.END_STREAM, 1, b"\0\0"), "INTERNAL: stream ended in the middle"),
-        (OPENED + raw.frame(raw.RST_STREAM, 0, 1, bytes(4)), "server closed the connection"),
-        (raw.frame(raw.GOAWAY, 0, 0, bytes(8)), "server closed the connection"),
+        (
+            OPENED + raw.frame(raw.DATA, raw.END_STREAM, 1, b"\0\0"),
+            "INTERNAL: the gRPC stream ended in the middle",
+        ),
+        (OPENED + raw.frame(raw.RST_STREAM, 0, 1, bytes(4)), CLOSED),
+        (raw.frame(raw.GOAWAY, 0, 0, bytes(8)), CLOSED),
     ],
 )
 def test_http2_server_without_grpc_is_an_error(tmp_path: Path, http2_frames: bytes, text: str) -> None:
@@ -520,6 +530,6 @@ def test_socket_without_permission_raises_permission_denied() -> None:
         serving.agent.chmod(0o600)  # we stay in root's group
         become_other_user()
         try:
-            assert refusal(serving.agent) == "may not open this socket (Permission denied)"
+            assert refusal(serving.agent) == "cannot be opened: Permission denied; run as root"
         finally:
             os.seteuid(0)

@@ -296,7 +296,7 @@ def test_truncated_request_is_an_error(serving: Serving, part: bytes) -> None:
         client.send(frame(DATA, END_STREAM, 1, part))
         trailers = client.next_headers()
         assert trailers["grpc-status"] == "13"
-        assert trailers["grpc-message"] == "stream ended in the middle of a message"
+        assert trailers["grpc-message"] == "the gRPC stream ended in the middle of a message"
 
 
 def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:

@@ -133,5 +133,6 @@ def test_hanging_driver_is_called_up_to_the_limit(
     caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.in_flight")
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
-        f"claims: limit of {RUNS_LIMIT} claims at a time reached; 1 more timed out; the driver may hang"
+        f"claims: {RUNS_LIMIT} claims are in progress, the limit; 1 more timed out while waiting; "
+        "the driver may hang"
     ]

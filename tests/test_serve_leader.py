@@ -183,7 +183,7 @@ def test_symlink_in_place_of_lock_file_raises_and_is_not_followed(tmp_path: Path
 
 
 def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none/instance-.*: cannot create this file \(No such file"):
+    with pytest.raises(ConfigError, match=r"none/instance-.*: cannot be created: No such file"):
         LeaderElection(tmp_path / "none")
 
 
@@ -234,7 +234,9 @@ def test_newer_instance_resends_all_when_older_is_killed(
         assert names(watcher.next()) == ["a", "b"]
         new.latest.publish(report([device("a", verified=2), device("b")]))
         assert names(watcher.next()) == ["a"]
-        eventually(lambda: "another instance is running" in caplog.text, "the older one was seen")
+        eventually(
+            lambda: "another instance of the driver is running" in caplog.text, "the older one was seen"
+        )
         process.kill()
         assert names(watcher.next()) == ["a", "b"]
         assert names(watcher.next()) == ["a", "b"]

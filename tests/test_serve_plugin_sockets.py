@@ -79,7 +79,7 @@ def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid
 def test_too_long_directory_error_has_size_and_limit() -> None:
     with pytest.raises(ConfigError) as raised:
         plugin_paths("a.example", kubelet_dir=Path("/" + "k" * 90))
-    assert str(raised.value).endswith("socket path is 118 bytes, limit 107; change it with --plugin-dir")
+    assert str(raised.value).endswith("118 bytes, limit 107; choose a shorter one with --plugin-dir")
 
 
 @pytest.mark.parametrize("name", ["", "GPU.example.com", "a..b", "../a", "a/b", "a\n", "a" * 64])
@@ -106,7 +106,7 @@ def test_plugin_paths_are_cleaned_and_absolute() -> None:
     assert str(plugin_paths("a", kubelet_dir=KUBELET_DIR, plugin_dir=unclean).service) == (
         "/var/lib/kubelet/plugins/a/dra.sock"
     )
-    with pytest.raises(ConfigError, match="is a relative path; give --registry-dir an absolute path"):
+    with pytest.raises(ConfigError, match="is relative; give --registry-dir an absolute path"):
         plugin_paths("a", kubelet_dir=KUBELET_DIR, registry_dir=Path("registry"))
 
 
@@ -154,7 +154,7 @@ def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         serving.thread.start()
     assert str(raised.value) == (
-        f"{kubelet_dir}/plugins_registry: no such directory; set the kubelet's registration directory "
+        f"registration directory {kubelet_dir}/plugins_registry: does not exist; set the kubelet's directory "
         "with --registry-dir or --kubelet-dir"
     )
     assert list(serving.paths.plugin_dir.iterdir()) == []
@@ -163,7 +163,9 @@ def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
 def test_failed_registration_socket_removes_service_socket(kubelet_dir: Path) -> None:
     serving = Serving(kubelet_dir)
     serving.paths.registration.write_text("other file")
-    with pytest.raises(ConfigError, match="is not a socket; remove this file"):
+    with pytest.raises(
+        ConfigError, match="is not a socket, but a socket must be created there; remove the file"
+    ):
         serving.thread.start()
     assert not serving.paths.service.exists()
 
@@ -180,7 +182,7 @@ def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
 
 def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
     second = Serving(kubelet_dir)
-    with pytest.raises(ResourceBusyError, match="another process serves this socket"):
+    with pytest.raises(ResourceBusyError, match="another process serves it; stop that process"):
         second.thread.start()
     with Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
@@ -193,7 +195,7 @@ def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> Non
     become_other_user()
     try:
         with pytest.raises(
-            PermissionDeniedError, match="may not create this directory; choose another with --plugin-dir"
+            PermissionDeniedError, match="cannot be created: no permission; choose another with --plugin-dir"
         ):
             serving.thread.start()
     finally:
@@ -266,7 +268,10 @@ def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCa
     other = UnixListener(serving.paths.registration)
     try:
         # the driver may find the other server's socket before or after it has bound its own path
-        eventually(lambda: "plugin sockets: not created again" in caplog.text, "the error is logged")
+        eventually(
+            lambda: "plugin sockets: removed by another process and not created again" in caplog.text,
+            "the error is logged",
+        )
         assert other.is_intact()
     finally:
         other.close()

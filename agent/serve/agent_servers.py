@@ -297,7 +297,8 @@ class AgentServers:
         except (DrahealthError, LockHeld, OSError, ValueError) as error:
             if count := self._log_limit.tick():
                 log.warning(
-                    "sockets in %s: not created again: %s; %d attempts; will retry",
+                    "sockets in %s: removed by another process and not created again: %s; clients cannot "
+                    "connect; %d attempts; will retry",
                     self._runtime_dir, error, count,
                 )  # fmt: skip
             return False

@@ -102,13 +102,16 @@ async def send_health_events(socket: Path, events: list[v1.HealthEvent]) -> None
             stub = v1.PlatformConnectorStub(channel)
             await stub.health_event_occurred_v1(v1.HealthEvents(version=1, events=events))
     except TimeoutError:
-        raise AgentUnreachable(f"{socket}: no answer within {SEND_S:g} s") from None
+        raise AgentUnreachable(
+            f"socket {socket}: the platform connector did not answer within {SEND_S:g} s"
+        ) from None
     except GRPCError as error:
         raise AgentUnreachable(
-            f"{socket}: refused: {error.status.name} {error.message or ''}".rstrip()
+            f"socket {socket}: the platform connector refused the events: {error.status.name} "
+            f"{error.message or ''}".rstrip()
         ) from None
     except (OSError, ProtocolError, StreamTerminatedError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise AgentUnreachable(f"{socket}: no platform connector answers: {reason}") from None
+        raise AgentUnreachable(f"socket {socket}: no platform connector answers: {reason}") from None
     finally:
         channel.close()

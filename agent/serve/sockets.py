@@ -57,10 +57,13 @@ class UnixListener:
             self.sock.listen(BACKLOG)
         except PermissionError as error:
             self.sock.close()
-            raise PermissionDeniedError(f"{path}: may not create this socket ({error.strerror})") from error
+            raise PermissionDeniedError(
+                f"socket {path}: cannot be created: {error.strerror}; run as root, or change the directory's "
+                "permissions"
+            ) from error
         except OSError as error:
             self.sock.close()
-            raise ConfigError(f"{path}: cannot create this socket ({error.strerror})") from error
+            raise ConfigError(f"socket {path}: cannot be created: {error.strerror}") from error
         except (ResourceBusyError, ConfigError):
             self.sock.close()
             raise
@@ -115,15 +118,15 @@ def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -
         make_directory(path, 0o750)
         check_directory(path, accepts_link=accepts_link)
     except UnsafeDirectory as error:
-        raise ConfigError(f"{path}: {error}, or choose another directory with {flag}") from None
+        raise ConfigError(f"directory {path}: {error}, or choose another directory with {flag}") from None
     except PermissionError as error:
         raise PermissionDeniedError(
-            f"{path}: may not create this directory; choose another with {flag}"
+            f"directory {path}: cannot be created: no permission; choose another with {flag}"
         ) from error
     except FileExistsError as error:
-        raise ConfigError(f"{path}: is not a directory; choose another with {flag}") from error
+        raise ConfigError(f"path {path}: is not a directory; choose another with {flag}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot create this directory ({error.strerror})") from error
+        raise ConfigError(f"directory {path}: cannot be created: {error.strerror}") from error
 
 
 def check_path_length(path: Path, *, flag: str) -> None:
@@ -135,7 +138,7 @@ def check_path_length(path: Path, *, flag: str) -> None:
     size = len(os.fsencode(path))
     if size > SOCKET_PATH_LIMIT:
         raise ConfigError(
-            f"{path}: socket path is {size} bytes, limit {SOCKET_PATH_LIMIT}; change it with {flag}"
+            f"socket path {path}: {size} bytes, limit {SOCKET_PATH_LIMIT}; choose a shorter one with {flag}"
         )
 
 
@@ -185,12 +188,14 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"{path}: is not a socket; remove this file")
+        raise ConfigError(
+            f"file {path}: is not a socket, but a socket must be created there; remove the file"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         code = probe.connect_ex(os.fspath(path))
     if code == errno.ECONNREFUSED:
         path.unlink(missing_ok=True)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
-        raise ResourceBusyError(f"{path}: another process serves this socket")
+        raise ResourceBusyError(f"socket {path}: another process serves it; stop that process")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))

@@ -153,8 +153,13 @@ async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> Asy
                         if error.status is Status.UNIMPLEMENTED:
                             continue
                         raise
-                raise AgentUnreachable(f"{socket}: server ended the stream")
-            raise AgentUnreachable(f"{socket}: server has neither drahealth.v1.Agent nor a DRA health API")
+                raise AgentUnreachable(
+                    f"socket {socket}: the agent ended the stream of health reports; it may be shutting down"
+                )
+            raise AgentUnreachable(
+                f"socket {socket}: its server has neither drahealth.v1.Agent nor a DRA health API; choose "
+                "another socket"
+            )
         finally:
             channel.close()
 
@@ -232,7 +237,9 @@ async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFau
                 result = decode_clear_reply(await stub.clear(agent_v1.ClearRequest(device, code)))
         except GRPCError as error:
             if error.status is Status.PERMISSION_DENIED:
-                raise PermissionDeniedError(f"{socket}: {error.message}") from None
+                raise PermissionDeniedError(
+                    f"socket {socket}: permission denied by the agent: {error.message}"
+                ) from None
             raise
         finally:
             channel.close()
@@ -293,16 +300,22 @@ def _errors_with_socket(socket: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise PermissionDeniedError(f"{socket}: may not open this socket ({error.strerror})") from None
+        raise PermissionDeniedError(
+            f"socket {socket}: cannot be opened: {error.strerror}; run as root"
+        ) from None
     except TimeoutError:
-        raise AgentUnreachable(f"{socket}: no answer within {STATUS_TIMEOUT_S:g} s") from None
+        raise AgentUnreachable(
+            f"socket {socket}: no answer from the agent within {STATUS_TIMEOUT_S:g} s"
+        ) from None
     except OSError as error:
         why = connection_failure_reason(socket, error)
         hint = "; is the agent running?" if why in {NO_SOCKET, NO_SERVER} else ""
-        raise AgentUnreachable(f"{socket}: {why}{hint}") from None
+        raise AgentUnreachable(f"socket {socket}: {why}{hint}") from None
     except GRPCError as error:
-        raise AgentUnreachable(f"{socket}: {error.status.name}: {error.message}") from None
+        raise AgentUnreachable(f"socket {socket}: {error.status.name}: {error.message}") from None
     except (StreamTerminatedError, ProtocolError):
-        raise AgentUnreachable(f"{socket}: server closed the connection") from None
+        raise AgentUnreachable(
+            f"socket {socket}: the server closed the connection before its answer was complete"
+        ) from None
     except ValueError as error:
-        raise AgentUnreachable(f"{socket}: {error}") from None
+        raise AgentUnreachable(f"socket {socket}: invalid answer: {error}") from None

@@ -159,7 +159,8 @@ class InFlightClaims:
         except TimeoutError:
             if count := self._log_limit.tick():
                 log.warning(
-                    "claims: limit of %d claims at a time reached; %d more timed out; the driver may hang",
+                    "claims: %d claims are in progress, the limit; %d more timed out while waiting; the "
+                    "driver may hang",
                     RUNS_LIMIT, count,
                 )  # fmt: skip
             raise TransientError(

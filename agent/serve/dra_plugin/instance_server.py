@@ -170,7 +170,8 @@ class DriverInstanceServer:
                 await sockets.unregister(SHUTTING_DOWN)
                 if not await plugin.close(SHUTTING_DOWN, self.drain_s):
                     log.warning(
-                        "driver %s: shutdown: calls not answered within %g s; cancelled",
+                        "driver %s: shutdown: calls of the kubelet not answered within %g s; the calls were "
+                        "cancelled",
                         self._driver,
                         self.drain_s,
                     )
@@ -205,7 +206,10 @@ class _Leadership:
         except OSError as error:
             if count := self._log_limit.tick():
                 log.warning(
-                    "leader election: cannot check other instances: %s; %d failures; will retry", error, count
+                    "leader election: other instances of the driver cannot be checked: %s; %d failures; will "
+                    "retry",
+                    error,
+                    count,
                 )
             return CHECK_WITH_OTHERS_S
         if state.is_leader and (state.has_any_ended or not self._was_leader):

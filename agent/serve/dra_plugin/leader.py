@@ -58,10 +58,10 @@ class LeaderElection:
             self._fd = self._create()
         except PermissionError as error:
             raise PermissionDeniedError(
-                f"{self._path}: may not create this file ({error.strerror})"
+                f"instance file {self._path}: cannot be created: {error.strerror}; run as root"
             ) from error
         except OSError as error:
-            raise ConfigError(f"{self._path}: cannot create this file ({error.strerror})") from error
+            raise ConfigError(f"instance file {self._path}: cannot be created: {error.strerror}") from error
 
     def check_instances(self) -> InstancesState:
         """Check all instances; remove the files of ended ones, and create a missing file of this one again.
@@ -114,14 +114,22 @@ class LeaderElection:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             if name not in self._others:
-                log.info("instance file %s: another instance is running: %s", path, _describe_owner(fd))
+                log.info(
+                    "instance file %s: another instance of the driver is running: %s",
+                    path,
+                    _describe_owner(fd),
+                )
             return True
         except OSError:
             return False
         else:
             with suppress(OSError):  # a file that stays does no harm
                 path.unlink()
-                log.info("instance file %s: instance has ended: %s; removed", path, _describe_owner(fd))
+                log.info(
+                    "instance file %s: its instance of the driver has ended: %s; the file was removed",
+                    path,
+                    _describe_owner(fd),
+                )
             return False
         finally:
             os.close(fd)

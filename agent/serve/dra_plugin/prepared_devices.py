@@ -61,26 +61,34 @@ def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDev
         _check_types(device, name)
         known = requests.get((device.pool, device.device))
         if known is None:
-            raise _answer_error(f"{name}: is not a device of the claim")
+            raise _answer_error(f"prepared device {name}: is not a device of the claim")
         for request in device.requests:
             if not request:
-                raise _answer_error(f"{name}: requests: contains an empty name")
+                raise _answer_error(f"prepared device {name}: requests: contains an empty name")
             if request not in known:
-                raise _answer_error(f"{name}: requests: the device is not allocated to {request!r}")
+                raise _answer_error(
+                    f"prepared device {name}: requests: the device is not allocated to {request!r}"
+                )
         if device.share_id and (device.pool, device.device, device.share_id) not in shares:
-            raise _answer_error(f"{name}: share_id: the claim has no share {device.share_id!r} of the device")
+            raise _answer_error(
+                f"prepared device {name}: share_id: the claim has no share {device.share_id!r} of the device"
+            )
         for cdi_id in device.cdi_ids:
             if not _CDI_ID.fullmatch(cdi_id):
-                raise _answer_error(f"{name}: cdi_ids: {cdi_id!r} is not <vendor>/<class>=<name>")
+                raise _answer_error(
+                    f"prepared device {name}: cdi_ids: {cdi_id!r} is not <vendor>/<class>=<name>"
+                )
         if device.cdi_ids and (other := first_ids.setdefault(device.cdi_ids[0], name)) != name:
             log.warning(
-                "claim %s: devices %s and %s have the same first CDI id %s; the kubelet shows one health",
+                "claim %s: devices %s and %s have the same first CDI id %s; the kubelet shows the health of "
+                "only one of them",
                 claim.ref, other, name, device.cdi_ids[0],
             )  # fmt: skip
     returned = {(device.pool, device.device) for device in answer}
     if missing := sorted(f"{pool}/{device}" for pool, device in requests.keys() - returned):
         log.warning(
-            "claim %s: prepare did not return the allocated devices %s; their health is not shown",
+            "claim %s: prepare did not return the allocated devices %s; the pod's status does not show their "
+            "health",
             claim.ref,
             ", ".join(missing),
         )
@@ -98,10 +106,10 @@ def _check_types(device: PreparedDevice, name: str) -> None:
     for field in ("requests", "cdi_ids"):
         value = getattr(device, field)
         if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
-            raise _answer_error(f"{name}: {field}: {value!r} is not a tuple of strings")
+            raise _answer_error(f"prepared device {name}: {field}: {value!r} is not a tuple of strings")
     for field in ("pool", "device", "share_id"):
         if not isinstance(value := getattr(device, field), str):
-            raise _answer_error(f"{name}: {field}: {value!r} is not a string")
+            raise _answer_error(f"prepared device {name}: {field}: {value!r} is not a string")
 
 
 def _answer_error(text: str) -> DriverError:

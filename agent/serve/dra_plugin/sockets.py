@@ -75,8 +75,8 @@ def plugin_paths(
     registry = _absolute_path(registry_dir or kubelet_dir / "plugins_registry", "--registry-dir")
     if not plugins.is_relative_to(kubelet_dir):
         raise ConfigError(
-            f"{plugins}: plugin directory is not below {kubelet_dir}, where the kubelet expects it; "
-            "change it with --plugin-dir or --kubelet-dir"
+            f"plugin directory {plugins}: is not below {kubelet_dir}, where the kubelet expects it; change "
+            "it with --plugin-dir or --kubelet-dir"
         )
     service = _first_fitting(plugins, _service_names(pod_uid), "--plugin-dir")
     registration = _first_fitting(registry, _registration_names(driver, pod_uid), "--registry-dir")
@@ -85,7 +85,7 @@ def plugin_paths(
 
 def _absolute_path(path: Path, flag: str) -> Path:
     if not path.is_absolute():
-        raise ConfigError(f"{path}: is a relative path; give {flag} an absolute path")
+        raise ConfigError(f"path {path}: is relative; give {flag} an absolute path")
     return Path(os.path.normpath(path))
 
 
@@ -117,8 +117,8 @@ def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
         if used + len(name) <= SOCKET_PATH_LIMIT:
             return directory / name
     raise ConfigError(
-        f"{directory / names[-1]}: socket path is {used + len(names[-1])} bytes, limit {SOCKET_PATH_LIMIT}; "
-        f"change it with {flag}"
+        f"socket path {directory / names[-1]}: {used + len(names[-1])} bytes, limit {SOCKET_PATH_LIMIT}; "
+        f"choose a shorter one with {flag}"
     )
 
 
@@ -149,8 +149,8 @@ class PluginSockets:
         await self._files.call(self._make_directory)
         if not await self._files.call(self._paths.registry_dir.is_dir):
             raise ConfigError(
-                f"{self._paths.registry_dir}: no such directory; set the kubelet's registration directory "
-                "with --registry-dir or --kubelet-dir"
+                f"registration directory {self._paths.registry_dir}: does not exist; set the kubelet's "
+                "directory with --registry-dir or --kubelet-dir"
             )
         await self._service.ensure_exists()
         await self._registration.ensure_exists()
@@ -167,7 +167,12 @@ class PluginSockets:
                     log.warning("socket %s: was removed by another process; created again", socket.path)
         except (DrahealthError, OSError) as error:
             if count := self._log_limit.tick():
-                log.warning("plugin sockets: not created again: %s; %d attempts; will retry", error, count)
+                log.warning(
+                    "plugin sockets: removed by another process and not created again: %s; the kubelet "
+                    "cannot reach the driver; %d attempts; will retry",
+                    error,
+                    count,
+                )
 
     async def unregister(self, reason: str) -> None:
         """Remove the registration socket, so that the kubelet drops the driver; end its streams with

@@ -198,7 +198,8 @@ class DriverLinkService:
                 times = self._error_limit.tick()
             if times:
                 log.exception(
-                    "driver %s: call failed: internal error; INTERNAL returned; %d such errors",
+                    "driver %s: call to the agent failed: internal error; the driver got the status "
+                    "INTERNAL; %d such errors",
                     self._driver, times,
                 )  # fmt: skip
             return GRPCError(Status.INTERNAL, f"internal error: {type(error).__name__}; see the agent's log")

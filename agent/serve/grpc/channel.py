@@ -84,7 +84,7 @@ class UnixChannel(client.Channel):
     async def __connect__(self) -> protocol.H2Protocol:
         connected = await super().__connect__()
         if connected.connection.is_closing():  # grpclib would raise AttributeError
-            raise StreamTerminatedError("Connection lost")
+            raise StreamTerminatedError("connection to the server lost")
         return connected
 
     def _protocol_factory(self) -> protocol.H2Protocol:

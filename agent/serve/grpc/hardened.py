@@ -182,7 +182,7 @@ class UnsentMessages:
             )
             if count := self._log_limit.tick():
                 log.warning(
-                    "gRPC stream: ended by the server: %s; %d streams in the last minute", text, count
+                    "gRPC stream: ended by this server: %s; %d streams in the last minute", text, count
                 )
 
     def discard(self, stream: "HardenedStream") -> None:
@@ -244,9 +244,9 @@ class HardenedStream(protocol.Stream):
         try:
             data = await super().recv_data(size)
         except AssertionError:  # raised by grpclib if the stream has ended
-            raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message") from None
+            raise GRPCError(Status.INTERNAL, "the gRPC stream ended in the middle of a message") from None
         if not self._at_prefix and len(data) < size:
-            raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message")
+            raise GRPCError(Status.INTERNAL, "the gRPC stream ended in the middle of a message")
         if self._at_prefix and data and data[0]:
             raise GRPCError(
                 self.compressed, "compressed messages are not supported; send grpc-encoding: identity"
@@ -456,7 +456,7 @@ class ControlFrameBudget:
             self._refilled_s = now_s
             if self._left < 0:
                 self._on_exceeded()
-                raise TooManyControlFrames("too many control frames")
+                raise TooManyControlFrames("the client sends too many HTTP/2 control frames")
         return handle(frame)
 
 
@@ -479,7 +479,7 @@ class _Connection(protocol.Connection):
         pending: bytearray = self._connection.incoming_buffer._data
         size, limit = int.from_bytes(pending[:3]), self._connection.max_inbound_frame_size
         if len(pending) >= 3 and size > limit:
-            raise h2.exceptions.FrameTooLargeError(f"frame of {size} bytes, limit {limit}")
+            raise h2.exceptions.FrameTooLargeError(f"HTTP/2 frame has {size} bytes, limit {limit}")
         return events
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> HardenedStream:

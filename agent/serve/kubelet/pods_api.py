@@ -336,7 +336,7 @@ def _uid(pod: JsonObject) -> str:
     metadata = pod.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
     if not uid:
-        raise ValueError("pod.metadata.uid: missing")
+        raise ValueError("a pod in the kubelet's answer has no metadata.uid")
     return str(uid)
 
 
