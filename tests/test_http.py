@@ -90,7 +90,9 @@ def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path
     unix = ListenAddress("", path=str(short_tmp / "http.sock"))
     with serving(fake.app, ANY_PORT, unix) as server:
         _, port = server.addresses[0]
-        with pytest.raises(ResourceBusyError, match=rf"http.listen: 127.0.0.1:{port}: another process"):
+        with pytest.raises(
+            ResourceBusyError, match=rf"http.listen: address 127.0.0.1:{port}: another process"
+        ):
             HttpServer([ListenAddress("127.0.0.1", port)], fake.app)
         with pytest.raises(ResourceBusyError, match="another process serves this socket"):
             HttpServer([unix], fake.app)

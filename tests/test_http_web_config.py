@@ -152,16 +152,19 @@ def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("basic_auth_user: {}", "basic_auth_user: no such key.* did you mean 'basic_auth_users'"),
-        ("basic_auth_users: {ops: secret}", "ops: not the bcrypt hash of a password; see htpasswd -B"),
+        ("basic_auth_user: {}", "basic_auth_user: does not exist.* did you mean 'basic_auth_users'"),
+        (
+            "basic_auth_users: {ops: secret}",
+            "user ops: the value is not the bcrypt hash of a password; create it with htpasswd -B",
+        ),
         ("basic_auth_users: {ops: $2b$31$" + "a" * 53 + "}", "ops: cost 31 is over the limit of 12"),
         ("tls_server_config: {cert_file: a}", "cert_file and key_file are both needed"),
-        ("tls_server_config: {cert_file: a, key_file: b}", "a: No such file or directory"),
-        ("tls_server_config: {cert: a}", "tls_server_config.cert: no such key"),
+        ("tls_server_config: {cert_file: a, key_file: b}", "a: cannot be used: No such file or directory"),
+        ("tls_server_config: {cert: a}", "tls_server_config.cert: does not exist"),
         ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "'TLS10' is not one of TLS12"),
         (
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
-            "client_ca_file and a client_auth_type that verifies need each other",
+            "client_ca_file needs a client_auth_type that verifies certificates, and the reverse",
         ),
         (
             "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
@@ -174,7 +177,7 @@ def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> No
 )
 def test_invalid_web_configuration_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
     path = web_file(tmp_path, text)
-    with pytest.raises(ConfigError, match=rf"^http.web-config: {path}: .*{words}"):
+    with pytest.raises(ConfigError, match=rf"^http.web-config: file {path}: .*{words}"):
         read_web_config(path)
 
 

@@ -160,7 +160,10 @@ class HttpServer:
             except (DrahealthError, OSError) as error:
                 if count := self._file_complaints.tick():
                     log.warning(
-                        "http: a socket was not created again: %s; %d attempts; will retry", error, count
+                        "http: a socket was removed by another process and not created again: %s; clients "
+                        "cannot connect to it; %d attempts; will retry",
+                        error,
+                        count,
                     )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,14 +188,15 @@ class HttpServer:
                 self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
             )
         except Exception:
-            log.exception("http: connection closed: internal error")
+            log.exception("http: connection to a client closed: internal error; the server continues")
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
         self.refused += 1
         if count := self._complaints.tick():
             log.warning(
-                "http: %d connections refused: %d are open, the limit; clients connect again",
+                "http: %d new connections refused: the limit of %d open connections is reached; clients have "
+                "to retry",
                 count,
                 CONNECTIONS_MAX,
             )
@@ -216,13 +220,16 @@ class HttpServer:
         except OSError as error:
             sock.close()
             reason = error.strerror or os.strerror(error.errno or 0)
-            text = f"http.listen: {address}: cannot listen ({reason}); choose another address with --listen"
+            text = (
+                f"http.listen: address {address}: cannot listen ({reason}); choose another address with "
+                "--listen"
+            )
             if isinstance(error, PermissionError):
                 raise PermissionDeniedError(text) from error
             if error.errno == EADDRINUSE:
                 raise ResourceBusyError(
-                    f"http.listen: {address}: another process listens there; "
-                    "stop it, or choose another address with --listen"
+                    f"http.listen: address {address}: another process listens there; stop it, or choose "
+                    "another address with --listen"
                 ) from error
             raise ConfigError(text) from error
         return sock

@@ -86,11 +86,16 @@ class WebConfigFile:
                     return self._current
                 self._current = config
                 self._seen = _file_states(config.files)
-                log.info("http.web-config: %s read again: a file has changed", self._path)
+                log.info(
+                    "http.web-config: file %s or one that it names has changed; the new content is in effect",
+                    self._path,
+                )
         return self._current
 
     def _refuse(self, reason: str) -> None:
-        log.warning("http.web-config: not read again: %s; the earlier content stays in effect", reason)
+        log.warning(
+            "http.web-config: changed content not applied: %s; the earlier content stays in effect", reason
+        )
 
 
 def read_web_config(path: Path) -> WebConfig:
@@ -102,9 +107,9 @@ def read_web_config(path: Path) -> WebConfig:
     try:
         documents = parse_yaml(read_bounded(path, FILE_BYTES).data)
     except ReadError as error:
-        raise ConfigError(f"{path}: {error.reason}", key="http.web-config") from None
+        raise ConfigError(f"file {path}: cannot be read: {error.reason}", key="http.web-config") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}", key="http.web-config") from None
+        raise ConfigError(f"file {path}: {error}", key="http.web-config") from None
     try:
         content = _table(documents[0] if documents else None, "the file")
         _check_keys(content, "", {"tls_server_config", "http_server_config", "basic_auth_users"})
@@ -115,7 +120,7 @@ def read_web_config(path: Path) -> WebConfig:
         )
         users = _users(_table(content.get("basic_auth_users"), "basic_auth_users"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}", key="http.web-config") from None
+        raise ConfigError(f"file {path}: {error}", key="http.web-config") from None
     return WebConfig(tls, users, (path, *files))
 
 
@@ -130,7 +135,9 @@ def _table(value: object, name: str) -> dict[str, Any]:
 def _check_keys(table: Mapping[str, Any], prefix: str, known: Collection[str]) -> None:
     for key in table:
         if key not in known:
-            raise ValueError(f"{prefix}{key}: no such key, or not supported{suggestion(str(key), known)}")
+            raise ValueError(
+                f"key {prefix}{key}: does not exist or is not supported{suggestion(str(key), known)}"
+            )
 
 
 def _tls_context(
@@ -152,11 +159,14 @@ def _tls_context(
     _check_keys(table, prefix, _TLS_KEYS)
     certificate, key = (_path(table, name, directory) for name in ("cert_file", "key_file"))
     if certificate is None or key is None:
-        raise ValueError(f"{prefix}cert_file and key_file are both needed")
+        raise ValueError(f"{prefix}cert_file and key_file are both needed for TLS; set both")
     authority = _path(table, "client_ca_file", directory)
     mode = _choice(table, "client_auth_type", _CLIENT_AUTH, "NoClientCert")
     if (mode is ssl.CERT_NONE) != (authority is None):
-        raise ValueError(f"{prefix}client_ca_file and a client_auth_type that verifies need each other")
+        raise ValueError(
+            f"{prefix}client_ca_file needs a client_auth_type that verifies certificates, and the reverse; "
+            "set both"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _choice(table, "min_version", _VERSIONS, "TLS12")
     context.maximum_version = _choice(table, "max_version", _VERSIONS, "TLS13")
@@ -173,7 +183,7 @@ def _tls_context(
             context.verify_mode = mode
     except OSError as error:  # ssl.SSLError is one
         place = error.filename or f"{certificate}, {key}"
-        raise ValueError(f"{prefix[:-1]}: {place}: {error.strerror or error}") from None
+        raise ValueError(f"{prefix[:-1]}: file {place}: cannot be used: {error.strerror or error}") from None
     return context, tuple(files)
 
 
@@ -189,7 +199,7 @@ def _path(table: Mapping[str, Any], key: str, directory: Path) -> Path | None:
     """
     value = table.get(key) or None
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"tls_server_config.{key}: {value!r} is not a path")
+        raise TypeError(f"tls_server_config.{key}: {value!r} is not the path of a file; put it in quotes")
     return None if value is None else directory / value
 
 
@@ -207,11 +217,14 @@ def _users(table: Mapping[str, Any]) -> dict[str, bytes]:
     for user, value in table.items():
         found = _HASH.fullmatch(value) if isinstance(value, str) else None
         if found is None or ":" in user:
-            raise ValueError(f"basic_auth_users: {user}: not the bcrypt hash of a password; see htpasswd -B")
+            raise ValueError(
+                f"basic_auth_users: user {user}: the value is not the bcrypt hash of a password; create it "
+                "with htpasswd -B"
+            )
         if int(found[1]) > COST_MAX:
             raise ValueError(
-                f"basic_auth_users: {user}: cost {found[1]} is over the limit of {COST_MAX}; "
-                f"make the hash with htpasswd -B -C {COST_MAX}"
+                f"basic_auth_users: user {user}: cost {found[1]} is over the limit of {COST_MAX}; make the "
+                f"hash with htpasswd -B -C {COST_MAX}"
             )
         users[user] = value.encode()
     return users
