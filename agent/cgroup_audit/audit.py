@@ -229,7 +229,7 @@ def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) ->
 def confirmed_qos_comparisons(
     compared: Sequence[SettingComparison], now_wall_s: float, earlier: QosDifferences | None
 ) -> tuple[SettingComparison, ...]:
-    """Change the verdict on a wrong setting to QUIET while the kubelet's next rewrite may still correct it.
+    """Mark a wrong setting as QUIET (not reported) while the kubelet's next rewrite may still correct it.
 
     A wrong setting is confirmed if an earlier audit found it wrong, too, and the kubelet has rewritten it
     since.

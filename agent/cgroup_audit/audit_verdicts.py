@@ -1,4 +1,4 @@
-"""Values of the cgroup audit: actual values, verdicts on settings, and the consequence of each verdict."""
+"""Results of the cgroup audit: actual values, verdicts (MATCH, LOWER, ...) and their consequences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,7 +117,7 @@ CONSEQUENCES: Final[Mapping[AuditVerdict, Mapping[SettingKind, str]]] = {
 
 
 class SettingComparison(NamedTuple):
-    """Actual and expected value of one cgroup setting, with the verdict."""
+    """Actual and expected value of one cgroup setting, with the result of comparing them."""
 
     cgroup: CgroupId
     expected: ExpectedSetting

@@ -330,7 +330,7 @@ def _with_tighter_pod(compared: SettingComparison, tight: str) -> SettingCompari
 def _quiet_after_change(
     compared: SettingComparison, group: ExpectedCgroup, read: ActualCgroup | None
 ) -> SettingComparison:
-    """Change the verdict on a wrong value to QUIET shortly after a start or resize."""
+    """Mark a wrong value as QUIET (not reported) shortly after a start or resize."""
     since = read.since_change_s if read else None  # negative after a clock step
     if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT_VERDICTS:
         return compared

@@ -1,4 +1,4 @@
-"""``drahealth replay``: evaluates recorded snapshots again, with the configuration of their time or another.
+"""``drahealth replay``: evaluates recorded snapshots, with the recorded or with another configuration.
 
 Without ``--config`` the verdicts are compared with the recorded ones: a difference shows that this release
 decides otherwise than the one that recorded.

@@ -100,7 +100,7 @@ def _grouped(records: list[Path]) -> list[list[Path]]:
 
 
 def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[RecordComparison]:
-    """Yield, for each record, its verdicts as recorded compared with those of another configuration.
+    """Yield, for each record, a comparison of the recorded health with that of another configuration.
 
     Args:
         groups: Files of each record; results have this order.

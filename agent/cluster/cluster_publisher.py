@@ -169,7 +169,7 @@ class ClusterPublisher:
         return self._status
 
     def note_report(self, report: Report) -> None:
-        """Store a published report; a changed verdict of a device wakes the thread. Never blocks."""
+        """Store a published report; changed health or causes of a device wake the thread. Never blocks."""
         if report.starting:
             return
         seen = [

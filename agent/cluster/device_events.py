@@ -168,7 +168,7 @@ def _wanted(
 
 
 def _faults(device: DeviceHealth, severity: Severity) -> Iterable[Cause]:
-    """Return the causes of a device that have a severity, one per finding code."""
+    """Return the faults (causes) of a device that have a severity, one per finding code."""
     return {cause.code: cause for cause in reversed(device.causes) if cause.severity is severity}.values()
 
 

@@ -91,7 +91,7 @@ class SentinelPublisher:
         return self._status
 
     def note_report(self, report: Report) -> None:
-        """Store a published report, and wake the thread if a verdict changed. Never blocks."""
+        """Store a published report, and wake the thread if the health of a device changed. Never blocks."""
         if report.starting:
             return
         with self._changed:

@@ -1,4 +1,4 @@
-"""Unanswered requests of operators to clear latched faults, between the agent's API and the engine loop."""
+"""Unanswered requests of operators to clear kept faults, between the agent's API and the engine loop."""
 
 import threading
 from collections.abc import Callable, Iterable

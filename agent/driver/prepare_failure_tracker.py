@@ -131,7 +131,7 @@ class PrepareFailureTracker:
         return PrepareError(verdict, kubelet_text(verdict)) if verdict else None
 
     def known_blocker(self, claim: Claim) -> PrepareVerdict | None:
-        """Return the verdict that a prepare of a claim would have if it is known to fail.
+        """Return the classified error with which a prepare of a claim is known to fail.
 
         None: it may succeed.
 
@@ -221,7 +221,7 @@ class PrepareFailureTracker:
     def record_failure(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare and return its verdict; the caller calls :meth:`wait_delivered` later."""
+        """Record and classify a failed prepare; the caller calls :meth:`wait_delivered` later."""
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
@@ -304,7 +304,7 @@ class PrepareFailureTracker:
         return tuple(entry.outcome for entry in entries)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the verdicts on claims whose last prepare failed recently, in the order of their UIDs."""
+        """Return the classified failures of claims whose last prepare failed recently, by UID."""
         claims, since_wall_s = self._writer.ledger.claims, self._clock() - RECENT_S
         entries = [claims[uid] for uid in sorted(uids) if uid in claims]
         return [
@@ -344,7 +344,7 @@ class PrepareFailureTracker:
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until the faults that verdicts report are published. Blocks up to 3.5 s.
+        """Block until the device faults that failed prepares showed are published. Blocks up to 3.5 s.
 
         All health streams then have the health of the broken devices, and the taints are published.
         """
@@ -387,7 +387,7 @@ class PrepareFailureTracker:
 
 
 def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
-    """Return the devices that verdicts on failed prepares blame, if the driver taints them."""
+    """Return the devices that caused failed prepares, if the driver taints them."""
     return sorted({
         device
         for verdict in verdicts

@@ -191,7 +191,7 @@ class DriverSession:
     # --- calls of the driver -----------------------------------------------------------------------------
 
     def sync(self, devices: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
-        """Replace the driver's declared devices, and wait up to 2 s for their first verdicts.
+        """Replace the driver's declared devices, and wait up to 2 s until their health is known.
 
         Raises:
             ConfigError: A value is wrong; names the device, the key, the value and its limit.

@@ -209,7 +209,7 @@ class _FetchTracker:
         evidence: BaseException,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Return the verdict unchanged: no device takes part in a fetch."""
+        """Return the verdict unchanged: no device takes part when a claim is read."""
         return verdict
 
     def record_success(self, claim: Claim) -> None:

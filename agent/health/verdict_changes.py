@@ -21,7 +21,7 @@ from agent.model.verdict_history import (
 
 
 class SeenVerdict(NamedTuple):
-    """Verdict on a device in the last report, and the part of it that the history records."""
+    """Verdict (health and causes) on a device in the last report, and the part that the history records."""
 
     severity: Severity
     causes: tuple[Cause, ...]

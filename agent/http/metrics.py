@@ -150,7 +150,7 @@ class MetricsRenderer:
     # --- devices -------------------------------------------------------------------------------------------
 
     def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
-        """Return the text of DEVICE_FAMILIES, rendered again only if a verdict has changed.
+        """Return the text of DEVICE_FAMILIES, rendered only if health or causes of a device changed.
 
         Args:
             encode: Encoder of prometheus_client for the content type.
@@ -372,7 +372,7 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
 
 
 def _scope(subject: str) -> str:
-    """Return ``node``, ``pod`` or ``driver``: the kind of object that a cause without a device is about."""
+    """Return ``node``, ``pod`` or ``driver``: the kind of object that a fault without a device concerns."""
     word = subject.partition(" ")[0]
     return word if word in {"pod", "driver"} else "node"
 

@@ -201,7 +201,7 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Verdict history up to now, from which the strips are drawn."""
+    """Recorded health of devices up to now, from which the page's strips are drawn."""
 
     timeline: Timeline
     segments: Mapping[DeviceRef, Sequence[Segment]]

@@ -1,4 +1,4 @@
-"""Requests of operators to clear latched faults, the answers, and the records of cleared faults."""
+"""Requests of operators to clear faults that the agent keeps (latched), the answers, and cleared faults."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""Health of devices, and the findings and causes behind it."""
+"""Health of devices, its causes (faults that count in it), and findings (faults seen at one moment)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

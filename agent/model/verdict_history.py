@@ -1,4 +1,4 @@
-"""Verdict history: changed verdicts on devices, and the periods in which the agent observed the devices.
+"""Verdict history: changes in health and causes of devices, and periods of observation by the agent.
 
 agent.node.verdict_recorder records them, agent.store.history_file stores them, and agent.health.availability
 computes from them how long each device was in which state.
@@ -66,7 +66,7 @@ GONE: Final = RecordedVerdict(RecordedState.ABSENT)
 
 
 class VerdictChange(NamedTuple):
-    """Beginning of a verdict on a device: the device has it until the device's next change."""
+    """Beginning of a verdict (state and causes) on a device, which holds until the device's next change."""
 
     period: str
     """Id of the observed period (usually a run of the agent) in which the agent found the verdict."""

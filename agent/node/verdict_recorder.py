@@ -1,4 +1,4 @@
-"""Recorder of changed verdicts: compares successive health reports, and writes the changes to a file.
+"""Recorder of changes in devices' health and causes: compares health reports, writes the changes to a file.
 
 Every report is compared when it is published, in the core thread; the thread ``dh-history`` writes, so a full
 or hung disk delays no verdict. Changes wait in memory until they are written. If too many wait, the present
@@ -56,7 +56,7 @@ class _Job(NamedTuple):
 
 
 class VerdictRecorder:
-    """Recorder of changed verdicts, with a queue of changes that are not written yet. Thread-safe."""
+    """Recorder of changes in devices' health, with a queue of those that are not written yet. Thread-safe."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class VerdictRecorder:
     # --- called by the core ----------------------------------------------------------------------------
 
     def note_report(self, report: Report) -> None:
-        """Queue the changes of verdicts since the last report, and wake the writing thread. Never blocks."""
+        """Queue the changes in devices' health since the last report, and wake the writer. Never blocks."""
         if report.starting:
             return
         with self._changed:

@@ -38,7 +38,7 @@ def record_faults(
     now_wall_s: float,
     unhealthy: Collection[DeviceRef],
 ) -> DriverFaults:
-    """Add a fault for each device that a verdict makes Unhealthy or Unknown.
+    """Add a fault for each device that a failed prepare shows to be Unhealthy or Unknown.
 
     Args:
         verdict: Verdict on the failed prepare of ``claim``.
@@ -161,7 +161,7 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
 
 
 def health_without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
-    """Return a device's health without causes from driver-reported ``faults``; other causes stay."""
+    """Return a device's health without the driver-reported ``faults``; faults that rules found stay."""
     subject = str(DeviceRef(device.driver, device.pool, device.device))
     codes = {fault.code for fault in faults if fault.subject == subject}
     rest = tuple(cause for cause in device.causes if not (cause.driver_reported and cause.code in codes))

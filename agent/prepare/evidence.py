@@ -251,7 +251,7 @@ class DriverReportedError(NamedTuple):
 
 
 class ExistingVerdict(NamedTuple):
-    """Evidence: verdict of a PrepareError, which was classified before."""
+    """Evidence: class and code of a PrepareError, whose failure was classified before."""
 
     verdict: PrepareVerdict
 

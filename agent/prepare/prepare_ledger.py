@@ -71,7 +71,7 @@ def cached_failure(
     now_wall_s: float,
     driver_version: str,
 ) -> PrepareVerdict | None:
-    """Return the cached verdict of the claim's last failed prepare; None: the driver must be called.
+    """Return the cached, classified failure of a claim's last prepare; None: the driver must be called.
 
     A failure is cached only for the same request: the claim has the same allocation and parameters, the
     driver has the same version and, where a device is to blame, the state of the devices has not changed. A
@@ -180,7 +180,7 @@ def record_failure(
     driver_version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Return the ledger with a failed prepare, and the verdict with its count and first time.
+    """Return the ledger with a failed prepare, and the failure with its count and first time.
 
     Args:
         unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for them.

@@ -34,7 +34,7 @@ itself.
 
 
 class DeviceVerdict(NamedTuple):
-    """Verdict on one device in a recorded report."""
+    """Verdict (health and causes) on one device in a recorded report."""
 
     subject: str
     """Name of the device: ``<driver>/<pool>/<name>``, or the name of a host device."""

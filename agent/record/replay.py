@@ -32,7 +32,7 @@ class ReplayedStep(NamedTuple):
 
 
 class VerdictDifference(NamedTuple):
-    """Device whose verdict in a replay differs from the recorded verdict."""
+    """Device whose health or causes in a replay differ from the recorded ones."""
 
     at: Instant
     subject: str

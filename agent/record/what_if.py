@@ -1,4 +1,4 @@
-"""Comparison of the recorded verdicts with those of another configuration, and with what really happened.
+"""Comparison of recorded health of devices with that of another configuration, and with real incidents.
 
 A record is replayed with the other settings. Each side gives the intervals in which a rule raised a cause of
 a device, and in which a device was Unhealthy.
@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 @dataclass
 class VerdictSide:
-    """Verdicts over the time of a record: one side of a comparison of two configurations."""
+    """Health of devices over the time of a record, by one of the two configurations that are compared."""
 
     causes: dict[CauseKey, list[Interval]] = field(default_factory=dict)
     """Intervals in which each cause was raised, by device and code, the oldest first."""

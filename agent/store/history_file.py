@@ -92,7 +92,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
 
 
 def read_verdicts(path: Path, *, wait_s: float = READ_WAIT_S) -> StoredVerdicts:
-    """Read the verdict history, also without a running agent. Raises the same errors as read_history()."""
+    """Read the history of devices' health, also without a running agent. Raises as read_history()."""
     stored = _read_file(path, select_verdicts, StoredVerdicts(), wait_s)
     return extend_newest_period(stored, read_period_file(period_file_path(path)))
 

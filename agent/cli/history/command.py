@@ -1,4 +1,4 @@
-"""``drahealth history``: lists changes of verdicts and uses of devices, and computes availability."""
+"""``drahealth history``: lists changes in health and uses of devices, and computes availability."""
 
 from __future__ import annotations
 

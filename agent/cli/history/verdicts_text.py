@@ -1,4 +1,4 @@
-"""Output of ``drahealth history`` about verdicts: their changes, and the availability of devices. Pure.
+"""Output of ``drahealth history`` about health: its changes, and the availability of devices. Pure.
 
 The output is a table, JSON or CSV.
 """

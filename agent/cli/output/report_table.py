@@ -147,7 +147,7 @@ def _repeats(instance: DeviceHealth, gpu: DeviceHealth) -> bool:
 
 
 def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
-    """Return finding code and evidence of each cause of a device.
+    """Return code and evidence of each fault (cause) that counts in a device's health.
 
     If causes are not known, as on a driver's socket, it is the message alone.
     """

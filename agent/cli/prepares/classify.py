@@ -195,7 +195,7 @@ def _without_separators(name: str) -> str:
 
 
 def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Sequence[ErrorPattern]) -> str:
-    """Return the verdict on the error as text: code, class, reasons, advice, the line for the kubelet."""
+    """Return the classified error as text: code, class, reasons, advice, the line for the kubelet."""
     from agent.cli.prepares.text import CLASS_COLOURS, CLASSES
     from agent.prepare.kubelet_message import kubelet_text
 
@@ -250,7 +250,7 @@ EVIDENCE: Final = ObjectKeys("stickySeconds:sticky_s health taint evidence confi
 
 
 def document(verdict: PrepareVerdict) -> dict[str, Any]:
-    """Return the verdict as JSON. Later versions only add keys."""
+    """Return the classified error as JSON. Later versions only add keys."""
     from agent.prepare.failure_kinds import failure_kind
     from agent.prepare.kubelet_message import kubelet_text
 

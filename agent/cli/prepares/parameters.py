@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CheckedParameters(NamedTuple):
-    """Parameters of one object of the file, with the verdict that a prepare would have."""
+    """Parameters of one object of the file, with the error with which a prepare would fail."""
 
     kind: str
     namespace: str

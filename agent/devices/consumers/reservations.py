@@ -1,4 +1,4 @@
-"""Reservations of a claim (``status.reservedFor``), and pods that the kubelet would refuse because of them.
+"""Reservations of a claim (``status.reservedFor``), and pods that the kubelet does not start for them.
 
 A reservation names a pod, a pod group (KEP-5729) or another object, anywhere in the cluster. The kubelet
 evaluates reservations only when it creates a pod's sandbox, so a running pod can be refused after a reboot.
@@ -148,7 +148,7 @@ class RefusedPod(NamedTuple):
 
 
 def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> RefusedPod | None:
-    """Return why the kubelet would refuse a pod because of a claim; None: no refusal, or the pod has ended.
+    """Return why the kubelet would not start a pod because of a claim; None: it would, or the pod has ended.
 
     Args:
         pod: A pod in the claim's namespace.
@@ -165,7 +165,7 @@ def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> Refused
 
 
 def find_refusal_by_uid(uid: str, claim: ClaimObject) -> RefusedPod | None:
-    """Return why the kubelet would refuse a pod of which only the UID is known.
+    """Return why the kubelet would not start a pod of which only the UID is known.
 
     None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
     """

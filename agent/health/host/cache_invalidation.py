@@ -1,4 +1,4 @@
-"""Detection of the declared devices whose cached verdicts a new snapshot makes outdated.
+"""Detection of the declared devices whose cached health and causes a new snapshot makes outdated.
 
 The rules for the declared devices of one kind share most of their input. A device that no change of the
 shared input affects keeps its verdict, because its rules would return the same results.

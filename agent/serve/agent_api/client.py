@@ -216,7 +216,7 @@ async def fetch_status(socket: Path) -> AgentStatus:
 
 
 async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFault, ...]:
-    """Ask the agent that serves a socket to clear the latched faults of a device; return the cleared faults.
+    """Request from an agent that it clears the kept (latched) faults of a device; return the cleared faults.
 
     Args:
         socket: Path of the agent's socket.

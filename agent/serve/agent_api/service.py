@@ -54,7 +54,7 @@ CHUNKS_AT_ONCE: Final = 16
 
 
 class ClearRequests(Protocol):
-    """Queue of requests to clear latched faults, which the health engine answers."""
+    """Queue of requests to clear faults that the agent keeps; the health engine answers them."""
 
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
         """Queue a request to clear faults; return the future of its answer, which can be cancelled.

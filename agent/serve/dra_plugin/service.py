@@ -68,7 +68,7 @@ class ClaimHandler(Protocol):
         """
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Return the verdict on a failure of a claim that the driver's code did not raise."""
+        """Return class and code of a claim's failure that the driver's code did not raise."""
 
     def unavailable_reason(self) -> str:
         """Return the reason why no claim can be prepared now; empty: claims can be prepared."""

@@ -96,13 +96,13 @@ class DriverLinkHandler(Protocol):
         """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the driver's results of prepares; return the verdict on each failure.
+        """Record the driver's results of prepares; return class, code and advice for each failure.
 
         A success has None instead of a verdict.
         """
 
     def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the driver's results of unprepares; return the verdict on each failure.
+        """Record the driver's results of unprepares; return class, code and advice for each failure.
 
         None instead of a verdict: a success, or a failure that the driver should report to the kubelet as
         success.

@@ -229,7 +229,7 @@ def _instant(wall_s: float, now: Instant) -> Instant:
 
 
 def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether a restored fault is unresolved or in its probation, so that its cause is reported."""
+    """Return whether a restored fault is reported: it is unresolved, or its probation time is not over."""
     if fault.resolved is None:
         return True
     was_unhealthy = fault.last_decision is not None and fault.last_decision.severity is Severity.UNHEALTHY
