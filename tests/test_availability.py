@@ -12,9 +12,9 @@ from agent.health.availability import (
     AvailabilitySummary,
     DeviceAvailability,
     Timeline,
-    device_segments,
     listed_changes,
     summarize,
+    verdict_spans,
 )
 from agent.model.verdict_history import (
     GONE,
@@ -32,7 +32,7 @@ VERDICTS = (HEALTHY, HOT, STALLED, LOST, GONE)
 def summary_of(node: SimulatedNode, last_s: float | None = None) -> AvailabilitySummary:
     timeline = Timeline(node.stored.periods, node.clocks)
     since_s = None if last_s is None else node.wall_s - last_s
-    return summarize(device_segments(node.stored, timeline), timeline, since_s)
+    return summarize(verdict_spans(node.stored, timeline), timeline, since_s)
 
 
 def availability(node: SimulatedNode, last_s: float | None = None) -> DeviceAvailability:
@@ -71,8 +71,8 @@ def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, a
                 node.set_wall_clock(*values)
     node.stop(away_s)
     timeline = Timeline(node.stored.periods, node.clocks)
-    segments = device_segments(node.stored, timeline)
-    for one in summarize(segments, timeline).devices:
+    spans = verdict_spans(node.stored, timeline)
+    for one in summarize(spans, timeline).devices:
         assert one.observed_s == pytest.approx(node.true_s[one.device], abs=1e-3)
         assert one.not_observed_s == pytest.approx(node.away_s[one.device], abs=1e-3)
         assert sum(one.observed_s.values()) + one.not_observed_s == pytest.approx(one.total_s, abs=1e-3)
@@ -107,11 +107,11 @@ def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) 
         ),
     )
     timeline = Timeline(stored.periods, now)
-    segments = device_segments(stored, timeline)
-    for known in segments.values():
+    spans = verdict_spans(stored, timeline)
+    for known in spans.values():
         for one, following in pairwise(known):
             assert one.begin_s <= one.end_s == following.begin_s
-    found = summarize(segments, timeline, None if last_s is None else now.wall_s - last_s)
+    found = summarize(spans, timeline, None if last_s is None else now.wall_s - last_s)
     for one in found.devices:
         assert one.begin_s <= one.end_s
         assert min(one.observed_s.values()) > -1e-3
@@ -273,7 +273,7 @@ def test_first_record_of_a_device_is_no_change() -> None:
     node.run(60)
     node.follow((HEALTHY, 60), (LOST, 30))
     timeline = Timeline(node.stored.periods, node.clocks)
-    found = listed_changes(device_segments(node.stored, timeline))
+    found = listed_changes(verdict_spans(node.stored, timeline))
     assert [(one.change.before, one.verdict, one.end_s - one.begin_s) for one in found] == [
         (RecordedState.HEALTHY, LOST, pytest.approx(30)),
         (RecordedState.UNHEALTHY, HEALTHY, pytest.approx(60)),
@@ -287,11 +287,11 @@ def test_change_of_a_deleted_period_is_at_the_begin_of_the_history() -> None:
     node.run(600)
     stored = StoredVerdicts(node.stored.periods[1:], node.stored.changes[-1:])
     timeline = Timeline(stored.periods, node.clocks)
-    (one,) = summarize(device_segments(stored, timeline), timeline).devices
+    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.total_s == pytest.approx(600)
 
 
 def test_empty_history_has_no_device() -> None:
     timeline = Timeline((), ClockReading(0.0, 0.0))
-    assert summarize(device_segments(StoredVerdicts(), timeline), timeline) == ((), ())
+    assert summarize(verdict_spans(StoredVerdicts(), timeline), timeline) == ((), ())
     assert timeline.unobserved_s(-inf, 0.0) == inf

@@ -23,7 +23,7 @@ from agent.cli.history.verdicts_text import (
 )
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
-from agent.health.availability import Timeline, device_segments, listed_changes, summarize
+from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import rfc3339
@@ -80,7 +80,7 @@ def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Recorded:
 
 def segments_of(node: SimulatedNode) -> tuple[Any, Timeline]:
     timeline = Timeline(node.stored.periods, node.clocks)
-    return device_segments(node.stored, timeline), timeline
+    return verdict_spans(node.stored, timeline), timeline
 
 
 def test_table_of_changes_has_times_states_and_causes(recorded: Recorded) -> None:
@@ -117,11 +117,9 @@ def test_tables_fit_80_columns(recorded: Recorded) -> None:
     node.follow((many, 60))
     for number in range(40):
         node.follow((many, 60), device=DeviceRef("", "node-1", f"hugepages-2mi-node{number * 7}"))
-    segments, timeline = segments_of(node)
+    spans, timeline = segments_of(node)
     style = TextStyle(width=80)
-    text = render_changes(listed_changes(segments), style) + render_summary(
-        summarize(segments, timeline), style
-    )
+    text = render_changes(listed_changes(spans), style) + render_summary(summarize(spans, timeline), style)
     names = [line for line in text.splitlines() if len(line) > 80]
     assert [line for line in names if "hugepages" not in line] == []
 
@@ -132,11 +130,9 @@ def test_tables_have_no_control_characters() -> None:
     node.start((device, HEALTHY))
     bad = LOST._replace(causes=(RecordedCause("x\x07", LOST.causes[0].severity, "\x1b[2J"),))
     node.follow((bad, 60), device=device)
-    segments, timeline = segments_of(node)
+    spans, timeline = segments_of(node)
     style = TextStyle(unicode=False)
-    text = render_changes(listed_changes(segments), style) + render_summary(
-        summarize(segments, timeline), style
-    )
+    text = render_changes(listed_changes(spans), style) + render_summary(summarize(spans, timeline), style)
     assert not {"\x1b", "\x07"} & set(text)
     assert text.replace("\ufffd", "").isascii()
 

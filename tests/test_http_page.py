@@ -19,7 +19,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.edges import pod_consumer
-from agent.health.availability import Timeline, device_segments
+from agent.health.availability import Timeline, verdict_spans
 from agent.http.page import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
@@ -71,7 +71,7 @@ def history(*changes: tuple[float, RecordedState], lasted_h: float = 30.0) -> Hi
         ),
     )
     timeline = Timeline(stored.periods, now)
-    return History(timeline, device_segments(stored, timeline))
+    return History(timeline, verdict_spans(stored, timeline))
 
 
 def given(shown: Report, **changes: Any) -> PageInput:
@@ -196,7 +196,7 @@ def test_strip_shows_a_stop_of_the_agent_as_not_observed() -> None:
     )
     change = VerdictChange("a", 0, CPU, None, RecordedVerdict(RecordedState.HEALTHY), 0.0, 0.0)
     timeline = Timeline(periods, now)
-    shown = History(timeline, device_segments(StoredVerdicts(periods, (change,)), timeline))
+    shown = History(timeline, verdict_spans(StoredVerdicts(periods, (change,)), timeline))
     strip = page_content(given(report([device()]), history=shown)).rows[0].strip
     assert strip is not None
     assert [(part.begin, part.width, part.css) for part in strip.parts] == [

@@ -13,9 +13,9 @@ from agent.scoreboard.incidents import (
     HELD_OUT_SHARE,
     NODE,
     CorpusError,
+    CorpusSplit,
     LabelledIncident,
     LineOrigin,
-    Split,
     find_corpus,
     load_incidents,
     select_split,
@@ -88,15 +88,15 @@ def test_incident_lines_have_no_time_host_or_public_address(incident: LabelledIn
 
 def test_split_follows_from_the_name_alone() -> None:
     known = {
-        "xid79-two-gpus-lost": Split.OPEN,
-        "xid31-chrome": Split.OPEN,
-        "gsp-heartbeat-timeout": Split.HELD_OUT,
+        "xid79-two-gpus-lost": CorpusSplit.OPEN,
+        "xid31-chrome": CorpusSplit.OPEN,
+        "gsp-heartbeat-timeout": CorpusSplit.HELD_OUT,
     }
     assert {each.name: each.split for each in INCIDENTS if each.name in known} == known
 
 
 def test_splits_have_all_incidents_and_both_kinds() -> None:
-    opened, held = (select_split(INCIDENTS, split) for split in Split)
+    opened, held = (select_split(INCIDENTS, split) for split in CorpusSplit)
     assert len(opened) + len(held) == len(INCIDENTS)
     assert select_split(INCIDENTS, None) == INCIDENTS
     assert abs(len(held) / len(INCIDENTS) - HELD_OUT_SHARE) < 0.1

@@ -38,11 +38,11 @@ from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
-from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.impact_log import LINES_MAX, impact_lines
 from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
 from agent.node.pods.poller import AUDIT_DELAY_S, PodPoller, PodsSourceState
 from agent.node.pods.tracker import MapRecorder, PodTracker
+from agent.node.pods.usage_recorder import UsageRecorder
 from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_state
 from agent.store.history_file import HistoryContent, HistoryFile, read_history
@@ -637,7 +637,7 @@ def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
     """Also if the agent serves the driver's name, and reports host devices under it."""
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     history = HistoryFile(kubelet.state / HISTORY_FILE, UsageHistoryLimits())
-    recorder = HistoryRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)
+    recorder = UsageRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)
     following = follow(recorder.record, drivers=drivers)
     with embedding_driver(kubelet) as driver, following.running():
         driver.publish(device("gpu-0", pool=NODE))

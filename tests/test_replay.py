@@ -36,8 +36,8 @@ from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
 from agent.record.what_if import (
     ChangeKind,
+    FaultInterval,
     Incident,
-    Interval,
     VerdictSide,
     compare_record,
     median_interval,
@@ -355,9 +355,9 @@ def test_cause_that_is_no_longer_info_is_a_report() -> None:
         side.observe(float(at_s), (DeviceVerdict("gpu-0", 0, severity, (("xid.13", severity),)),), None)
     side.close(9.0)
     assert side.causes["gpu-0", "xid.13"] == [
-        Interval(0.0, 1.0, Severity.INFO),
-        Interval(1.0, 3.0, Severity.DEGRADED),
-        Interval(3.0, 9.0, Severity.INFO),
+        FaultInterval(0.0, 1.0, Severity.INFO),
+        FaultInterval(1.0, 3.0, Severity.DEGRADED),
+        FaultInterval(3.0, 9.0, Severity.INFO),
     ]
     score = score_rules([("node-a", side)], [Incident("gpu-0", 0.0, 9.0)])[0]
     assert (score.precision.successes, score.precision.trials, score.recall.successes) == (1, 1, 1)

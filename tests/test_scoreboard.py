@@ -14,11 +14,11 @@ from agent.scoreboard.detectors import DetectorRun, load_detectors
 from agent.scoreboard.incidents import (
     NODE,
     CorpusError,
+    CorpusSplit,
     ExpectedVerdict,
     LabelledIncident,
     LineOrigin,
     NvmlChange,
-    Split,
     find_corpus,
     load_incidents,
 )
@@ -33,8 +33,8 @@ CORPUS: Final = find_corpus()
 GPU: Final = "0000:3b:00.0"
 LOST: Final = f"NVRM: Xid (PCI:{GPU[:-2]}): 79, pid=1, name=a, GPU has fallen off the bus."
 MINIMA: Final = {
-    Split.OPEN: {"detected": 133, "right_device": 133, "right_severity": 132, "exact": 129},
-    Split.HELD_OUT: {"detected": 51, "right_device": 51, "right_severity": 51, "exact": 50},
+    CorpusSplit.OPEN: {"detected": 133, "right_device": 133, "right_severity": 132, "exact": 129},
+    CorpusSplit.HELD_OUT: {"detected": 51, "right_device": 51, "right_severity": 51, "exact": 50},
 }
 """Scores of the agent that no change may fall below, for incidents with kernel log lines."""
 INCIDENTS: Final = load_incidents(CORPUS)
@@ -237,7 +237,7 @@ def findings() -> Findings:
     return run_own(INCIDENTS)
 
 
-@pytest.fixture(scope="module", params=Split)
+@pytest.fixture(scope="module", params=CorpusSplit)
 def board(findings: Findings, request: pytest.FixtureRequest) -> Scoreboard:
     """Scores of one part of the corpus."""
     return build_scoreboard(INCIDENTS, request.param, findings, "0", RUNS.values())
@@ -266,7 +266,7 @@ def test_scoreboard_page_is_current(findings: Findings) -> None:
 
 
 def test_scoreboard_page_names_no_held_out_miss(findings: Findings) -> None:
-    held = build_scoreboard(INCIDENTS, Split.HELD_OUT, findings, "0", ())
+    held = build_scoreboard(INCIDENTS, CorpusSplit.HELD_OUT, findings, "0", ())
     page = format_markdown(INCIDENTS, findings, VERSION, ())
     missed = [*held.own.missed, *held.nvml.missed]
     assert [score.incident.name for score in missed if f"`{score.incident.name}`" in page] == []
@@ -276,7 +276,7 @@ def test_scoreboard_page_names_no_held_out_miss(findings: Findings) -> None:
 def test_scoreboard_as_json_has_the_counts_of_the_agent(findings: Findings) -> None:
     run = scoreboard("--split", "held-out", "--json")
     assert run.returncode == 0
-    board = build_scoreboard(INCIDENTS, Split.HELD_OUT, findings, "0", ())
+    board = build_scoreboard(INCIDENTS, CorpusSplit.HELD_OUT, findings, "0", ())
     own = json.loads(run.stdout)["kernelLog"][0]
     assert {name: own[name] for name in board.own.counts()} == board.own.counts()
 

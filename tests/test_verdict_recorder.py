@@ -14,7 +14,7 @@ from claim_samples import at
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
-from agent.health.availability import Timeline, device_segments, listed_changes, summarize
+from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.health.verdict_changes import ObservationLog
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
@@ -111,7 +111,7 @@ def lasted(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
     stored = read_verdicts(agent.path)
     timeline = Timeline(stored.periods, agent.clocks)
-    found = listed_changes(device_segments(stored, timeline))
+    found = listed_changes(verdict_spans(stored, timeline))
     return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
 
 
@@ -192,7 +192,7 @@ def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> Non
     following.stop()
     stored = read_verdicts(agent.path)
     timeline = Timeline(stored.periods, following.clocks)
-    (one,) = summarize(device_segments(stored, timeline), timeline).devices
+    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
     assert one.not_observed_s == pytest.approx(2010 - 1020)
 
@@ -253,7 +253,7 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
 
 def lasting(stored: StoredVerdicts, agent: Agent) -> list:
     timeline = Timeline(stored.periods, agent.clocks)
-    return [one for known in device_segments(stored, timeline).values() for one in known]
+    return [one for known in verdict_spans(stored, timeline).values() for one in known]
 
 
 def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> None:
@@ -329,7 +329,7 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     stored = read_verdicts(agent.path)
     assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = Timeline(stored.periods, agent.clocks)
-    (one,) = summarize(device_segments(stored, timeline), timeline).devices
+    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.not_observed_s >= 15
     assert one.observed_s[RecordedState.UNHEALTHY] <= 11
 

@@ -45,8 +45,8 @@ from agent.model.time import NS
 from agent.native.heap import use_one_heap_arena
 from agent.node.custom_check_runner import CustomCheckRunner
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
-from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
+from agent.node.pods.usage_recorder import UsageRecorder
 from agent.node.verdict_recorder import VerdictRecorder
 from agent.serve.agent_api.service import collect_status
 from agent.serve.agent_servers import AgentServers
@@ -165,7 +165,7 @@ class Daemon:
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
         history = HistoryFile(config.state_dir / HISTORY_FILE, limits)
-        self._recorder = HistoryRecorder(history, limits=limits, drivers=config.drivers)
+        self._recorder = UsageRecorder(history, limits=limits, drivers=config.drivers)
         record = self._recorder.record if config.history_rows else None
         self._pods = PodTracker(config, clock=read_clocks, record=record)
         settings = engine_settings(config)

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.record.what_if import CauseChange, Incident, Interval, RecordComparison, RuleScore, SuccessRate
+    from agent.record.what_if import (
+        CauseChange,
+        FaultInterval,
+        Incident,
+        RecordComparison,
+        RuleScore,
+        SuccessRate,
+    )
 
 CHANGES_SHOWN: Final = 40
 """Largest number of changed verdicts that the table lists; ``-o json`` has all."""
@@ -266,7 +273,7 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
     return sorted(spared), sorted(exposed)
 
 
-def _format_interval(one: Interval | None) -> str:
+def _format_interval(one: FaultInterval | None) -> str:
     if one is None:
         return "-"
     return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s"
@@ -317,7 +324,7 @@ def _change_document(change: CauseChange) -> dict[str, Any]:
     }
 
 
-def _interval_document(one: Interval | None) -> dict[str, Any] | None:
+def _interval_document(one: FaultInterval | None) -> dict[str, Any] | None:
     from agent.model.health import Severity
 
     if one is None:

@@ -29,20 +29,20 @@ FLAP_COUNT: Final = 3
 """A device flaps if it stopped being usable so often within FLAP_WINDOW_S."""
 
 
-class Segment(NamedTuple):
+class VerdictSpan(NamedTuple):
     """Time in which a device has the same verdict (state and causes), between two changes."""
 
     change: VerdictChange
-    """Change of the verdict with which the segment begins."""
+    """Change of the verdict with which the span begins."""
     begin_s: float
     end_s: float
-    """Start and end of the segment by the present setting of the wall clock [s since 1970]."""
+    """Start and end of the span by the present setting of the wall clock [s since 1970]."""
     is_newest: bool
     """True: the device still has this verdict, as far as known."""
 
     @property
     def verdict(self) -> RecordedVerdict:
-        """Verdict that the device had in the segment."""
+        """Verdict that the device had in the span."""
         return self.change.verdict
 
 
@@ -172,8 +172,8 @@ def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
     return max(0.0, following.wall_s - period.ended_s)
 
 
-def device_segments(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef, list[Segment]]:
-    """Return the segments of each device: the times between two changes of its verdict.
+def verdict_spans(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef, list[VerdictSpan]]:
+    """Return the spans of each device: the times between two changes of its verdict.
 
     They have no gap and no overlap, and the last one ends now.
     """
@@ -184,15 +184,15 @@ def device_segments(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRe
         known.append((change, max(earliest_s, timeline.position(change))))
     return {
         device: [
-            *(Segment(one, begin_s, end_s, False) for (one, begin_s), (_, end_s) in pairwise(known)),
-            Segment(known[-1][0], known[-1][1], max(timeline.now_s, known[-1][1]), True),
+            *(VerdictSpan(one, begin_s, end_s, False) for (one, begin_s), (_, end_s) in pairwise(known)),
+            VerdictSpan(known[-1][0], known[-1][1], max(timeline.now_s, known[-1][1]), True),
         ]
         for device, known in changes.items()
     }
 
 
 def summarize(
-    segments: Mapping[DeviceRef, Sequence[Segment]], timeline: Timeline, since_s: float | None = None
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], timeline: Timeline, since_s: float | None = None
 ) -> AvailabilitySummary:
     """Return the availability of devices from `since_s` [s since 1970] on, or from their first record on.
 
@@ -202,7 +202,7 @@ def summarize(
         device: _Window(
             timeline, max(known[0].begin_s, known[0].begin_s if since_s is None else since_s), known
         )
-        for device, known in segments.items()
+        for device, known in spans.items()
     }
     present = {device: window for device, window in windows.items() if not window.is_absent}
     devices = [window.availability(device) for device, window in present.items()]
@@ -214,28 +214,28 @@ def summarize(
 
 @dataclass(frozen=True)
 class _Window:
-    """Part of a device's segments that is not before `begin_s`."""
+    """Part of a device's spans that is not before `begin_s`."""
 
     timeline: Timeline
     begin_s: float
-    segments: Sequence[Segment]
+    spans: Sequence[VerdictSpan]
 
     @property
     def is_absent(self) -> bool:
         return all(one.verdict.state is RecordedState.ABSENT for one, _ in self.parts())
 
-    def parts(self) -> Iterator[tuple[Segment, float]]:
-        """Yield the segments that reach into the window, each with the observed part of its time [s]."""
-        for one in self.segments:
+    def parts(self) -> Iterator[tuple[VerdictSpan, float]]:
+        """Yield the spans that reach into the window, each with the observed part of its time [s]."""
+        for one in self.spans:
             begin_s = max(one.begin_s, self.begin_s)
             if one.end_s > begin_s or one.is_newest:
                 yield one, one.end_s - begin_s - self.timeline.unobserved_s(begin_s, one.end_s)
 
     def availability(self, device: DeviceRef) -> DeviceAvailability:
-        observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.segments[-1].end_s
+        observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.spans[-1].end_s
         for one, seconds in self.parts():
             observed_s[one.verdict.state] += seconds
-        faults = list(_faults(self.segments))
+        faults = list(_faults(self.spans))
         begun = sum(begin_s is not None and begin_s >= self.begin_s for begin_s, _ in faults)
         recovered = [
             end_s - begin_s
@@ -244,18 +244,16 @@ class _Window:
         ]
         usable_s = sum(observed_s[state] for state in USABLE)
         interrupted = [
-            one.begin_s for one in self.segments if one.begin_s >= self.begin_s and _interrupts(one.change)
+            one.begin_s for one in self.spans if one.begin_s >= self.begin_s and _interrupts(one.change)
         ]
         return DeviceAvailability(
             device=device,
             begin_s=self.begin_s,
             end_s=end_s,
-            state=self.segments[-1].verdict.state,
+            state=self.spans[-1].verdict.state,
             observed_s=observed_s,
             not_observed_s=self.timeline.unobserved_s(self.begin_s, end_s),
-            changes=sum(
-                one.begin_s >= self.begin_s and one.change.before is not None for one in self.segments
-            ),
+            changes=sum(one.begin_s >= self.begin_s and one.change.before is not None for one in self.spans),
             faults=begun,
             mean_between_faults_s=usable_s / begun if begun else None,
             mean_to_recover_s=sum(recovered) / len(recovered) if recovered else None,
@@ -263,14 +261,14 @@ class _Window:
         )
 
 
-def _faults(segments: Iterable[Segment]) -> Iterator[tuple[float | None, float | None]]:
+def _faults(spans: Iterable[VerdictSpan]) -> Iterator[tuple[float | None, float | None]]:
     """Yield the begin and the end of each fault of a device; None: unknown begin, or not ended.
 
     A fault lasts from Unhealthy to the next usable state: the device can be Unknown or absent meanwhile.
     """
     begin_s: float | None = None
     is_open = False
-    for one in segments:
+    for one in spans:
         state = one.verdict.state
         if state is RecordedState.UNHEALTHY and not is_open:
             is_open = True
@@ -306,7 +304,7 @@ def _rule_activity(windows: Mapping[DeviceRef, _Window]) -> list[RuleActivity]:
     for device, window in windows.items():
         before: frozenset[str] = frozenset()
         observed_s = {_key(one): seconds for one, seconds in window.parts()}
-        for one in window.segments:
+        for one in window.spans:
             codes = frozenset(cause.code for cause in one.verdict.causes)
             for code in codes:
                 if _key(one) in observed_s:
@@ -318,20 +316,20 @@ def _rule_activity(windows: Mapping[DeviceRef, _Window]) -> list[RuleActivity]:
     return sorted(found, key=lambda one: (-one.raised, -one.active_s, one.code))
 
 
-def _key(segment: Segment) -> tuple[str, int]:
-    return segment.change.period, segment.change.number
+def _key(span: VerdictSpan) -> tuple[str, int]:
+    return span.change.period, span.change.number
 
 
 def listed_changes(
-    segments: Mapping[DeviceRef, Sequence[Segment]], since_s: float | None = None
-) -> list[Segment]:
-    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first, each with its segment.
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], since_s: float | None = None
+) -> list[VerdictSpan]:
+    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first, each with its span.
 
     The first record of a device is no change.
     """
     found = [
         one
-        for known in segments.values()
+        for known in spans.values()
         for one in known
         if one.change.before is not None and (since_s is None or one.begin_s >= since_s)
     ]

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agent.config.config import Config
-from agent.health.availability import Timeline, device_segments
+from agent.health.availability import Timeline, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
 from agent.model.time import Instant
@@ -169,7 +169,7 @@ class HistoryReader:
         except (HistoryError, OSError) as error:
             return self._without(str(error))
         timeline = Timeline(stored.periods, self._now())
-        return History(timeline, device_segments(stored, timeline))
+        return History(timeline, verdict_spans(stored, timeline))
 
     def _without(self, problem: str) -> History:
         return History(Timeline((), self._now()), {}, problem)

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from agent.devices.consumers.consumer_queries import affected_pods, pod_owner, pod_state
 from agent.devices.consumers.device_health_lookup import health_lookup
-from agent.health.availability import Segment, Timeline
+from agent.health.availability import Timeline, VerdictSpan
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap
@@ -204,7 +204,7 @@ class History:
     """Recorded health of devices up to now, from which the page's strips are drawn."""
 
     timeline: Timeline
-    segments: Mapping[DeviceRef, Sequence[Segment]]
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]]
     problem: str = ""
     """Reason why the history cannot be shown; empty: it can."""
 
@@ -357,14 +357,14 @@ def _strip(history: History, device: DeviceRef) -> Strip | None:
     begin_s = end_s - STRIP_S
     seconds: defaultdict[RecordedState | str, float] = defaultdict(float)
     parts: list[StripPart] = []
-    for segment in history.segments.get(device, ()):
-        since_s, until_s = max(segment.begin_s, begin_s), min(segment.end_s, end_s)
-        if until_s < since_s or (until_s == since_s and not segment.is_newest):
+    for span in history.spans.get(device, ()):
+        since_s, until_s = max(span.begin_s, begin_s), min(span.end_s, end_s)
+        if until_s < since_s or (until_s == since_s and not span.is_newest):
             continue
         unobserved_s = history.timeline.unobserved_s(since_s, until_s)
-        seconds[segment.verdict.state] += until_s - since_s - unobserved_s
+        seconds[span.verdict.state] += until_s - since_s - unobserved_s
         seconds[_NOT_OBSERVED] += unobserved_s
-        parts.append(_part(since_s - begin_s, until_s - begin_s, str(segment.verdict.state)))
+        parts.append(_part(since_s - begin_s, until_s - begin_s, str(span.verdict.state)))
         parts += [
             _part(gap_begin_s - begin_s, gap_end_s - begin_s, "unobserved")
             for gap_begin_s, gap_end_s in history.timeline.gaps(since_s, until_s)

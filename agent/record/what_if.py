@@ -34,7 +34,7 @@ CauseKey = tuple[str, str]
 """Name of a device, and the code of a cause."""
 
 
-class Interval(NamedTuple):
+class FaultInterval(NamedTuple):
     """Time in which a cause was raised, or a device was Unhealthy [s since 1970]."""
 
     begin_s: float
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
     severity: int = int(Severity.UNHEALTHY)
     """Severity of the cause at its start."""
 
-    def overlaps(self, other: "Interval") -> bool:
+    def overlaps(self, other: "FaultInterval") -> bool:
         """Return whether this interval and another one have a moment in common."""
         return self.begin_s <= other.end_s and other.begin_s <= self.end_s
 
@@ -51,9 +51,9 @@ class Interval(NamedTuple):
 class VerdictSide:
     """Health of devices over the time of a record, by one of the two configurations that are compared."""
 
-    causes: dict[CauseKey, list[Interval]] = field(default_factory=dict)
+    causes: dict[CauseKey, list[FaultInterval]] = field(default_factory=dict)
     """Intervals in which each cause was raised, by device and code, the oldest first."""
-    unhealthy: dict[str, list[Interval]] = field(default_factory=dict)
+    unhealthy: dict[str, list[FaultInterval]] = field(default_factory=dict)
     """Intervals in which a device was Unhealthy, by device."""
     pods: set[str] = field(default_factory=set)
     """Names of pods that used a device while it was Unhealthy."""
@@ -89,7 +89,10 @@ class VerdictSide:
 
 
 def _update(
-    opened: dict[K, tuple[float, int]], now: Mapping[K, int], closed: dict[K, list[Interval]], at_s: float
+    opened: dict[K, tuple[float, int]],
+    now: Mapping[K, int],
+    closed: dict[K, list[FaultInterval]],
+    at_s: float,
 ) -> None:
     """End the open intervals of causes that are no longer raised, and begin those of new causes.
 
@@ -108,7 +111,7 @@ def _update(
     ]
     for key in ended:
         begin_s, severity = opened.pop(key)
-        closed.setdefault(key, []).append(Interval(begin_s, at_s, severity))
+        closed.setdefault(key, []).append(FaultInterval(begin_s, at_s, severity))
     for key, severity in now.items():
         opened.setdefault(key, (at_s, severity))
 
@@ -131,8 +134,8 @@ class CauseChange(NamedTuple):
     node: str
     device: str
     code: str
-    recorded: Interval | None
-    other: Interval | None
+    recorded: FaultInterval | None
+    other: FaultInterval | None
 
 
 @dataclass
@@ -158,14 +161,14 @@ class RecordComparison:
 
 
 def match_intervals(
-    recorded: Sequence[Interval], other: Sequence[Interval]
-) -> list[tuple[Interval | None, Interval | None]]:
+    recorded: Sequence[FaultInterval], other: Sequence[FaultInterval]
+) -> list[tuple[FaultInterval | None, FaultInterval | None]]:
     """Pair the recorded intervals of a cause with overlapping ones of the other configuration.
 
     Each interval is used once; one without a partner is paired with None.
     """
     left = list(other)
-    pairs: list[tuple[Interval | None, Interval | None]] = []
+    pairs: list[tuple[FaultInterval | None, FaultInterval | None]] = []
     for one in recorded:
         partner = next((candidate for candidate in left if candidate.overlaps(one)), None)
         if partner is not None:
@@ -174,7 +177,7 @@ def match_intervals(
     return [*pairs, *((None, one) for one in left)]
 
 
-def change_kind(recorded: Interval | None, other: Interval | None) -> ChangeKind | None:
+def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> ChangeKind | None:
     """Return how the interval of a cause differs between both configurations; None: not at all."""
     if recorded is None:
         return ChangeKind.APPEARS
@@ -316,7 +319,7 @@ def score_rules(sides: Sequence[tuple[str, VerdictSide]], incidents: Sequence[In
         sides: Name of each node with its verdicts.
         incidents: What really happened on these nodes. Causes of severity INFO are no reports.
     """
-    found: dict[str, list[tuple[str, str, Interval]]] = {}
+    found: dict[str, list[tuple[str, str, FaultInterval]]] = {}
     for node, side in sides:
         for (device, code), intervals in side.causes.items():
             reports = [(node, device, one) for one in intervals if one.severity > Severity.INFO]
@@ -332,7 +335,7 @@ def score_rules(sides: Sequence[tuple[str, VerdictSide]], incidents: Sequence[In
 
 
 def _score(
-    code: str, reports: Sequence[tuple[str, str, Interval]], incidents: Sequence[Incident]
+    code: str, reports: Sequence[tuple[str, str, FaultInterval]], incidents: Sequence[Incident]
 ) -> RuleScore:
     detected: dict[Incident, float] = {}
     right = 0
@@ -341,7 +344,7 @@ def _score(
             incident
             for incident in incidents
             if incident.concerns(node, device)
-            and interval.overlaps(Interval(incident.begin_s, incident.end_s))
+            and interval.overlaps(FaultInterval(incident.begin_s, incident.end_s))
         ]
         right += bool(hits)
         for incident in hits:

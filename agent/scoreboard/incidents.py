@@ -40,7 +40,7 @@ class LineOrigin(StrEnum):
     """Written for this corpus in the form that the linked source documents; no machine printed it."""
 
 
-class Split(StrEnum):
+class CorpusSplit(StrEnum):
     """Part of the corpus."""
 
     OPEN = "open"
@@ -109,10 +109,10 @@ class LabelledIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expect: tuple[ExpectedVerdict, ...] = ()
 
     @property
-    def split(self) -> Split:
+    def split(self) -> CorpusSplit:
         """Part of the corpus: a hash of the name, so that a new incident moves no other."""
         number = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
-        return Split.HELD_OUT if number < HELD_OUT_SHARE * _HASH_RANGE else Split.OPEN
+        return CorpusSplit.HELD_OUT if number < HELD_OUT_SHARE * _HASH_RANGE else CorpusSplit.OPEN
 
     @property
     def level(self) -> Severity:
@@ -154,7 +154,9 @@ def load_incidents(folder: Path) -> tuple[LabelledIncident, ...]:
     return tuple(incidents.values())
 
 
-def select_split(incidents: Iterable[LabelledIncident], split: Split | None) -> tuple[LabelledIncident, ...]:
+def select_split(
+    incidents: Iterable[LabelledIncident], split: CorpusSplit | None
+) -> tuple[LabelledIncident, ...]:
     """Return the incidents of one part of the corpus; None: all."""
     return tuple(each for each in incidents if split is None or each.split is split)
 

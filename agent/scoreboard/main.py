@@ -15,7 +15,7 @@ from agent.errors import OutputError, OutputPipeClosed, ProbeError
 from agent.scoreboard.detectors import load_detectors
 from agent.scoreboard.incidents import (
     CorpusError,
-    Split,
+    CorpusSplit,
     find_corpus,
     load_incidents,
     select_split,
@@ -45,7 +45,7 @@ def main() -> int:
         if args.write:
             _write_file(args.write, lambda: format_markdown(incidents, run_own(incidents), VERSION, others))
             return 0
-        split = None if args.split == ALL else Split(args.split)
+        split = None if args.split == ALL else CorpusSplit(args.split)
         findings = run_own(select_split(incidents, split))
         board = build_scoreboard(incidents, split, findings, VERSION, others)
         print(encode_json(board) if args.json else format_text(board), end="\n" if args.json else "")
@@ -78,7 +78,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m agent.scoreboard", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--split",
-        choices=[*Split, ALL],
+        choices=[*CorpusSplit, ALL],
         default=ALL,
         help="part of the incidents: open (rules may be written from them), held-out, or all (default)",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent.scoreboard.detectors import DetectorRun
-from agent.scoreboard.incidents import LabelledIncident, LineOrigin, Split, select_split
+from agent.scoreboard.incidents import CorpusSplit, LabelledIncident, LineOrigin, select_split
 from agent.scoreboard.scores import (
     OWN_NAME,
     DetectorScore,
@@ -57,7 +57,7 @@ the held-out ones measure whether they hold for others, so this page does not na
 class Scoreboard(NamedTuple):
     """Scores of all detectors on one part of the corpus."""
 
-    split: Split | None
+    split: CorpusSplit | None
     """None: all incidents."""
     incidents: tuple[LabelledIncident, ...]
     scores: tuple[DetectorScore, ...]
@@ -73,7 +73,7 @@ class Scoreboard(NamedTuple):
 
 def build_scoreboard(
     incidents: Iterable[LabelledIncident],
-    split: Split | None,
+    split: CorpusSplit | None,
     findings: Findings,
     version: str,
     others: Iterable[DetectorRun],
@@ -165,8 +165,8 @@ def format_markdown(
         for some, split in (
             (incidents, None),
             (reported, None),
-            (incidents, Split.OPEN),
-            (incidents, Split.HELD_OUT),
+            (incidents, CorpusSplit.OPEN),
+            (incidents, CorpusSplit.HELD_OUT),
         )
     )
     origins = Counter(each.origin for each in incidents)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from agent.devices.taints import TaintPolicy
-from agent.health.availability import Timeline, device_segments, summarize
+from agent.health.availability import Timeline, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
@@ -267,7 +267,7 @@ class InvariantChecker:
         """Check the times that the history has for each device."""
         clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
         timeline = Timeline(stored.periods, clock)
-        for device in summarize(device_segments(stored, timeline), timeline).devices:
+        for device in summarize(verdict_spans(stored, timeline), timeline).devices:
             ref = device.device
             subject = str(ref) if ref.driver else ref.device
             total_s = sum(device.observed_s.values()) + device.not_observed_s

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability import Segment
+    from agent.health.availability import VerdictSpan
     from agent.model.claim import DeviceRef
     from agent.model.device_usage import PodDeviceUsage
     from agent.model.verdict_history import StoredVerdicts
@@ -119,7 +119,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     """Print the changes of verdicts and the uses of devices, or the part that the flags select."""
     from agent.cli.history.text import document, render, render_none, uses_csv
     from agent.cli.history.verdicts_text import change_document, changes_csv, render_changes
-    from agent.health.availability import Timeline, device_segments, listed_changes
+    from agent.health.availability import Timeline, listed_changes, verdict_spans
     from agent.store.history_file import read_history, read_verdicts
 
     wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
@@ -129,9 +129,9 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     devices = _selected_devices(args.device, record, verdicts)
     uses = tuple(_matching_uses(args, record, devices, now.since_s)) if wants_uses and record else ()
     timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
-    changes: list[Segment] = []
+    changes: list[VerdictSpan] = []
     if wants_changes and verdicts:
-        found = listed_changes(device_segments(verdicts, timeline), now.since_s)
+        found = listed_changes(verdict_spans(verdicts, timeline), now.since_s)
         changes = [one for one in found if _is_selected(one.change.device, devices) and _is_bad(args, one)]
     if args.output == "csv":
         sys.stdout.write(changes_csv(changes, timeline) if args.changes else uses_csv(uses))
@@ -168,7 +168,7 @@ def _nothing_matches(wants_changes: bool, wants_uses: bool) -> str:
     return f"no recorded {' or '.join(kinds)} matches\n"
 
 
-def _is_bad(args: Namespace, one: Segment) -> bool:
+def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
     from agent.cli.history.verdicts_text import SEVERITIES
 
     return not args.bad or SEVERITIES[one.verdict.state] > Severity.INFO
@@ -181,14 +181,14 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and the activity of rules."""
     from agent.cli.history.text import render_none
     from agent.cli.history.verdicts_text import render_summary, summary_csv, summary_document
-    from agent.health.availability import Timeline, device_segments, summarize
+    from agent.health.availability import Timeline, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
 
     verdicts = _read_history(path, read_verdicts)
     timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
-    segments = device_segments(verdicts, timeline) if verdicts else {}
+    spans = verdict_spans(verdicts, timeline) if verdicts else {}
     devices = _selected_devices(args.device, None, verdicts)
-    selected = {device: known for device, known in segments.items() if _is_selected(device, devices)}
+    selected = {device: known for device, known in spans.items() if _is_selected(device, devices)}
     summary = summarize(selected, timeline, now.since_s)
     if args.flapping:
         flapping = {one.device for one in summary.devices if one.is_flapping}
@@ -199,7 +199,7 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
         return
 
     def text(style: TextStyle) -> str:
-        if verdicts is None or not segments:
+        if verdicts is None or not spans:
             return render_none(path, style)
         if not summary.devices:
             return "no device flaps\n" if args.flapping else "no recorded device matches\n"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         AvailabilitySummary,
         DeviceAvailability,
         RuleActivity,
-        Segment,
         Timeline,
+        VerdictSpan,
     )
     from agent.model.claim import DeviceRef
 
@@ -57,18 +57,18 @@ def _sign(state: RecordedState, style: TextStyle) -> str:
 # --- changes -----------------------------------------------------------------------------------------------
 
 
-def render_changes(segments: Sequence[Segment], style: TextStyle, *, hidden: int = 0) -> str:
+def render_changes(spans: Sequence[VerdictSpan], style: TextStyle, *, hidden: int = 0) -> str:
     """Return the table of changes, each with the duration of the verdict that follows it.
 
     `hidden` is the number of older changes that are left out.
     """
-    devices = {one.change.device for one in segments}
-    count = format_count(len(segments), "change of a verdict", "changes of verdicts")
-    shown = f"the newest {len(segments):,} of {len(segments) + hidden:,} changes" if hidden else count
+    devices = {one.change.device for one in spans}
+    count = format_count(len(spans), "change of a verdict", "changes of verdicts")
+    shown = f"the newest {len(spans):,} of {len(spans) + hidden:,} changes" if hidden else count
     lines = [
         f"{shown}, of {format_count(len(devices), 'device')}",
         "",
-        *_change_lines(segments, style),
+        *_change_lines(spans, style),
     ]
     if hidden:
         entry = TitledText("older", f"{format_count(hidden, 'change')}: shown with --all")
@@ -76,10 +76,10 @@ def render_changes(segments: Sequence[Segment], style: TextStyle, *, hidden: int
     return "\n".join(lines) + "\n"
 
 
-def _change_lines(segments: Sequence[Segment], style: TextStyle) -> Iterator[str]:
+def _change_lines(spans: Sequence[VerdictSpan], style: TextStyle) -> Iterator[str]:
     table = TextTable("CHANGED", "FROM", "TO", "LASTED", "DEVICE", text_below=True)
-    names = short_names({one.change.device for one in segments})
-    for one in segments:
+    names = short_names({one.change.device for one in spans})
+    for one in spans:
         state = one.verdict.state
         assert one.change.before is not None
         table.add(
@@ -94,14 +94,14 @@ def _change_lines(segments: Sequence[Segment], style: TextStyle) -> Iterator[str
     return table.lines(style)
 
 
-def _remarks(one: Segment) -> Iterator[str]:
+def _remarks(one: VerdictSpan) -> Iterator[str]:
     for cause in one.verdict.causes:
         yield clean(": ".join(filter(None, [cause.code, shorten_ids(cause.evidence)])))
     if not one.change.offset_s:
         yield "found by the first report of the agent; changed while the agent did not run"
 
 
-def change_document(one: Segment, timeline: Timeline) -> dict[str, Any]:
+def change_document(one: VerdictSpan, timeline: Timeline) -> dict[str, Any]:
     """Return a recorded change of a device's verdict as JSON."""
     return {
         "device": DEVICE_REF(one.change.device),
@@ -125,9 +125,9 @@ CHANGE_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def changes_csv(segments: Sequence[Segment], timeline: Timeline) -> str:
+def changes_csv(spans: Sequence[VerdictSpan], timeline: Timeline) -> str:
     """Return changes of verdicts as CSV, with a line of titles."""
-    documents = (change_document(one, timeline) for one in segments)
+    documents = (change_document(one, timeline) for one in spans)
     return format_csv(
         CHANGE_COLUMNS,
         (

@@ -31,7 +31,7 @@ RETRY_S: Final = 10.0
 log = logging.getLogger(__name__)
 
 
-class HistoryRecorder:
+class UsageRecorder:
     """Recorder of uses of devices by pods, with a queue of uses that are not written yet. Thread-safe."""
 
     def __init__(self, file: HistoryFile, *, limits: UsageHistoryLimits, drivers: Iterable[str] = ()) -> None:

@@ -21,7 +21,7 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS, Instant
-from agent.node.pods.history_recorder import HistoryRecorder
+from agent.node.pods.usage_recorder import UsageRecorder
 from agent.store.history_file import HistoryContent, HistoryFile, read_history
 
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ class Agent:
     def __init__(self, state: Path, limits: UsageHistoryLimits | None = None, first: int = 1000) -> None:
         limits = limits or UsageHistoryLimits()
         self.path = state / HISTORY_FILE
-        self.recorder = HistoryRecorder(HistoryFile(self.path, limits), limits=limits)
+        self.recorder = UsageRecorder(HistoryFile(self.path, limits), limits=limits)
         self.second = first
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
@@ -167,7 +167,7 @@ LIFE = f"""
 import sys, time
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
-from test_history_recorder import Agent, train
+from test_usage_recorder import Agent, train
 agent = Agent(Path(sys.argv[1]))
 agent.take(train(*range(30)))
 print("ready", flush=True)
@@ -271,7 +271,7 @@ def test_full_disk_loses_no_use_within_memory_limit(tmp_path: Path) -> None:
 import sys, os
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
-from test_history_recorder import Agent, NO_PODS, train
+from test_usage_recorder import Agent, NO_PODS, train
 agent = Agent(Path({str(tmp_path)!r}))
 agent.take(train(1, 2, 3))
 ballast = Path({str(tmp_path)!r}, "ballast")
