@@ -33,6 +33,7 @@ OPCODE_TOLERANCE: Final = 0.02
 RATIO_TOLERANCE: Final = 0.05
 """Relative amount by which a ratio may exceed its budget."""
 RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
+COUNT_TRIES: Final = 4  # attempts per count of a process that runs on the machine's clock
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
 WORKLOADS_BY_NAME: Final = {workload.name: workload for workload in exact_counts.WORKLOADS}
@@ -186,7 +187,18 @@ def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
 
 
 def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:
-    return _exact_result(idle_counts.count_heartbeat_waits()[name], context.budget("heartbeat_waits", name))
+    """Compare the waits of a thread per heartbeat with their budget.
+
+    A busy machine divides a wait of an idle thread, so the guard fails only if several counts differ from the
+    budget. A wait that the agent's code adds is in each count.
+    """
+    budget = context.budget("heartbeat_waits", name)
+    result = _exact_result(idle_counts.count_heartbeat_waits()[name], budget)
+    for _ in range(COUNT_TRIES - 1):
+        if result.met:
+            break
+        result = _exact_result(idle_counts.count_heartbeat_waits()[name], budget)
+    return result
 
 
 def _check_modules(context: GuardContext, name: str) -> GuardResult:
