@@ -4,7 +4,9 @@ import pytest
 from record_files import DIRECTORY, SCENARIOS, record_path
 
 from agent.cli.main import main
+from agent.record.events import CLASSES
 from agent.record.segment_file import SegmentReader, segment_paths
+from agent.record.value_codec import FORMER_NAMES
 
 RECORDS = {path.name: path for path in sorted(DIRECTORY.iterdir())}
 SIZE_MAX = 64 << 10
@@ -37,3 +39,9 @@ def test_committed_records_have_every_health() -> None:
         for verdict in step.verdicts
     }
     assert seen == {0, 1, 2}
+
+
+def test_former_names_of_classes_lead_to_recorded_classes() -> None:
+    known = {one.type.__name__ for one in CLASSES}
+    assert set(FORMER_NAMES.values()) <= known
+    assert not FORMER_NAMES.keys() & known

@@ -241,6 +241,31 @@ def _text(value: str) -> Any:
     return value
 
 
+FORMER_NAMES: Final[Mapping[str, str]] = {
+    "CpusAtStart": "CpusBaseline",
+    "DeclaredCpuThrottle": "DeclaredDeviceThrottleCounters",
+    "DeclaredCpus": "DeclaredCpuDevice",
+    "DeclaredGpu": "DeclaredGpuDevice",
+    "DeclaredHugepages": "DeclaredHugepageDevice",
+    "DeclaredMemory": "DeclaredMemoryDevice",
+    "DeclaredNic": "DeclaredNicDevice",
+    "DeclaredOther": "DeclaredOtherDevice",
+    "DeclaredPci": "DeclaredPciDevice",
+    "FrequencyAtStart": "FrequencyBaseline",
+    "GpuAtStart": "GpuBaseline",
+    "HugepagePoolAtStart": "HugepagePoolBaseline",
+    "KernelLogEntryId": "KernelLogLineGroupId",
+    "MemoryAtStart": "MemoryBaseline",
+    "NicAtStart": "NicBaseline",
+    "NicPortAtStart": "NicPortBaseline",
+    "PciAtStart": "PciBaseline",
+    "PciStartValues": "PciBaselineValues",
+    "PodAuditState": "PodsSampleState",
+    "StartValues": "BootBaseline",
+}
+"""Names of recorded classes by the name in older files, whose fields are the same."""
+
+
 class ValueDecoder:
     """Decoder of the recorded values in one file, with the classes that the file's head describes."""
 
@@ -256,7 +281,8 @@ class ValueDecoder:
         self._changers: dict[type, _ClassReader] = {}
         self.changed_classes: set[str] = set()
         """Names of the classes whose fields differ between the file and this release, or that it lacks."""
-        for name, *names in description:
+        for written, *names in description:
+            name = FORMER_NAMES.get(written, written)
             one = by_name.get(name)
             if one is None or tuple(names) != one.names:
                 self.changed_classes.add(name)
