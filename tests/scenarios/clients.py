@@ -1,7 +1,7 @@
 """Clients of the agents of a row, on both sockets: the history of each device, and checks of it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -11,7 +11,7 @@ from agents import HEALTHY, Agent
 from scenarios.row import HEALTH, HEALTH_WORDS, INFO, SEVERITY_WORDS
 
 UNREAD_GPU: Final = "gpu.unseen: "
-SOURCE_STARTING: Final = 5
+SOURCE_OK, SOURCE_STARTING = 1, 5
 
 
 class ListedEntry(NamedTuple):
@@ -35,12 +35,13 @@ class ReportedEntry(NamedTuple):
 class Clients:
     """Kubelet and reader of ``agent.sock`` for all agents of a row."""
 
-    def __init__(self, limit_s: float, note: Callable[[str], None], *, until_read: bool) -> None:
+    def __init__(self, limit_s: float, note: Callable[[str], None], *, gpus: int, until_read: bool) -> None:
         """Create clients that wait at most ``limit_s`` for a result, and ``note`` each entry.
 
-        ``until_read``: whether an agent begins with the first pass over all GPUs, however long it takes;
-        entries before it are left out.
+        ``gpus``: number of GPUs that NVML lists when an agent starts. ``until_read``: whether an agent begins
+        with the first pass over all GPUs, however long it takes; entries before it are left out.
         """
+        self._gpus = gpus
         self._limit_s = limit_s
         self._note = note
         self._until_read = until_read
@@ -69,11 +70,19 @@ class Clients:
         self.until(self._has_begun, "the first list and report")
 
     def _has_begun(self) -> bool:
-        listed = any(entries[-1].agent_number == self._agent_number for entries in self._listed.values())
+        listed, reported = self._current(self._listed), self._current(self._reported)
         if not listed or self.report is None:
             return False
-        events = self.source("nvml-events")
+        nvml, events = self.source("nvml"), self.source("nvml-events")
+        if self._until_read and nvml is not None:
+            gpus = {f"gpu-{number}" for number in range(self._gpus)}
+            if nvml.state == SOURCE_STARTING or (nvml.state == SOURCE_OK and not gpus <= listed & reported):
+                return False
         return not self._unread and (events is None or events.state != SOURCE_STARTING)
+
+    def _current(self, entries: Mapping[str, Sequence[ListedEntry | ReportedEntry]]) -> set[str]:
+        """Return the devices with an entry of the agent that runs."""
+        return {name for name, found in entries.items() if found[-1].agent_number == self._agent_number}
 
     def close(self) -> None:
         """Close both connections."""

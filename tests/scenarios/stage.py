@@ -26,7 +26,7 @@ class Stage:
         self._logged = ""
         self.machine = MachineFiles(row, directory)
         hangs = any(command.startswith("init hang") for command in row.setup)
-        self.clients = Clients(row.limit_s + PATIENCE_S, self.note, until_read=not hangs)
+        self.clients = Clients(row.limit_s + PATIENCE_S, self.note, gpus=row.gpus, until_read=not hangs)
         self._agent: Agent | None = None
 
     @property
