@@ -428,7 +428,7 @@ def test_reload_adds_changes_and_removes_checks(short_tmp: Path) -> None:
         file.write_text(HUNG.replace("sleep", "true"))
         os.kill(agent.pid, signal.SIGHUP)
         eventually(lambda: codes(agent) == set(), "a node without faults")
-        assert "custom checks: no cgroup of their own: " in agent.log
+        assert "custom checks: cgroups for their commands cannot be used: " in agent.log
         assert agent.end() == 0
 
 

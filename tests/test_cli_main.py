@@ -266,7 +266,7 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
             "socket /none/agent.sock: no such socket; is the agent running?",
         ),
         (
-            ["watch", "--runtime-dir", "socket /none"],
+            ["watch", "--runtime-dir", "/none"],
             69,
             "socket /none/agent.sock: no such socket; is the agent running?",
         ),

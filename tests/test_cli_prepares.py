@@ -291,7 +291,7 @@ def test_corrupt_file_is_named_and_hides_no_other(node, capsys):
     broken.write_text("nonsense")
     code, out, err = node.run(capsys)
     assert code == 70
-    assert err.startswith(f"drahealth: {broken}: file cannot be parsed: JSON is malformed")
+    assert err.startswith(f"drahealth: {broken}: state file cannot be parsed: JSON is malformed")
     assert "team/a" in out
     assert broken.read_text() == "nonsense"
 

@@ -550,7 +550,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
         ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path; write the path of a file or directory"),
-        ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or exceeds CPU 8191"),
+        ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or exceeds CPU 8191, the limit"),
         (
             '[expect]\nhugepages = "512"',
             "expect.hugepages: '512' is not a table of hugepage devices and their number of pages",

@@ -207,7 +207,9 @@ async def test_directory_without_inotify_is_polled_every_ten_seconds(
             await jump_until(lambda: follower.names == ["a"])
             await trio.sleep(3600)
     detail = f"{directory}: Too many open files; polled every 10 s"
-    assert [record.message for record in caplog.records] == [f"declaration directory: not watched: {detail}"]
+    assert [record.message for record in caplog.records] == [
+        f"declaration directory: cannot be watched for changes: {detail}"
+    ]
     assert (follower.state, follower.watch.source.detail) == (SourceState.OK, detail)
 
 

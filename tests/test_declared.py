@@ -180,7 +180,7 @@ DEVICES: Final = [
     ('kind = "cpu"\ncpus = "8-15"\nnuna = 1', "unknown key 'nuna' of kind 'cpu'; did you mean 'numa'?"),
     ('kind = "memory"\nnuma = 0\ncpus = "1"', "unknown key 'cpus' of kind 'memory'"),
     ('kind = "cpu"\ncpus = ""', "cpus: '' is an empty list of CPUs; name at least one, such as 0-3"),
-    ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191"),
+    ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191, the limit"),
     ('kind = "cpu"\ncpus = "8"\nnuma = 1024', "numa: 1024 is over the limit of 1023"),
     ('kind = "cpu"\ncpus = "8"\nexclusive = 1', "exclusive: 1 is neither true nor false"),
     ('kind = "nic"', "NIC has neither 'pci' nor 'rdma'; give one of them"),

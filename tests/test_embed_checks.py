@@ -558,9 +558,12 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
             await found.until(lambda checks: not checks["d-0"].no_result_reason)
     text = "health check link of device d-0"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        ("WARNING", f"{text}: no result: OSError: [Errno 5] Input/output error"),
-        ("DEBUG", f"{text}: no result"),
-        ("INFO", f"{text}: has a result again"),
+        (
+            "WARNING",
+            f"{text}: no result: OSError: [Errno 5] Input/output error; it runs again after its period",
+        ),
+        ("DEBUG", f"{text}: no result; the exception follows"),
+        ("INFO", f"{text}: has a result again, after runs without one"),
     ]
     assert caplog.records[1].exc_info is not None
 

@@ -143,7 +143,7 @@ def test_partial_file_of_killed_agent_is_overwritten(path):
 def test_truncated_file_is_never_accepted():
     whole = encode_gpu_faults(MEMORY).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(UnusableFile, match="file cannot be parsed: "):
+        with pytest.raises(UnusableFile, match="state file cannot be parsed: "):
             decode_gpu_faults(whole[:size])
 
 
@@ -156,28 +156,37 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "file cannot be parsed: input data was truncated"),
-        (b"[]", "file cannot be parsed: expected `object`, got `array`"),
-        (b"{}", "file cannot be parsed: object missing required field `version`"),
-        (b'{"version": 0, "gpus": [], "faults": []}', "file has the unknown format version 0"),
-        (b'{"version": 1, "gpus": []}', "file cannot be parsed: object missing required field `faults`"),
+        (b"", "state file cannot be parsed: input data was truncated"),
+        (b"[]", "state file cannot be parsed: expected `object`, got `array`"),
+        (b"{}", "state file cannot be parsed: object missing required field `version`"),
+        (b'{"version": 0, "gpus": [], "faults": []}', "state file has the unknown format version 0"),
+        (
+            b'{"version": 1, "gpus": []}',
+            "state file cannot be parsed: object missing required field `faults`",
+        ),
         (
             changed(severity=5),
-            "file cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
+            "state file cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
         ),
-        (changed(gi=-1), "file cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
-        (changed(ci=2**32), "file cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
+        (changed(gi=-1), "state file cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
+        (
+            changed(ci=2**32),
+            "state file cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`",
+        ),
         (
             changed(cure="prayer"),
-            "file cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`",
+            "state file cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`",
         ),
-        (changed(times="2"), "file cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`"),
+        (
+            changed(times="2"),
+            "state file cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`",
+        ),
         (
             changed(evidence=None),
-            "file cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`",
+            "state file cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`",
         ),
-        (encode_gpu_faults(PersistentState((GPU, GPU))), "file has 2 GPUs with number 3"),
-        (b"\xff\xfe{}", "file cannot be parsed: "),
+        (encode_gpu_faults(PersistentState((GPU, GPU))), "GPU fault file has 2 GPUs with number 3"),
+        (b"\xff\xfe{}", "state file cannot be parsed: "),
         (b" " * (SIZE_MAX + 1), "file is 1048577 bytes, limit 1048576"),
     ],
 )
@@ -199,7 +208,7 @@ def test_field_of_a_later_release_is_ignored():
 
 def test_file_of_later_version_is_set_aside_as_newer(path):
     write(path, b'{"version": 2, "devices": {}}')
-    words = f"{path}: file has format version 2, this agent reads up to 1; update the agent; renamed to gpu-faults.json.newer-1"  # noqa: E501
+    words = f"{path}: state file has format version 2, this agent reads up to 1; update the agent; renamed to gpu-faults.json.newer-1"  # noqa: E501
     assert load_gpu_faults(path) == (PersistentState(), words)
 
 
@@ -266,7 +275,10 @@ def test_file_in_place_of_directory_is_named(tmp_path):
 def test_oversized_memory_is_refused_before_writing(path):
     save_gpu_faults(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
-    with pytest.raises(StateWriteError, match=r"10[0-9]{5} bytes could not be written: limit 1048576"):
+    with pytest.raises(
+        StateWriteError,
+        match=r"10[0-9]{5} bytes could not be written: the content is over the limit of 1048576",
+    ):
         save_gpu_faults(path, PersistentState(faults=(long,)))
     assert load_gpu_faults(path) == (MEMORY, "")
 

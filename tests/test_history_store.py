@@ -254,14 +254,18 @@ def with_a_schema_that_is_no_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
-        (with_an_empty_value, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
-        (with_a_changed_text, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
-        (with_a_schema_that_is_no_text, "file cannot be parsed: SQLite reports damage in bytes", "corrupt"),
-        (scribbled, "file cannot be parsed: file is not a database", "corrupt"),
+        (with_an_empty_value, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (with_a_changed_text, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (
+            with_a_schema_that_is_no_text,
+            "history file cannot be parsed: SQLite reports damage in bytes",
+            "corrupt",
+        ),
+        (scribbled, "history file cannot be parsed: file is not a database", "corrupt"),
         (damaged, "", "corrupt"),
         (of_another_application, "file is not a history file of drahealth", "foreign"),
-        (with_strange_rows, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
-        (without_a_column, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
+        (with_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (without_a_column, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (os.mkdir, "is not a regular file", "corrupt"),
         (os.mkfifo, "is not a regular file", "corrupt"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file", "corrupt"),
@@ -328,7 +332,7 @@ def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> N
     kept(later, device_usage(3))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE ended SET owner = 'other'")
-    with pytest.raises(UnusableFile, match="checksum of record 2 is wrong"):
+    with pytest.raises(UnusableFile, match="checksum of row 2 is wrong"):
         read_history(path)
 
 
@@ -493,7 +497,7 @@ def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Pat
             attempt()
     assert path.read_bytes() == before
     assert names(path) == ["history.sqlite"]
-    with pytest.raises(UnusableFile, match="file has format version 2"):
+    with pytest.raises(UnusableFile, match="history file has format version 2"):
         read_history(path)
 
 

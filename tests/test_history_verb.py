@@ -275,7 +275,10 @@ def test_json_has_every_field(node: Recorded) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.write_bytes(b"scribble" * 1000), "file cannot be parsed: file is not a database"),
+        (
+            lambda path: path.write_bytes(b"scribble" * 1000),
+            "history file cannot be parsed: file is not a database",
+        ),
         (os.mkfifo, "is not a regular file"),
         (os.mkdir, "is not a regular file"),
     ],

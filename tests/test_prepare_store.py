@@ -187,36 +187,41 @@ def test_field_of_a_later_release_is_ignored(key: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "file cannot be parsed: input data was truncated"),
-        (b"[]", "file cannot be parsed: expected `object`, got `array`"),
-        (b'{"version": 1}', "file cannot be parsed: object missing required field `driver`"),
-        (changed(version=0), "file has the unknown format version 0"),
+        (b"", "state file cannot be parsed: input data was truncated"),
+        (b"[]", "state file cannot be parsed: expected `object`, got `array`"),
+        (b'{"version": 1}', "state file cannot be parsed: object missing required field `driver`"),
+        (changed(version=0), "state file has the unknown format version 0"),
         (
             changed(driver="cpu.example.com"),
-            "file belongs to driver 'cpu.example.com', not to 'gpu.example.com'",
+            "prepare ledger belongs to driver 'cpu.example.com', not to 'gpu.example.com'",
         ),
-        (changed(next_number=1), "file has 1 driver faults numbered [1], next number 1"),
+        (
+            changed(next_number=1),
+            "prepare ledger has 1 driver faults with the numbers [1]: not unique, or not below the next "
+            "number 1",
+        ),
         (
             changed(
                 outcomes=[json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL)))["outcomes"][0]] * 2
             ),
-            "file has 2 outcomes of only 1 different claims",
+            "prepare ledger has 2 results of only 1 different claims",
         ),
         (
             with_first("told", number=0),
-            "file cannot be parsed: expected `int` >= 1 - at `$.told[0].number`",  # verbatim
+            "state file cannot be parsed: expected `int` >= 1 - at `$.told[0].number`",  # verbatim
         ),
         (
             with_first("outcomes", at_wall_s=-1),
-            "file cannot be parsed: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
+            "state file cannot be parsed: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", at_wall_s=1e308),
-            "file cannot be parsed: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
+            "state file cannot be parsed: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", verdict={"error_class": "prayer"}),
-            "file cannot be parsed: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
+            "state file cannot be parsed: invalid enum value 'prayer' - at "
+            "`$.outcomes[0].verdict.error_class`",
         ),
         (b" " * (SIZE_MAX + 1), "file is 4194305 bytes, limit 4194304"),
     ],
@@ -239,7 +244,7 @@ def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
 def test_truncated_file_is_never_accepted():
     whole = encode_ledger(LedgerFileContent(DRIVER, "1", FULL)).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(UnusableFile, match="file cannot be parsed: "):
+        with pytest.raises(UnusableFile, match="state file cannot be parsed: "):
             decode_ledger(whole[:size])
 
 

@@ -102,5 +102,5 @@ def test_slow_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     asyncio.run(main())
     assert caplog.messages == [
-        "driver sockets: not checked: a file operation takes longer than 0.01 s; the disk may hang"
+        "driver sockets: existence not checked: a file operation takes longer than 0.01 s; the disk may hang"
     ]

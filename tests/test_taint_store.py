@@ -86,8 +86,8 @@ def test_field_of_a_later_release_is_ignored() -> None:
         (changed(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
         (changed(added_wall_s=10**12), "expected `int` <= 253402300799"),
         (changed(added_wall_s=1.5), "expected `int`, got `float`"),
-        (b'{"version": 2}', "file has format version 2, this agent reads up to 1"),
-        (b"", "file cannot be parsed"),
+        (b'{"version": 2}', "state file has format version 2, this agent reads up to 1"),
+        (b"", "state file cannot be parsed"),
     ],
 )
 def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
@@ -99,8 +99,12 @@ def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (twice, "file has device gpu.example.com/node-1/gpu-0 twice"),
-        (same, "file has 2 taints of gpu.example.com/node-1/gpu-0, 1 of different key and value"),
+        (twice, "taint file has device gpu.example.com/node-1/gpu-0 twice"),
+        (
+            same,
+            "taint file has 2 taints of device gpu.example.com/node-1/gpu-0, but only 1 with different key "
+            "and value",
+        ),
         (none, "expected `array` of length >= 1"),
     ],
 )
@@ -117,7 +121,7 @@ def test_corrupt_file_is_set_aside_and_reported(path: Path) -> None:
     path.write_bytes(b"{")
     taints, problem = load_taints(path)
     assert taints == Taints()
-    assert problem.startswith(f"{path}: file cannot be parsed: ")
+    assert problem.startswith(f"{path}: state file cannot be parsed: ")
     assert problem.endswith("renamed to taints.json.corrupt-1")
     assert path.with_name("taints.json.corrupt-1").read_bytes() == b"{"
 

@@ -245,7 +245,7 @@ def test_damaged_file_is_set_aside_and_current_uses_are_kept(
     agent.path.write_bytes(b"no database at all, " * 500)
     agent.take(train(1, 2, 3))
     agent.take(train(1, 2, 3))
-    assert f"{agent.path}: file cannot be parsed" in caplog.text
+    assert f"{agent.path}: history file cannot be parsed" in caplog.text
     assert f"{agent.path}.corrupt-1" in caplog.text
     assert len(agent.record.running) == 3
 

@@ -164,7 +164,8 @@ class LedgerWriter:
             except ThreadStartError as error:
                 self._thread = None
                 log.warning(
-                    "driver %s: prepare results are not saved: %s; retried with the next result",
+                    "driver %s: prepare results not saved: writer thread not started: %s; retried with the "
+                    "next result",
                     self._driver,
                     error,
                 )

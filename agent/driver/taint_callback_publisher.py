@@ -244,7 +244,7 @@ class TaintCallbackPublisher:
     async def _log_hang(self) -> None:
         await trio.sleep(CALL_S)
         log.warning(
-            "driver %s: publishing taints has taken %g s; waiting, taints are not updated",
+            "driver %s: publishing taints has not ended after %g s; taints are not updated until it ends",
             self._driver,
             CALL_S,
         )

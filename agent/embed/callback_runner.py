@@ -70,7 +70,10 @@ class DriverCallbackRunner:
         except Exception:
             raise
         except BaseException as error:
-            raise DriverError(f"the driver raised {type(error).__name__}", code="driver.bug.exit") from None
+            raise DriverError(
+                f"the driver's function raised {type(error).__name__}, which ends a process",
+                code="driver.bug.exit",
+            ) from None
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         """Run a blocking function in a thread, and return its result to a task of the driver's loop.

@@ -363,8 +363,15 @@ def _log_change(scheduled: ScheduledCheck, before: DriverCheckSample, result: He
     """Log the reason why a health check has no result, once per change of the reason."""
     if result.unread == before.no_result_reason:
         return
+    check, device = scheduled.check.name, scheduled.device.name
     if result.unread:
-        log.warning("%s: no result: %s", scheduled, result.unread)
-        log.debug("%s: no result", scheduled, exc_info=result.error)
+        log.warning(
+            "health check %s of device %s: no result: %s; it runs again after its period",
+            check, device, result.unread,
+        )  # fmt: skip
+        log.debug(
+            "health check %s of device %s: no result; the exception follows",
+            check, device, exc_info=result.error,
+        )  # fmt: skip
     else:
-        log.info("%s: has a result again", scheduled)
+        log.info("health check %s of device %s: has a result again, after runs without one", check, device)

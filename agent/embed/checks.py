@@ -99,7 +99,9 @@ class HealthCheck:
             rule = f"not a DNS label of at most {NAME_BYTES} bytes, such as link-up; set one with name="
             raise ConfigError(f"health check {str(name)[:NAME_BYTES]!r}: the name is {rule}")
         if not callable(self.function):
-            raise ConfigError(f"health check {self.name!r}: {self.function!r} is not callable")
+            raise ConfigError(
+                f"health check {self.name!r}: {self.function!r} is not callable; pass a function"
+            )
         patterns: tuple[object, ...] = self.devices
         if not (patterns and all(isinstance(one, str) and one for one in patterns)):
             raise ConfigError(
@@ -149,7 +151,7 @@ def as_patterns(devices: str | Sequence[str]) -> tuple[str, ...]:
 
 def _read_seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number of seconds")
+        raise TypeError(f"{value!r} is not a number of seconds; pass an int or a float")
     return value
 
 

@@ -117,7 +117,7 @@ class Monitor:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if config is not None and not isinstance(config, Config):
-            raise ConfigError(f"argument config: {config!r} is no configuration; pass a drahealth.Config")
+            raise ConfigError(f"argument config: {config!r} is not a configuration; pass a drahealth.Config")
         root = as_path("kubelet_dir", kubelet_dir) or KUBELET_DIR
         config = config or Config(node_name=os.uname().nodename.lower())
         policy = policy or taint_policy(config)

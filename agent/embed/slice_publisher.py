@@ -321,7 +321,10 @@ class SlicePublisher:
                 self._request_comparison()
             if failure and failure != logged:
                 log.warning(
-                    "driver %s: ResourceSlices could not be compared: %s; will retry", self._driver, failure
+                    "driver %s: ResourceSlices not compared with the API server: %s; changes are not "
+                    "published; will retry",
+                    self._driver,
+                    failure,
                 )
             logged = failure
             with self._state:
@@ -347,7 +350,8 @@ class SlicePublisher:
             except (ApiError, ApiUnreachableError, OSError) as error:
                 if str(error) != logged:
                     log.warning(
-                        "driver %s: ResourceSlices cannot be watched: %s; they are compared every %g s",
+                        "driver %s: ResourceSlices cannot be watched at the API server: %s; they are "
+                        "compared with it every %g s",
                         self._driver,
                         error,
                         COMPARE_S,

@@ -39,9 +39,9 @@ def parse_cpus(text: str) -> CpuSet:
     for part in filter(None, (p.strip() for p in text.split(","))):
         low, dash, high = part.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ValueError(f"{part!r} is not a CPU number or range")
+            raise ValueError(f"{part!r} is not a CPU number or range, such as 0-3")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last >= 8192:
-            raise ValueError(f"CPU range {part!r} is empty or exceeds CPU 8191")
+            raise ValueError(f"CPU range {part!r} is empty or exceeds CPU 8191, the limit")
         cpus |= ((1 << (last - first + 1)) - 1) << first
     return cpus

@@ -128,12 +128,16 @@ class CustomCheckRunner:
             problem = str(error)
         if self._cgroups is None:
             log.warning(
-                "custom checks: no cgroup of their own: %s; their memory and processes are not limited, and "
-                "processes that leave the command's session survive it",
+                "custom checks: cgroups for their commands cannot be used: %s; memory and processes of the "
+                "commands are not limited, and processes that leave a command's session survive it",
                 problem,
             )
         elif problem:
-            log.warning("custom checks: some cgroup limits do not apply: %s", problem)
+            log.warning(
+                "custom checks: some cgroup limits cannot be set for their commands: %s; these resources are "
+                "not limited",
+                problem,
+            )
 
     def _update_tasks(self, nursery: trio.Nursery) -> None:
         wanted = {key: check for check in self._checks for key in self._keys(check)}
@@ -251,8 +255,8 @@ def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) ->
 def _log_change(key: _Key, before: str, reason: str) -> None:
     """Log why a check has no result, once for each change of the reason, and when it has a result again."""
     name, device = key
-    label = f"custom check {name}{f' of device {device}' if device else ''}"
+    label = f"{name}{f' of device {device}' if device else ''}"
     if reason and reason != before:
-        log.warning("%s: no result: %s", label, reason)
+        log.warning("custom check %s: no result: %s", label, reason)
     elif before and not reason:
-        log.info("%s: has a result again", label)
+        log.info("custom check %s: has a result again, after runs without one", label)

@@ -153,7 +153,7 @@ class DeclarationWatcher:
             reason = str(error) if isinstance(error, ProbeError) else f"{self._directory}: {error.strerror}"
             logged, self._watch_problem = self._watch_problem, f"{reason}; polled every {POLL_S:g} s"
             if logged != self._watch_problem:
-                log.warning("declaration directory: not watched: %s", self._watch_problem)
+                log.warning("declaration directory: cannot be watched for changes: %s", self._watch_problem)
             return None
         self._watch_problem = ""
         return watched

@@ -201,7 +201,10 @@ class NvmlProcess:
             try:
                 self._child.channel.send(COUNT, socket.MSG_DONTWAIT)
             except OSError:
-                log.debug("NVML process: request to count GPUs not sent: the process is busy")
+                log.debug(
+                    "NVML process: request to count GPUs not sent: the process is busy; the next request "
+                    "counts them"
+                )
 
     def read_inventory(self) -> tuple[GpuAttributes, ...]:
         """Return the attributes of the GPUs, which the child reads with pynvml. Blocks up to 30 s.
@@ -268,7 +271,11 @@ class NvmlProcess:
             attempt = 0 if time.monotonic_ns() - started_ns >= STABLE_S * NS else attempt
             pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
             attempt += 1
-            log.error("NVML process: %s; its GPUs are Unknown, next start in %g s", end, pause_s)
+            log.error(
+                "NVML process: %s; all GPUs are Unknown until it has started again, next start in %g s",
+                end,
+                pause_s,
+            )
             self._wake()
             self._stop.wait(pause_s)
 

@@ -85,7 +85,7 @@ def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
     try:
         found = json.loads(answer)
     except ValueError:
-        raise OSError(f"invalid answer: {len(answer)} bytes are not JSON") from None
+        raise OSError(f"the NVML process sent an invalid answer: {len(answer)} bytes are not JSON") from None
     if isinstance(found, str):
         raise OSError(found)
     try:
@@ -94,7 +94,7 @@ def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
             for gpu in found
         )
     except (TypeError, ValueError, KeyError) as error:
-        raise OSError(f"invalid answer: {error}") from None
+        raise OSError(f"the NVML process sent an invalid answer: {error}") from None
 
 
 def main() -> NoReturn:

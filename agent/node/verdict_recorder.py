@@ -147,7 +147,7 @@ class VerdictRecorder:
             try:
                 self._handle(job, is_last=is_last)
             except Exception:  # a bug here must not stop the next write
-                log.exception("history: changes of verdicts not written: internal error; will be tried again")
+                log.exception("history: changes of verdicts not written: internal error; will retry")
                 self._retry_ns = job.now.mono_ns + round(RETRY_S * NS)
             if is_last:
                 return
@@ -241,7 +241,9 @@ class VerdictRecorder:
     def _log_error(self, error: str) -> None:
         if error != self._logged_error:
             log.warning(
-                "history: not written: %s; changes of verdicts are kept in memory; see --state-dir", error
+                "history: changes of verdicts not written: %s; they are kept in memory and written later; "
+                "check --state-dir",
+                error,
             )
         self._logged_error = error
 

@@ -197,12 +197,12 @@ def _encode_mount(mount: CdiMount) -> dict[str, object]:
 
 def _require_match(text: str, pattern: re.Pattern[str], kind: str) -> None:
     if not pattern.fullmatch(text):
-        raise ValueError(f"{text!r} is not {kind}: it must match {pattern.pattern}")
+        raise ValueError(f"CDI file: {text!r} is not {kind}: it must match {pattern.pattern}")
 
 
 def _require_absolute(path: str) -> None:
     if not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
-        raise ValueError(f"{path!r} is not an absolute path without .. and unprintable characters")
+        raise ValueError(f"CDI file: path {path!r} is not absolute, or has .. or unprintable characters")
 
 
 def _read_cdi_file(path: Path) -> bytes | None:

@@ -92,7 +92,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
     for number in numbers:
         if numbers.count(number) > 1:
             raise UnusableFile(
-                f"file has {numbers.count(number)} GPUs with number {number}; numbers must differ"
+                f"GPU fault file has {numbers.count(number)} GPUs with number {number}; numbers must differ"
             )
     _check_cpu_lists(file.start)
     return memory
@@ -104,7 +104,7 @@ def _check_cpu_lists(start: BootBaseline) -> None:
         for cpus in lists:
             parse_cpus(cpus)
     except ValueError as error:
-        raise UnusableFile(f"file has an invalid list of CPUs: {error}") from None
+        raise UnusableFile(f"GPU fault file has an invalid list of CPUs: {error}") from None
 
 
 def encode_gpu_faults(memory: PersistentState) -> bytes:

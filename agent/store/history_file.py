@@ -350,7 +350,7 @@ def _check_database(db: sqlite3.Connection) -> None:
     """Raise UnusableFile if SQLite finds damage in the history file."""
     found = db.execute("PRAGMA quick_check(1)").fetchone()
     if found is None or found[0] != "ok":
-        raise UnusableFile(f"file is damaged: {found and found[0]}")
+        raise UnusableFile(f"history file is damaged: {found and found[0]}")
 
 
 @contextmanager

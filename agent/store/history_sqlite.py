@@ -50,7 +50,7 @@ def check_row(row: sqlite3.Row) -> None:
     *values, checksum = tuple(row)[1:]
     has_checksum = row.keys()[-1] == "checksum" and checksum != NO_CHECKSUM
     if has_checksum and checksum != row_checksum(values):
-        raise ValueError(f"checksum of record {row['number']} is wrong")
+        raise ValueError(f"checksum of row {row['number']} is wrong")
 
 
 VERSION: Final = 1
@@ -111,10 +111,12 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
         yield db
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DAMAGED:
-            raise UnusableFile(f"file cannot be parsed: {error}") from None
+            raise UnusableFile(f"history file cannot be parsed: {error}") from None
         raise
     except UnicodeDecodeError:  # of SQLite's message, which quotes the file
-        raise UnusableFile("file cannot be parsed: SQLite reports damage in bytes that are no text") from None
+        raise UnusableFile(
+            "history file cannot be parsed: SQLite reports damage in bytes that are not text"
+        ) from None
     finally:
         db.close()
 
@@ -133,11 +135,11 @@ def check_version(db: sqlite3.Connection) -> None:
     version = pragma_number(db, "user_version")
     if version > VERSION:
         raise UnusableFile(
-            f"file has format version {version}, this agent reads up to {VERSION}; update the agent",
+            f"history file has format version {version}, this agent reads up to {VERSION}; update the agent",
             NEWER_VERSION,
         )
     if version != VERSION:
-        raise UnusableFile(f"file has the unknown format version {version}")
+        raise UnusableFile(f"history file has the unknown format version {version}")
 
 
 def pragma_number(db: sqlite3.Connection, pragma: str) -> int:
@@ -149,7 +151,7 @@ def _first_number(db: sqlite3.Connection, query: str, kind: Callable[[Any], Numb
     try:
         return kind(db.execute(query).fetchone()[0] or 0)
     except (ValueError, TypeError, OverflowError) as error:
-        raise UnusableFile(f"file cannot be parsed: {query}: {error}") from None
+        raise UnusableFile(f"history file cannot be parsed: query {query}: {error}") from None
 
 
 def last_write_s(db: sqlite3.Connection) -> float:

@@ -132,12 +132,15 @@ def decode_ledger(data: bytes) -> LedgerFileContent:
     file = state_files.decode_json(data, _PreparesFile, VERSION)
     claims = {found.claim.uid: _to_entry(found) for found in file.entries}
     if len(claims) < len(file.entries):
-        raise UnusableFile(f"file has {len(file.entries)} outcomes of only {len(claims)} different claims")
+        raise UnusableFile(
+            f"prepare ledger has {len(file.entries)} results of only {len(claims)} different claims"
+        )
     faults = tuple(map(_to_fault, file.faults))
     numbers = {fault.number for fault in faults}
     if len(numbers) < len(faults) or any(number >= file.next_number for number in numbers):
         raise UnusableFile(
-            f"file has {len(faults)} driver faults numbered {sorted(numbers)}, next number {file.next_number}"
+            f"prepare ledger has {len(faults)} driver faults with the numbers {sorted(numbers)}: not unique, "
+            f"or not below the next number {file.next_number}"
         )
     ledger = PrepareLedger(claims, DriverFaults(faults, file.next_number))
     return LedgerFileContent(file.driver, file.driver_version, ledger)
@@ -172,7 +175,7 @@ def load_ledger(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
     def of_driver(data: bytes) -> PrepareLedger:
         found = decode_ledger(data)
         if found.driver != driver:
-            raise UnusableFile(f"file belongs to driver {found.driver!r}, not to {driver!r}")
+            raise UnusableFile(f"prepare ledger belongs to driver {found.driver!r}, not to {driver!r}")
         return found.ledger
 
     return state_files.load_state_file(directory / FILE, SIZE_MAX, of_driver, PrepareLedger())

@@ -93,16 +93,16 @@ def decode_json(data: bytes, kind: type[T], version: int) -> T:
         found = msgspec.json.decode(data, type=_Head).version
         if found > version:
             raise UnusableFile(
-                f"file has format version {found}, this agent reads up to {version}; update the agent",
+                f"state file has format version {found}, this agent reads up to {version}; update the agent",
                 "newer",
             )
         if found != version:
-            raise UnusableFile(f"file has the unknown format version {found}")
+            raise UnusableFile(f"state file has the unknown format version {found}")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise UnusableFile(f"file cannot be parsed: {text}") from None
+        raise UnusableFile(f"state file cannot be parsed: {text}") from None
 
 
 def struct_type_of(model: type, **limits: object) -> type[msgspec.Struct]:
@@ -126,7 +126,7 @@ def replace_file(path: Path, data: bytes, size_max: int) -> None:
         StateWriteError: The directory or disk refuses the write, or `data` is larger than `size_max`.
     """
     if len(data) > size_max:
-        raise StateWriteError(path, len(data), 0, f"limit {size_max} bytes")
+        raise StateWriteError(path, len(data), 0, f"the content is over the limit of {size_max} bytes")
     try:
         make_directory(path.parent)
         write_and_rename(path, data, temporary=path.with_name(path.name + ".new"), mode=0o600)

@@ -56,11 +56,12 @@ def decode_taints(data: bytes) -> Taints:
     for found in decode_json(data, _TaintsFile, VERSION).devices:
         ref = DeviceRef(found.driver, found.pool, found.device)
         if ref in devices:
-            raise UnusableFile(f"file has device {ref} twice")
+            raise UnusableFile(f"taint file has device {ref} twice")
         taints = {(taint.key, taint.value): taint for taint in (Taint(*astuple(row)) for row in found.taints)}
         if len(taints) < len(found.taints):
             raise UnusableFile(
-                f"file has {len(found.taints)} taints of {ref}, {len(taints)} of different key and value"
+                f"taint file has {len(found.taints)} taints of device {ref}, but only {len(taints)} with "
+                "different key and value"
             )
         devices[ref] = tuple(taints.values())
     return Taints(devices)

@@ -95,7 +95,7 @@ def use_from_row(row: sqlite3.Row) -> PodDeviceUsage:
     check_row(row)
     sources = tuple(map(Origin, row["told_by"].split()))
     if not sources:
-        raise ValueError("usage row has no source")
+        raise ValueError("a row of the table of uses has no source")
     return PodDeviceUsage(
         id=row["id"],
         pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),
@@ -121,7 +121,7 @@ def check_ended_rows(db: sqlite3.Connection) -> None:
         for row in db.execute("SELECT * FROM ended"):
             check_row(row)
     except (ValueError, TypeError) as error:
-        raise UnusableFile(f"file cannot be parsed: {error}") from None
+        raise UnusableFile(f"history file cannot be parsed: {error}") from None
 
 
 def _state_from_row(row: sqlite3.Row, prefix: str) -> DeviceState:
@@ -142,4 +142,4 @@ def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[Po
     try:
         return tuple(use_from_row(row) for row in db.execute(query, values))
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise UnusableFile(f"file cannot be parsed: {error}") from None
+        raise UnusableFile(f"history file cannot be parsed: {error}") from None

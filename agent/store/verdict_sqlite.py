@@ -128,7 +128,7 @@ def select_verdicts(db: sqlite3.Connection) -> StoredVerdicts:
             tuple(_changes(db.execute("SELECT * FROM verdicts ORDER BY number"))),
         )
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise UnusableFile(f"file cannot be parsed: {error}") from None
+        raise UnusableFile(f"history file cannot be parsed: {error}") from None
 
 
 def _row_from_period(period: ObservedPeriod) -> tuple[object, ...]:

@@ -19,5 +19,5 @@ def as_path(argument: str, value: StrPath | None) -> Path | None:
         return None
     given: object = value
     if not isinstance(given, str | os.PathLike) or not given or not isinstance(os.fspath(given), str):
-        raise ConfigError(f"argument {argument}: {value!r} is not a path")
+        raise ConfigError(f"argument {argument}: {value!r} is not a path; pass a string or a Path")
     return Path(value)

@@ -120,7 +120,8 @@ class UsageRecorder:
     def _log_left_out(self, left_out: int) -> None:
         if left_out and not self._logged_left_out:
             log.warning(
-                "history: %d uses of devices not recorded: limit of %d uses at a time",
+                "history: %d uses of devices by pods not recorded: %d uses are tracked at the same time, the "
+                "limit; 'drahealth history' does not show them",
                 left_out,
                 TRACKED_USAGES_MAX,
             )
@@ -157,7 +158,8 @@ class UsageRecorder:
             return
         if self._dropped:
             log.warning(
-                "history %s: %d ended uses of devices were lost while the file could not be written",
+                "history file %s: %d ended uses of devices were lost while the file could not be written; "
+                "'drahealth history' does not show them",
                 self._file.path,
                 self._dropped,
             )
@@ -168,6 +170,8 @@ class UsageRecorder:
     def _log_error(self, error: DrahealthError) -> None:
         if str(error) != self._logged_error:
             log.warning(
-                "history: not written: %s; uses of devices are kept in memory; see --state-dir", error
+                "history: uses of devices not written: %s; they are kept in memory and written later; check "
+                "--state-dir",
+                error,
             )
         self._logged_error = str(error)

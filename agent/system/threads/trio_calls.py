@@ -68,6 +68,6 @@ async def call_in_thread_when_possible(function: Callable[[], T], name: str) -> 
             return await call_in_thread(function, name)
         except ThreadStartError as error:
             if times := _complaints.tick():
-                log.warning("thread %s: not started, attempt %d: %s; trying again", name, times, error)
+                log.warning("thread %s: not started, attempt %d: %s; will retry", name, times, error)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -91,7 +91,7 @@ class WorkerPool:
             if waiting >= self._waiting_max:
                 if times := self._complaints.tick():
                     log.warning(
-                        "worker pool %s: queue of %d calls full: a disk may hang; refused %d calls",
+                        "worker pool %s: queue of %d calls is full: a disk may hang; refused %d calls",
                         self._name,
                         waiting,
                         times,
@@ -183,7 +183,8 @@ class SerialWorker:
 
     def _log_slow(self) -> None:
         log.warning(
-            "driver sockets: not checked: a file operation takes longer than %g s; the disk may hang",
+            "driver sockets: existence not checked: a file operation takes longer than %g s; the disk may "
+            "hang",
             self._slow_s,
         )
 
