@@ -276,7 +276,7 @@ def test_directory_that_all_users_may_write_is_refused(node, short_tmp, director
     ("name", "error"),
     [
         ("", "is not a directory; choose another with --runtime-dir"),
-        ("agent.lock", "the lock file is not a regular file; remove it"),
+        ("agent.lock", ": is not a regular file; remove it"),
         ("agent.sock", "is not a socket, but a socket must be created there; remove the file"),
         ("drivers", "is not a directory; choose another with --runtime-dir"),
     ],

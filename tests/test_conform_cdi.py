@@ -191,9 +191,9 @@ def test_answer_of_any_bytes_raises_no_other_error_than_valueerror(data):
     [
         (b"\x0a\x02\x12", "answer: field 1 ends 1 bytes after the message of 3"),
         (b"\x08\x01", "answer: field 1 has wire type 0, must be 2"),
-        (b"\x0a\x03\x0a\x01\xff", "claim 0: uid: is not UTF-8"),
+        (b"\x0a\x03\x0a\x01\xff", "claim 0: uid: the text is not UTF-8"),
         (b"\x0a\x06\x12\x04\x0a\x02\x1a\x01", "claim 0: device 0: field 3 ends"),
-        (b"\x0a\x05\x12\x03\x12\x01\xff", "claim 0: error: is not UTF-8"),
+        (b"\x0a\x05\x12\x03\x12\x01\xff", "claim 0: error: the text is not UTF-8"),
     ],
 )
 def test_invalid_answer_is_refused_with_the_place(data, error):

@@ -147,7 +147,7 @@ def test_file_with_too_many_devices_is_refused() -> None:
 FILES: Final = [
     ("", "required key 'version' is missing"),
     ("version = 2", "file format version 2 is not supported; write version = 1"),
-    ("version = true", "version: True is not a whole number"),
+    ("version = true", "version: True is not a whole number; write digits without quotes"),
     ("version = 1\ndevices = []", "unknown key 'devices'; did you mean 'device'?"),
     ("version = 1\ndevice = 3", "'device' is not a list of tables; write [[device]] above each device"),
     ("version = 1\ndevice = [3]", "'device' is not a list of tables; write [[device]] above each device"),
@@ -182,7 +182,10 @@ DEVICES: Final = [
     ('kind = "cpu"\ncpus = ""', "cpus: '' is an empty list of CPUs; name at least one, such as 0-3"),
     ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191, the limit"),
     ('kind = "cpu"\ncpus = "8"\nnuma = 1024', "numa: 1024 is over the limit of 1023"),
-    ('kind = "cpu"\ncpus = "8"\nexclusive = 1', "exclusive: 1 is neither true nor false"),
+    (
+        'kind = "cpu"\ncpus = "8"\nexclusive = 1',
+        "exclusive: 1 is neither true nor false; write one of them without quotes",
+    ),
     ('kind = "nic"', "NIC has neither 'pci' nor 'rdma'; give one of them"),
     ('kind = "nic"\npci = "0000:41:00.0"\nrdma = "a"', "NIC has both 'pci' and 'rdma'; give one of them"),
     ('kind = "nic"\nrdma = "../a"', "rdma: '../a' is not the name of an RDMA device, such as mlx5_0"),
@@ -201,7 +204,7 @@ DEVICES: Final = [
      "driver: 'a/b' is not a kernel driver, such as nvme"),
     (GPU + 'lease = "2s"', "lease: 2s is below the limit of 3s"),
     (GPU + 'lease = "24h"', "lease: 24h is over the limit of 86399s"),
-    (GPU + 'lease = "3.5s"', "lease: '3.5s' is not a whole number of seconds"),
+    (GPU + 'lease = "3.5s"', "lease: '3.5s' is not a whole number of seconds; write such as 30s or 5m"),
 ]  # fmt: skip
 
 

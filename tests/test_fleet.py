@@ -313,14 +313,14 @@ def test_file_without_a_token_is_refused(
     token = tmp_path / "token"
     token.write_text(text)
     assert main(["fleet", "--prometheus", "http://h", "--token-file", str(token)]) == 78
-    assert f"{token}: must have one line with a token" in capsys.readouterr().err
+    assert f"{token} cannot be used: the file must have one line with a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (404, b"not found", "no answer of its query API: 404 Not Found; check the path"),
-        (200, b"<html>", "no answer of its query API: another format"),
+        (404, b"not found", "the server did not answer as the query API: 404 Not Found; check the path"),
+        (200, b"<html>", "the server did not answer as the query API: another format"),
         (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
         (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
     ],
@@ -338,7 +338,10 @@ def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) ->
     with answering(200, EMPTY) as address:
         pass
     assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
-    assert f"drahealth: Prometheus http://{address}: Connection refused" in capsys.readouterr().err
+    assert (
+        f"drahealth: Prometheus http://{address}: query not answered: Connection refused"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,12 +349,16 @@ def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--prometheus", "prometheus:9090"], 78, "not a URL of a server, such as http://prometheus:9090"),
         (["--prometheus", "http://h:99999"], 78, "Port out of range"),
-        (["--prometheus", "http://h", "--token-file", "/nowhere"], 78, "/nowhere: No such file"),
-        (["--prometheus", "https://h", "--ca-file", "/nowhere"], 78, "/nowhere: No such file"),
+        (
+            ["--prometheus", "http://h", "--token-file", "/nowhere"],
+            78,
+            "/nowhere cannot be used: No such file",
+        ),
+        (["--prometheus", "https://h", "--ca-file", "/nowhere"], 78, "/nowhere cannot be used: No such file"),
         (
             ["--prometheus", "https://h", "--token-file", "/proc/sys/kernel/ostype", "--ca-file", "/nowhere"],
             78,
-            "/nowhere: No such file",
+            "/nowhere cannot be used: No such file",
         ),
         (["--prometheus", "http://h", "--select", "a=b"], 64, "not matchers of labels"),
         (["--prometheus", "http://h", "--select", 'a="b"} or x{y="'], 64, "not matchers of labels"),

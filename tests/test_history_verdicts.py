@@ -227,9 +227,12 @@ def test_csv_of_uses_has_their_ends(recorded: Recorded) -> None:
     ("argv", "reason"),
     [
         (["-o", "csv"], "-o csv is one table: add --changes, --uses, --summary or --flapping"),
-        (["--summary", "--pod", "x"], "--pod selects uses: omit --summary"),
-        (["--changes", "--claim", "x"], "--claim selects uses: omit --changes"),
-        (["--flapping", "--bad"], "--bad selects changes and uses: omit --flapping"),
+        (["--summary", "--pod", "x"], "--pod selects uses of devices and cannot be combined with --summary"),
+        (
+            ["--changes", "--claim", "x"],
+            "--claim selects uses of devices and cannot be combined with --changes",
+        ),
+        (["--flapping", "--bad"], "--bad selects changes and uses and cannot be combined with --flapping"),
         (["--device", "gpu-33"], "nothing is recorded of device 'gpu-33'; did you mean 'gpu-3'?"),
         (["--summary", "--device", "gpu-33"], "nothing is recorded of device 'gpu-33'; did you mean"),
         (["--summary", "--changes"], "not allowed with argument"),

@@ -126,7 +126,7 @@ def test_load_incidents_of_an_invalid_file_raises_and_names_it(tmp_path: Path, t
 
 
 def test_load_incidents_of_an_empty_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no incident files"):
+    with pytest.raises(CorpusError, match="has no incident files"):
         load_incidents(tmp_path)
 
 

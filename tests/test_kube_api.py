@@ -128,7 +128,7 @@ def test_client_certificate_of_the_kubeconfig_is_sent(
     with pytest.raises(drahealth.ApiUnreachableError):
         drahealth.ApiServer(drahealth.find_api_access(kubeconfig(tmp_path, kube_api))).call("GET", path)
     half = kubeconfig(tmp_path, kube_api, user={"client-key": str(certificate.with_suffix(".key"))})
-    with pytest.raises(drahealth.ConfigError, match="client-certificate and client-key: one is missing"):
+    with pytest.raises(drahealth.ConfigError, match="only one of client-certificate and client-key is given"):
         drahealth.find_api_access(half)
 
 
@@ -147,7 +147,7 @@ def test_unusable_kubeconfig_is_an_operator_error(tmp_path: Path, text: str, mes
     path.write_text(text)
     with pytest.raises(drahealth.ConfigError, match=message) as caught:
         drahealth.find_api_access(path)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"kubeconfig {path}: ")
 
 
 def test_unsupported_credentials_are_named(tmp_path: Path, kube_api: FakeKubeApi) -> None:

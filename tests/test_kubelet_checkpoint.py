@@ -196,7 +196,9 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     data = checkpoint([claim("u")])
     right = json.loads(data)["Checksum"]
     wrong = json.dumps({**json.loads(data), "Checksum": right + 1}).encode()
-    with pytest.raises(IncompleteCheckpoint, match=f"checksum is {right}, expected {right + 1}"):
+    with pytest.raises(
+        IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file says {right + 1}"
+    ):
         parse_claims_checkpoint(wrong)
 
 

@@ -411,8 +411,16 @@ def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
         ("Xid %q", "kernel log pattern 'Xid %q': syntax error at character 4"),
         ("%*%d", "kernel log pattern '%*%d': syntax error at character 2"),
         ("", "kernel log pattern '': syntax error at character 0"),
-        ("Grüße %d", "kernel log pattern 'Grüße %d': not ASCII, as the kernel log is"),
-        ("a\0b", "kernel log pattern 'a\\x00b': not ASCII, as the kernel log is"),
+        (
+            "Grüße %d",
+            "kernel log pattern 'Grüße %d': has a zero byte or a character that is not ASCII; the kernel log "
+            "has neither",
+        ),
+        (
+            "a\0b",
+            "kernel log pattern 'a\\x00b': has a zero byte or a character that is not ASCII; the kernel log "
+            "has neither",
+        ),
     ],
 )
 def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:

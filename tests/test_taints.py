@@ -528,7 +528,7 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
 @pytest.mark.parametrize(
     ("invalid", "text"),
     [
-        ({"evict": "gpu.lost"}, "evict: 'gpu.lost' is not a frozenset of codes"),
+        ({"evict": "gpu.lost"}, "evict: 'gpu.lost' is not a frozenset of finding codes"),
         ({"evict": frozenset({"*"})}, "evict: '*' is neither a code, such as gpu.xid.79, nor a family"),
         ({"evict": frozenset({"gpu.xid*"})}, "evict: 'gpu.xid*' is neither"),
         ({"evict": frozenset({"gpu.xid.79 "})}, "evict: 'gpu.xid.79 ' is neither"),

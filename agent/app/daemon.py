@@ -304,7 +304,9 @@ class Daemon:
         try:
             self._snapshot_recorder = _snapshot_recorder(config, self._boot_id, previous)
         except ConfigError as error:
-            log.warning("record: %s; nothing is recorded", error)
+            log.warning(
+                "record: cannot be started: %s; no snapshots are recorded until the next reload", error
+            )
             self._snapshot_recorder = None
         self._core.set_record(self._snapshot_recorder.record if self._snapshot_recorder else None)
 
@@ -591,13 +593,13 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
             held.callback(locks[0].close)
         except PermissionError as error:
             raise PermissionDeniedError(
-                f"{error.filename}: the lock file cannot be opened: {error.strerror}; choose another "
+                f"lock file {error.filename}: cannot be opened: {error.strerror}; choose another "
                 "--runtime-dir"
             ) from error
         except OSError as error:
             reason = open_error_reason(error)
             raise ConfigError(
-                f"{config.runtime_dir / LOCK_FILE}: the lock file cannot be opened: {reason}; choose another "
+                f"lock file {config.runtime_dir / LOCK_FILE}: cannot be opened: {reason}; choose another "
                 "--runtime-dir"
             ) from error
         try:
@@ -608,7 +610,7 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
                 held.callback(locks[1].close)
         except UnsafeDirectory as error:
             raise ConfigError(
-                f"{config.state_dir}: {error}, or choose another directory with --state-dir"
+                f"state directory {config.state_dir}: {error}, or choose another directory with --state-dir"
             ) from None
         except OSError as error:
             log.warning(
@@ -629,7 +631,7 @@ def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
             f"{name} {directory}: another agent (pid {error.pid}) {use}; stop that agent"
         ) from None
     except ValueError as error:
-        raise ConfigError(f"{directory / LOCK_FILE}: the lock file {error}; remove it") from None
+        raise ConfigError(f"lock file {directory / LOCK_FILE}: {error}; remove it") from None
 
 
 def status_line(report: Report) -> str:

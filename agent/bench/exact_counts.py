@@ -229,7 +229,9 @@ def _run_command(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except FileNotFoundError:
-        raise CountError(f"{command[0]} is not installed") from None
+        raise CountError(f"program {command[0]} is not installed; instructions cannot be counted") from None
     if done.returncode:
-        raise CountError(f"{' '.join(command[:3])} ...: exit status {done.returncode}: {done.stderr[-1000:]}")
+        raise CountError(
+            f"command {' '.join(command[:3])} ...: exit status {done.returncode}: {done.stderr[-1000:]}"
+        )
     return done.stdout

@@ -149,7 +149,8 @@ def _read_heartbeat_waits(root: Path, pid: int, tracer: "subprocess.Popen[bytes]
         time.sleep(0.25)
         if tracer.poll() is not None:
             raise MeasurementError(
-                f"strace: ended with status {tracer.returncode}; it may not trace the agent"
+                f"strace: ended with status {tracer.returncode}; it may lack the permission to trace the "
+                "agent"
             )
         by_thread = {file.suffix: file.read_text(errors="replace") for file in root.glob("strace.*")}
         core = _waits_between(_CORE_BEAT, by_thread.pop(f".{pid}", ""))

@@ -258,14 +258,14 @@ class ClusterPublisher:
         except (ApiUnreachableError, OSError) as error:
             failure = str(error)
         except Exception:  # a bug here must end neither the thread nor the agent
-            log.exception("cluster: %s: internal error; will retry", task.name)
+            log.exception("cluster: task %s: internal error; will retry", task.name)
             failure = "internal error"
         task.error = failure
         if failure:
             pause = self._note_failure(task, failure, asked_s)
         elif self._api.requests > requests:
             if task.logged:
-                log.info("cluster: %s: succeeded after %d failures", task.name, task.failures)
+                log.info("cluster: task %s: succeeded after %d failures", task.name, task.failures)
             task.failures, task.logged = 0, ""
             self._success_wall_s = now.wall_s
         task.due_ns = now.mono_ns + round(pause.idle_s * NS)
@@ -276,7 +276,7 @@ class ClusterPublisher:
         task.failures += 1
         self._failed_calls += 1
         if failure != task.logged:
-            log.warning("cluster: %s: %s; will retry", task.name, failure)
+            log.warning("cluster: task %s: failed: %s; will retry", task.name, failure)
             task.logged = failure
         pause_s = max(pause_s, min(asked_s, RESYNC_S))
         return TaskIntervals(pause_s, pause_s)
@@ -380,7 +380,7 @@ class ClusterPublisher:
     def _log_lost_event(self, obj: EventObject, error: ApiError) -> None:
         if count := self._lost_events.tick():
             log.warning(
-                "cluster: event of pod %s/%s: %s; %d such events are lost",
+                "cluster: event of pod %s/%s not written: %s; %d such events are lost",
                 obj.namespace,
                 obj.name,
                 error,

@@ -51,7 +51,10 @@ def load_identity(state_dir: Path, node: str) -> str:
         write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
     except (OSError, StateWriteError) as error:
         log.warning(
-            "cluster: %s: not written: %s; after a restart the agent waits for its own lease", path, error
+            "cluster: lease holder file %s: not written: %s; after a restart the agent waits until its own "
+            "lease has expired",
+            path,
+            error,
         )
     return f"{node}_{made}"
 
@@ -179,10 +182,13 @@ class NodeLease:
         if holder == self.holder:
             return
         if holder == self._identity:
-            log.info("lease %s/%s: held by this agent", self.namespace, self.name)
+            log.info(
+                "lease %s/%s: held by this agent; it writes to the API server", self.namespace, self.name
+            )
         elif holder:
             log.warning(
-                "lease %s/%s: held by another agent, %s; this agent writes nothing to the API server",
+                "lease %s/%s: held by another agent, %s; this agent writes nothing to the API server until "
+                "it holds the lease",
                 self.namespace,
                 self.name,
                 holder,

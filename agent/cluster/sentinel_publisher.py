@@ -144,7 +144,7 @@ class SentinelPublisher:
             except AgentUnreachable as error:
                 return self._note_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
-                log.exception("nvsentinel: events could not be sent: internal error; will retry")
+                log.exception("nvsentinel: health events not sent: internal error; will retry")
                 return self._note_failure("internal error", now)
             self._note_success(due, found, now)
         return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)
@@ -187,7 +187,11 @@ class SentinelPublisher:
             else:
                 del self._sent[ref]
         if self._error:
-            log.info("nvsentinel: %s answers again after %d failures", self._socket, self._streak)
+            log.info(
+                "nvsentinel: platform connector at %s answers after %d failed calls",
+                self._socket,
+                self._streak,
+            )
         self._error, self._streak = "", 0
         self._status = SentinelStatus(str(self._socket), self._events, self._failures)
 
@@ -196,7 +200,7 @@ class SentinelPublisher:
         self._streak += 1
         self._failures += 1
         if error != self._error:
-            log.warning("nvsentinel: %s; will retry", error)
+            log.warning("nvsentinel: health events not sent: %s; will retry", error)
         self._error = error
         self._retry_ns = now.mono_ns + round(pause_s * NS)
         self._status = SentinelStatus(str(self._socket), self._events, self._failures, error)

@@ -54,7 +54,9 @@ def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
                 error = dict(decode_fields(value, _UNPREPARED, place, fields)).get(UNPREPARE_ERROR, b"")
             answers.append(ClaimReply(uid, tuple(devices), _text(error, f"{place}: error")))
     except TooManyFields:
-        raise ValueError(f"the answer has more than {FIELDS_LIMIT} protobuf fields") from None
+        raise ValueError(
+            f"the driver's answer has more than {FIELDS_LIMIT} protobuf fields, the limit"
+        ) from None
     return tuple(answers)
 
 
@@ -69,4 +71,4 @@ def _text(value: int | bytes, place: str) -> str:
     try:
         return as_bytes(value).decode()
     except UnicodeDecodeError:
-        raise ValueError(f"{place}: is not UTF-8") from None
+        raise ValueError(f"{place}: the text is not UTF-8") from None

@@ -56,7 +56,7 @@ class TaintPolicy:
     def __post_init__(self) -> None:
         evict: object = self.evict
         if not isinstance(evict, frozenset):
-            raise ConfigError(f"{evict!r} is not a frozenset of codes", key="evict")
+            raise ConfigError(f"{evict!r} is not a frozenset of finding codes", key="evict")
         for one in evict:
             if not (isinstance(one, str) and _EVICTED.fullmatch(one)):
                 text = f"{one!r} is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*"

@@ -41,7 +41,7 @@ class CgroupSettingReader:
         if code == -errno.ENOENT:
             raise ProbeError(f"cgroupfs root {cgroupfs_root}: no cgroup hierarchy is mounted here")
         if code == -errno.EINVAL:
-            raise ProbeError(f"{len(hugepage_sizes_kib)} hugepage sizes, limit {lib.DH_HP_MAX}")
+            raise ProbeError(f"the host has {len(hugepage_sizes_kib)} hugepage sizes, limit {lib.DH_HP_MAX}")
         if code:
             raise _open_error(f"cgroupfs root {cgroupfs_root}", code)
         self._reader: Any = ffi.gc(out[0], lib.dh_knobs_close)

@@ -171,7 +171,7 @@ class SharedMemoryGpuReader:
     def _copy(self, buffer: Any, size: int) -> int:
         used = int(lib.dh_gpus_read(self._watch, buffer, size))
         if used == -errno.EBADMSG:
-            raise ValueError("it lists more GPUs than it has room for")
+            raise ValueError("the record of the GPUs lists more GPUs than it has room for")
         return used
 
     def read(self) -> NvmlSample | None:

@@ -58,7 +58,7 @@ class KernelLogReader:
 
     def __init__(self, path: Path, patterns: Sequence[str], wake_fd: int, any_facility: bool) -> None:
         if len(patterns) > lib.DH_PATTERN_MAX:
-            raise ValueError(f"{len(patterns)} kernel log patterns, limit {lib.DH_PATTERN_MAX}")
+            raise ValueError(f"there are {len(patterns)} kernel log patterns, limit {lib.DH_PATTERN_MAX}")
         table = b"".join(_pattern_bytes(pattern) + b"\0" for pattern in patterns)
         options = ffi.new(
             "struct dh_kmsg_options *",
@@ -71,7 +71,10 @@ class KernelLogReader:
         out = ffi.new("struct dh_kmsg **")
         code = lib.dh_kmsg_open(options, os.fsencode(path), table, len(table), wake_fd, out)
         if code:
-            raise ProbeError(f"kernel log {path}: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+            raise ProbeError(
+                f"kernel log {path}: cannot be opened: "
+                f"{os.strerror(-code) if -code < 4096 else f'code {code}'}"
+            )
         self._path = path
         self._kmsg = out[0]
         self._lines = RecordTable(_LINE, _decode_line, lambda line: (line.first_us, line.seq))
@@ -126,7 +129,10 @@ def _losses_text(head: Any) -> str:
 def _pattern_bytes(pattern: str) -> bytes:
     """Return a valid pattern as bytes for the C core. Raises ValueError for an invalid pattern."""
     if not pattern.isascii() or "\0" in pattern:
-        raise ValueError(f"kernel log pattern {pattern!r}: not ASCII, as the kernel log is")
+        raise ValueError(
+            f"kernel log pattern {pattern!r}: has a zero byte or a character that is not ASCII; the kernel "
+            "log has neither"
+        )
     raw = pattern.encode()
     error = lib.dh_pattern_check(raw)
     if error:

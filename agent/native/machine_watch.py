@@ -99,7 +99,10 @@ class MachineWatch:
         code = lib.dh_machine_open(options, *roots, wake_fd, out)
         if code == -errno.EINVAL:
             times = ", ".join(f"{ns / NS:g} s" for ns in (period_ns, slow_ns, rare_ns))
-            raise ConfigError(f"machine watch: periods {times}: must be 10 ms to 1 h and not decrease")
+            raise ConfigError(
+                f"machine watch: periods {times} are not valid: each must be 10 ms to 1 h, and none shorter "
+                "than the one before"
+            )
         if code == -errno.ENAMETOOLONG:
             longest = max(roots, key=len)
             raise ConfigError(

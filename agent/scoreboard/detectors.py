@@ -133,7 +133,7 @@ def load_detectors(corpus: Path) -> tuple[DetectorRun, ...]:
             detector = msgspec.convert(tomllib.loads(path.read_text()), OtherDetector)
             runs.append(DetectorRun(detector, rows))
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, re.error) as error:
-            raise CorpusError(f"{path}: {error}") from None
+            raise CorpusError(f"detector file {path}: {error}") from None
     return tuple(runs)
 
 
@@ -141,7 +141,7 @@ def _load_rows(path: Path) -> tuple[NvlinkRow, ...]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise CorpusError(f"{path}: {error}") from None
+        raise CorpusError(f"detector file {path}: {error}") from None
     fields = [line.split("\t") for line in lines if line and not line.startswith(("#", "xid"))]
     return tuple(
         NvlinkRow(int(xid), frozenset(unit.split("/")), (old, new), sub, int(status, 16), action)

@@ -135,7 +135,8 @@ def find_corpus(root: Path = _ROOT) -> Path:
     folder = root / FOLDER
     if not folder.is_dir():
         raise CorpusError(
-            f"{folder}: no incidents: they are in a checkout and in the source distribution, not in an "
+            f"corpus directory {folder}: has no incidents: they are in a checkout and in the source "
+            "distribution, not in an "
             "installed package; run it from a checkout of drahealth"
         )
     return folder
@@ -147,10 +148,15 @@ def load_incidents(folder: Path) -> tuple[LabelledIncident, ...]:
     for path in sorted(folder.glob("*.toml")):
         for incident in _load_file(path):
             if incident.name in incidents:
-                raise CorpusError(f"{path}: incident {incident.name!r} exists twice; names are unique")
+                raise CorpusError(
+                    f"incident file {path}: incident {incident.name!r} exists twice; give each a name of its "
+                    "own"
+                )
             incidents[incident.name] = incident
     if not incidents:
-        raise CorpusError(f"{folder}: no incident files")
+        raise CorpusError(
+            f"corpus directory {folder}: has no incident files; name the directory of the corpus"
+        )
     return tuple(incidents.values())
 
 
@@ -166,4 +172,4 @@ def _load_file(path: Path) -> tuple[LabelledIncident, ...]:
         document = tomllib.loads(path.read_text())
         return msgspec.convert(document, IncidentFile).incident
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise CorpusError(f"{path}: {error}") from None
+        raise CorpusError(f"incident file {path}: {error}") from None

@@ -71,7 +71,7 @@ def _write_file(path: Path, render: Callable[[], str]) -> None:
             pass
         path.write_text(render())
     except OSError as error:
-        raise CorpusError(f"file {path}: {error.strerror}") from None
+        raise CorpusError(f"file {path}: cannot be read or written: {error.strerror}") from None
 
 
 def _parse_arguments() -> argparse.Namespace:

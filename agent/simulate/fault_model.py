@@ -233,23 +233,32 @@ def read_script(path: Path) -> NodeScript:
     try:
         script = msgspec.json.decode(path.read_bytes(), type=NodeScript)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"fault script {path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"fault script {path}: {error}") from None
     if script.version != SCRIPT_VERSION:
         raise ConfigError(
-            f"{path}: version {script.version} is not {SCRIPT_VERSION}, which this release runs"
+            f"fault script {path}: version {script.version} is not {SCRIPT_VERSION}, which this release runs"
         )
     machine = script.machine
     if len(machine.migs) not in (0, machine.gpus):
-        raise ConfigError(f"{path}: migs has {len(machine.migs)} numbers for {machine.gpus} GPUs")
+        raise ConfigError(
+            f"fault script {path}: migs has {len(machine.migs)} numbers for {machine.gpus} GPUs; give one "
+            "for each GPU"
+        )
     if machine.model not in GPU_MODELS:
-        raise ConfigError(f"{path}: model {machine.model!r} is not one of {', '.join(GPU_MODELS)}")
+        raise ConfigError(
+            f"fault script {path}: model {machine.model!r} is not one of {', '.join(GPU_MODELS)}"
+        )
     for number, event in enumerate(script.events, 1):
         place = f"{path}: event {number}"
         if event.kind not in FAULT_KINDS:
-            raise ConfigError(f"{place}: kind {event.kind!r} is not one of {', '.join(FAULT_KINDS)}")
+            raise ConfigError(
+                f"fault script {place}: kind {event.kind!r} is not one of {', '.join(FAULT_KINDS)}"
+            )
         parts = 2 if event.kind == "clock-step" else parts_of(machine, FAULT_KINDS[event.kind].target)
         if event.target >= parts:
-            raise ConfigError(f"{place}: target {event.target} is not below {parts}")
+            raise ConfigError(
+                f"fault script {place}: target {event.target} is not below {parts}, the number of its parts"
+            )
     return msgspec.structs.replace(script, events=tuple(sorted(script.events, key=lambda one: one.at)))

@@ -185,7 +185,7 @@ def _print_violation(script: NodeScript, result: NodeResult, save: Path | None) 
         try:
             save.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{save}: {error.strerror}") from None
+            raise ConfigError(f"file {save}: cannot be written: {error.strerror}") from None
 
 
 def _print_sums(sums: FleetResult, args: argparse.Namespace, elapsed_s: float) -> None:

@@ -68,13 +68,13 @@ def read_kubeconfig(path: Path) -> ApiAccess:
     try:
         return _access(_only_document(data), path.parent)
     except ValueError as error:  # also a ConfigError on the URL
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"kubeconfig {path}: {error}") from None
 
 
 def _only_document(data: bytes) -> JsonObject:
     documents = parse_documents(data)
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise ValueError("is not a kubeconfig")
+        raise ValueError("the file is not a kubeconfig: it must have one YAML document, a mapping")
     return documents[0]
 
 
@@ -118,14 +118,14 @@ def _named(config: JsonObject, section: str, key: str, name: str) -> JsonObject:
     for entry in entries:
         if entry.get("name") == name:
             return get_mapping(entry, key, section)
-    raise ValueError(f"{section}: has no {key} named {name!r}")
+    raise ValueError(f"section {section}: has no {key} named {name!r}")
 
 
 def _decoded(parent: JsonObject, key: str) -> bytes:
     try:
         return base64.b64decode(get_text(parent, key, ""), validate=True)
     except ValueError:
-        raise ValueError(f"{key}: is not base64") from None
+        raise ValueError(f"key {key}: the value is not base64") from None
 
 
 def _client_certificate(user: JsonObject, directory: Path) -> bytes:
@@ -146,5 +146,5 @@ def _client_certificate(user: JsonObject, directory: Path) -> bytes:
                 raise ValueError(f"user: {key}: {error}") from None
         parts.append(part)
     if any(parts) and not all(parts):
-        raise ValueError("user: client-certificate and client-key: one is missing")
+        raise ValueError("user: only one of client-certificate and client-key is given; set both")
     return b"\n".join(parts) if all(parts) else b""

@@ -95,7 +95,7 @@ def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
         try:
             names = sorted(name for name in os.listdir(at) if name.endswith(".conf"))
         except OSError as error:
-            raise ValueError(f"{at}: {error.strerror}") from None
+            raise ValueError(f"directory {at}: cannot be listed: {error.strerror}") from None
         for name in names:
             config = merge_configs(config, _read_document(at / name))
     return with_flags(config, flags)
@@ -113,5 +113,5 @@ def _seen_by(process: Path, path: str) -> Path:
 def _read_document(path: Path) -> JsonObject:
     documents = parse_documents(read_bounded(path, _FILE_BYTES).data)
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise ValueError(f"{path}: is not a single object")
+        raise ValueError(f"file {path}: must contain exactly one object")
     return documents[0]

@@ -157,7 +157,9 @@ def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int]:
         raise ValueError(f"is not in the format of kubelets since 1.32: {error}") from None
     found = zlib.crc32(checkpoint.Data.encode("utf-8", "surrogatepass"))
     if found != checkpoint.Checksum:
-        raise IncompleteCheckpoint(f"checksum is {found}, expected {checkpoint.Checksum}")
+        raise IncompleteCheckpoint(
+            f"checksum of the content is {found}, but the file says {checkpoint.Checksum}"
+        )
     try:
         content = msgspec.json.decode(checkpoint.Data, type=_ClaimList)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -69,7 +69,7 @@ class NvmlSession:
         """
         count = self.call("nvmlDeviceGetCount")
         if isinstance(count, NvmlFailure):
-            raise ProbeError(f"NVML: GPUs cannot be counted: nvmlDeviceGetCount: {count}")
+            raise ProbeError(f"NVML: GPUs cannot be counted: nvmlDeviceGetCount failed: {count}")
         return [self.call("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
 
     def read_pci_address(self, handle: Any) -> str:

@@ -202,7 +202,9 @@ def _require_match(text: str, pattern: re.Pattern[str], kind: str) -> None:
 
 def _require_absolute(path: str) -> None:
     if not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
-        raise ValueError(f"CDI file: path {path!r} is not absolute, or has .. or unprintable characters")
+        raise ValueError(
+            f"CDI file: path {path!r} is not an absolute path without .. and unprintable characters"
+        )
 
 
 def _read_cdi_file(path: Path) -> bytes | None:

@@ -135,7 +135,8 @@ def check_equal(workload: str, core: ReadValues, other: ReadValues) -> None:
     for key in sorted(core.keys() | other.keys()):
         if core.get(key) != other.get(key):
             raise ResultMismatch(
-                f"{workload}: {'/'.join(key)}: the C core read {core.get(key)}, Python {other.get(key)}"
+                f"workload {workload}: value {'/'.join(key)}: the C core read {core.get(key)}, Python "
+                f"{other.get(key)}"
             )
 
 
@@ -173,7 +174,8 @@ def check_read_counts(workload: str, core: int, lower_bound: int, files: int) ->
     """Raise ResultMismatch unless C core, lower bound and Python read equally many files."""
     if not core == lower_bound == files:
         raise ResultMismatch(
-            f"{workload}: the C core reads {core} files, the lower bound {lower_bound}, Python {files}"
+            f"workload {workload}: the C core reads {core} files, the lower bound {lower_bound}, Python "
+            f"{files}"
         )
 
 

@@ -286,5 +286,5 @@ def check_equal(core: GpuValues, other: GpuValues, varying: frozenset[GpuField])
         core_value, other_value = core.get((index, field)), other.get((index, field))
         if core_value != other_value and (field not in varying or None in {core_value, other_value}):
             raise ResultMismatch(
-                f"gpu-{index}: {field.value}: the C core read {core_value}, pynvml {other_value}"
+                f"gpu-{index}: field {field.value}: the C core read {core_value}, pynvml {other_value}"
             )

@@ -69,7 +69,7 @@ class PrometheusServer:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"Prometheus {url!r}: {error}") from None
+            raise ConfigError(f"Prometheus {url!r}: not a valid URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(f"Prometheus {url!r}: not a URL of a server, such as http://prometheus:9090")
         self._host, self._port = parts.hostname, port
@@ -96,7 +96,7 @@ class PrometheusServer:
                 self._tls = ssl.create_default_context(cafile=ca_file)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(f"Prometheus {self.url}: {file}: {reason}") from None
+            raise ConfigError(f"Prometheus {self.url}: file {file} cannot be used: {reason}") from None
 
     def query(self, query: str) -> list[MetricSample]:
         """Return the newest samples of a query.
@@ -113,22 +113,28 @@ class PrometheusServer:
             data = response.read(ANSWER_BYTES + 1)
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ApiUnreachableError(f"Prometheus {self.url}: {reason}") from None
+            raise ApiUnreachableError(f"Prometheus {self.url}: query not answered: {reason}") from None
         finally:
             connection.close()
         if len(data) > ANSWER_BYTES:
             limit = ANSWER_BYTES >> 20
-            raise ApiUnreachableError(f"Prometheus {self.url}: answer over {limit} MiB; use --select")
+            raise ApiUnreachableError(
+                f"Prometheus {self.url}: the answer is over {limit} MiB, the limit; select fewer nodes with "
+                "--select"
+            )
         try:
             answer = msgspec.json.decode(data, type=_Answer)
         except (msgspec.DecodeError, RecursionError):
             is_ok = response.status == OK_STATUS
             text = "another format" if is_ok else f"{response.status} {response.reason}"
             raise ApiUnreachableError(
-                f"Prometheus {self.url}: no answer of its query API: {text}; check the path of the URL"
+                f"Prometheus {self.url}: the server did not answer as the query API: {text}; check the path "
+                "of the URL"
             ) from None
         if answer.status != "success":
-            raise ApiError(response.status, answer.error_type, f"{self.url}: {answer.error}")
+            raise ApiError(
+                response.status, answer.error_type, f"Prometheus {self.url}: query refused: {answer.error}"
+            )
         self.warnings |= dict.fromkeys(answer.warnings)
         samples = (MetricSample(series.metric, float(series.value[1])) for series in answer.data.result)
         return [sample for sample in samples if math.isfinite(sample.value)]
@@ -144,5 +150,5 @@ def _read_token(path: Path) -> str:
     with path.open(encoding="ascii") as file:
         token = file.read(TOKEN_BYTES).strip()
     if len(token.split()) != 1 or not token.isprintable():
-        raise ValueError("must have one line with a token, without blanks")
+        raise ValueError("the file must have one line with a token, without blanks")
     return token

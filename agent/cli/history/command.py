@@ -105,9 +105,14 @@ def _check_views(args: Namespace) -> None:
     views = [name for name in ("changes", "uses", "summary", "flapping") if getattr(args, name)]
     for name in ("pod", "claim"):
         if getattr(args, name) is not None and views and not args.uses:
-            raise UsageError(f"--{name} selects uses: omit --{views[0]}{hint}")
+            raise UsageError(
+                f"--{name} selects uses of devices and cannot be combined with --{views[0]}; omit one of "
+                f"them{hint}"
+            )
     if args.bad and (args.summary or args.flapping):
-        raise UsageError(f"--bad selects changes and uses: omit --{views[0]}{hint}")
+        raise UsageError(
+            f"--bad selects changes and uses and cannot be combined with --{views[0]}; omit one of them{hint}"
+        )
     if args.output == "csv" and not views:
         raise UsageError(f"-o csv is one table: add --changes, --uses, --summary or --flapping{hint}")
 

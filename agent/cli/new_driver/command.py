@@ -42,7 +42,7 @@ def main(args: Namespace) -> int:
     try:
         check_driver_name(args.driver)
     except ValueError as error:
-        raise UsageError(f"NAME: {error}") from None
+        raise UsageError(f"argument NAME: {error}") from None
     label = args.driver.partition(".")[0][:LABEL_LENGTH].rstrip("-")
     directory = args.directory or Path(f"{label}-driver")
     files = driver_files(args.driver, label, args.language)
@@ -55,7 +55,7 @@ def main(args: Namespace) -> int:
             f"directory {directory}: exists already; choose another one with --directory"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be created: {error.strerror}") from None
+        raise ConfigError(f"file {error.filename}: cannot be created: {error.strerror}") from None
     print(f"{directory}/: {', '.join(sorted(files))}; README.md describes the next steps")
     return 0
 

@@ -61,7 +61,7 @@ def shared_rule_input(
             function = _shared_pci_input(host, snapshot, now)
             return SharedRuleInput((host.nics, snapshot.nics, settings.host, *function.shared))
         case _:
-            raise TypeError(f"devices of the kind {kind}: the host has no rules for them")
+            raise TypeError(f"device kind {kind}: there are no host rules for devices of this kind")
 
 
 def _shared_cpu_input(host: HostRuleState, snapshot: Snapshot, settings: EngineSettings) -> SharedRuleInput:

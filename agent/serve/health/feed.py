@@ -63,7 +63,7 @@ class HealthFeed:
         if len(devices) < len(reported):
             keys = Counter(device.key for device in reported)
             _, pool, name = next(key for key in keys if keys[key] > 1)
-            raise ValueError(f"report names device {name!r} of pool {pool!r} twice")
+            raise ValueError(f"health report names device {name!r} of pool {pool!r} twice")
         number, before, numbers = self.number + 1, self._devices, self._numbers
         self._numbers = {
             key: number if key not in before or _is_changed(before[key], device) else numbers[key]
