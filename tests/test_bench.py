@@ -117,9 +117,9 @@ def test_python_readers_return_the_values_of_the_core() -> None:
 
 
 def test_check_equal_different_value_raises_and_names_it() -> None:
-    with pytest.raises(ResultMismatch, match=r"pass: 2048/0/nr: the C core read 8, Python 7"):
+    with pytest.raises(ResultMismatch, match=r"workload pass: value 2048/0/nr: the C core read 8, Python 7"):
         check_equal("pass", {("2048", "0", "nr"): 8}, {("2048", "0", "nr"): 7})
-    with pytest.raises(ResultMismatch, match=r"pass: cpus/online: the C core read 3, Python None"):
+    with pytest.raises(ResultMismatch, match=r"value cpus/online: the C core read 3, Python None"):
         check_equal("pass", {("cpus", "online"): 3}, {})
 
 

@@ -395,12 +395,19 @@ def test_plot_without_matplotlib_fails_before_measuring(
     )
 
 
-@pytest.mark.parametrize("arguments", [("--record",), ("--against", "HEAD")])
-def test_missing_program_is_named(arguments: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--record",), "is not installed; instructions cannot be counted\n"),
+        (("--against", "HEAD"), "git is not installed\n"),
+    ],
+    ids=["record", "against"],
+)
+def test_missing_program_is_named(arguments: tuple[str, ...], error: str, tmp_path: Path) -> None:
     done = bench(*arguments, path=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith("is not installed\n")
+    assert done.stderr.endswith(error)
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,9 @@ def test_poll_gpus_compares_all_values_of_all_gpus() -> None:
 def test_check_equal_different_gpu_value_raises_and_names_it() -> None:
     core: GpuValues = {(0, GpuField.TEMP): 33, (1, GpuField.REMAP_PENDING): 0}
     check_equal(core, dict(core), frozenset())
-    with pytest.raises(ResultMismatch, match=r"gpu-1: remap_pending: the C core read 0, pynvml 1"):
+    with pytest.raises(ResultMismatch, match=r"gpu-1: field remap_pending: the C core read 0, pynvml 1"):
         check_equal(core, core | {(1, GpuField.REMAP_PENDING): 1}, frozenset())
-    with pytest.raises(ResultMismatch, match=r"gpu-0: temp: the C core read 33, pynvml None"):
+    with pytest.raises(ResultMismatch, match=r"gpu-0: field temp: the C core read 33, pynvml None"):
         check_equal(core, {(1, GpuField.REMAP_PENDING): 0}, frozenset({GpuField.TEMP}))
 
 
@@ -198,7 +198,8 @@ def test_gpu_changed_between_readers_is_a_mismatch() -> None:
         ]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert (
-        done.stdout.splitlines() == ["ResultMismatch: gpu-1: remap_pending: the C core read 0, pynvml 1"] * 2
+        done.stdout.splitlines()
+        == ["ResultMismatch: gpu-1: field remap_pending: the C core read 0, pynvml 1"] * 2
     )
 
 

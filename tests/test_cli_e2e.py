@@ -264,29 +264,30 @@ def test_directory_that_all_users_may_write_is_refused(node, short_tmp, director
     unsafe.mkdir()
     unsafe.chmod(0o777)
     flag = {"run": "--runtime-dir", "state": "--state-dir"}[directory]
+    noun = {"run": "directory", "state": "state directory"}[directory]
     done = subprocess.run([*node.run_args(), flag, str(unsafe)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         78,
-        f"drahealth: {unsafe}: has mode 0777: all users may write to it; run chmod o-w on it, or choose "
-        f"another directory with {flag}\n",
+        f"drahealth: {noun} {unsafe}: has mode 0777: all users may write to it; run chmod o-w on it, or "
+        f"choose another directory with {flag}\n",
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("name", "noun", "error"),
     [
-        ("", "is not a directory; choose another with --runtime-dir"),
-        ("agent.lock", ": is not a regular file; remove it"),
-        ("agent.sock", "is not a socket, but a socket must be created there; remove the file"),
-        ("drivers", "is not a directory; choose another with --runtime-dir"),
+        ("", "path", "is not a directory; choose another with --runtime-dir"),
+        ("agent.lock", "lock file", "is not a regular file; remove it"),
+        ("agent.sock", "file", "is not a socket, but a socket must be created there; remove the file"),
+        ("drivers", "path", "is not a directory; choose another with --runtime-dir"),
     ],
 )
-def test_wrong_file_type_in_the_runtime_directory_is_refused(node, name, error):
+def test_wrong_file_type_in_the_runtime_directory_is_refused(node, name, noun, error):
     path = node.runtime_dir / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (78, f"drahealth: {path}: {error}\n")
+    assert (done.returncode, done.stderr) == (78, f"drahealth: {noun} {path}: {error}\n")
 
 
 def test_run_on_a_terminal_shows_a_live_table(node):
@@ -380,7 +381,7 @@ def test_watch_on_a_terminal_redraws_its_table(node, agent):
         node.resize(4)
         screen.read_until("1 unhealthy")
         agent.send_signal(signal.SIGTERM)
-        screen.read_until(f"drahealth: {node.agent_socket}: ")
+        screen.read_until(f"drahealth: socket {node.agent_socket}: ")
         assert process.wait() == 69
 
 
@@ -407,7 +408,7 @@ def test_status_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
     done = cli("status", "--runtime-dir", str(node.runtime_dir))
     assert done.returncode == 69
-    assert "no answer within 5 s" in done.stderr
+    assert "no answer from the agent within 5 s" in done.stderr
 
 
 # --- outputs that take nothing -----------------------------------------------------------------------------

@@ -1037,7 +1037,7 @@ def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driv
         PluginServer(
             monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
         ).start()
-    with pytest.raises(ConfigError, match="is a relative path; give --kubelet-dir an absolute path"):
+    with pytest.raises(ConfigError, match="is relative; give --kubelet-dir an absolute path"):
         PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=Path("kubelet"))
     eventually(lambda: ours() <= before, "no thread is left")
 

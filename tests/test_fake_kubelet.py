@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +55,8 @@ __all__ = ["short_tmp"]  # a fixture
 DRIVER: Final = "a.example.com"
 FAST: Final = Pace.fast()
 LEASE_S: Final = 5
+NUMBERS: Final = count()
+"""Numbers for names of devices; each is used once."""
 """Lease of devices that a test lets expire."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
@@ -602,9 +604,18 @@ def test_end_of_old_instance_clears_health_from_the_new_one(
 
 def send_and_wait(kubelet: FakeKubelet, plugin: SamplePlugin, *devices: dict[str, Any]) -> None:
     """Sends a health list and waits until the kubelet has stored it, shown by a last device of its own."""
-    last = f"last-{len(kubelet.history)}"
+    last = f"last-{next(NUMBERS)}"
     plugin.send_health(*devices, {"name": last, "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", last, "Healthy")
+
+
+def change_counts(kubelet: FakeKubelet, lists: int) -> list[int]:
+    """Return the number of changed devices of each list; waits for `lists` lists.
+
+    The real kubelet stores a list before it logs the number.
+    """
+    kubelet.wait_for(lambda: len(kubelet.history.of(HealthChanged)) >= lists, f"{lists} lists")
+    return [entry.count for entry in kubelet.history.of(HealthChanged)]
 
 
 @pytest.mark.parametrize("seconds", [10, 0, -5, 86_400, 10_000_000_000])
@@ -654,8 +665,7 @@ def test_repeated_list_is_no_change_and_contradictions_are(
     healthy, unhealthy = {"name": "gpu-0", "health": HEALTHY}, {"name": "gpu-0", "health": UNHEALTHY}
     for devices in ([healthy], [healthy], [healthy, unhealthy], [healthy, unhealthy]):
         send_and_wait(kubelet, plugin, *devices)
-    counts = [entry.count for entry in kubelet.history.of(HealthChanged)]
-    assert counts == [2, 1, 2, 3]  # with the last device of each list
+    assert change_counts(kubelet, 4) == [2, 1, 2, 3]  # with the last device of each list
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unhealthy"
 
 
@@ -665,7 +675,7 @@ def test_each_compared_field_makes_a_change(kubelet: FakeKubelet, plugin: Sample
     other = {"health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 31}[field]
     for devices in (fields, fields | {"last_updated_time": 1}, fields | {field: other}):
         send_and_wait(kubelet, plugin, devices)
-    assert [entry.count for entry in kubelet.history.of(HealthChanged)] == [2, 1, 2]
+    assert change_counts(kubelet, 3) == [2, 1, 2]
 
 
 def test_device_missing_in_lists_becomes_unknown_after_its_lease(
@@ -679,7 +689,7 @@ def test_device_missing_in_lists_becomes_unknown_after_its_lease(
     kubelet.wait_for(lambda: kubelet.history.of(PodsNotified), "the notified pod")
     kubelet.pass_time(LEASE_S + 0.5)
     send_and_wait(kubelet, plugin)
-    assert kubelet.history.of(HealthChanged)[-1].count == 2
+    assert change_counts(kubelet, 2)[-1] == 2
     kubelet.wait_for(lambda: len(kubelet.history.of(PodsNotified)) == 2, "another notification")
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
     stored = json.loads((kubelet.root / "dra_health_state").read_text())[DRIVER]["Devices"]

@@ -80,9 +80,9 @@ MISTAKES: Final = {
     ),
     "an allocation per pass": Mistake(
         "native/src/core/sampler.c",
-        "    s->now_ns = dh_now_ns();\n    s->resync = ",
+        "    s->now_ns = s->source_start_ns = dh_now_ns();\n    s->resync = ",
         "    void *volatile log = malloc(64);\n\n    free(log);\n"
-        "    s->now_ns = dh_now_ns();\n    s->resync = ",
+        "    s->now_ns = s->source_start_ns = dh_now_ns();\n    s->resync = ",
         ("allocations.pass",),
     ),
     "a Python wakeup per tick": Mistake(
@@ -94,8 +94,8 @@ MISTAKES: Final = {
     ),
     "an evaluation every second": Mistake(
         "agent/engine/loop.py",
-        "        due_ns, wake_ns = self._state.due_ns, self._next_publish_ns()\n",
-        "        due_ns, wake_ns = self._clock().mono_ns + NS, self._next_publish_ns()\n",
+        "next_evaluation_ns(self._state.due_ns, self._next_publish_ns())\n",
+        "next_evaluation_ns(self._clock().mono_ns + NS, self._next_publish_ns())\n",
         ("wakeups.quiet_minute",),
     ),
     "a heartbeat wakes the core thread twice": Mistake(

@@ -300,4 +300,4 @@ def test_scoreboard_page_of_one_part_is_refused(tmp_path: Path) -> None:
 def test_scoreboard_page_in_a_missing_folder_fails_and_names_it(tmp_path: Path) -> None:
     run = scoreboard("--write", str(tmp_path / "missing" / "page.md"))
     assert run.returncode == 1
-    assert "missing/page.md: No such file" in run.stderr
+    assert "missing/page.md: cannot be read or written: No such file" in run.stderr

@@ -451,7 +451,7 @@ def test_slices_are_compared_periodically_without_the_verb_watch(
             "further attempts to watch",
         )
     assert caplog.text.count("watch of resourceslices.resource.k8s.io") == 1
-    assert "they are compared every" in caplog.text
+    assert "they are compared with it every" in caplog.text
 
 
 def test_repair_is_tried_until_the_api_server_answers(
@@ -464,7 +464,7 @@ def test_repair_is_tried_until_the_api_server_answers(
     eventually(lambda: [call.method for call in kube_api.calls].count("POST") > 2, "several attempts")
     kube_api.refuse = lambda call: None
     eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
-    assert caplog.text.count("ResourceSlices could not be compared: 503") == 1
+    assert caplog.text.count("ResourceSlices not compared with the API server: 503") == 1
 
 
 def test_stop_ends_both_threads_and_keeps_the_slices(
