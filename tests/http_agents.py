@@ -15,8 +15,8 @@ from wire.serving import at, device
 from agent.config.config import Config
 from agent.http.agent_view import AgentView, JsonEncoders
 from agent.http.app import create_app
-from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
+from agent.http.totals_since_start import TotalsSinceStart
 from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
 from agent.model.report import (
@@ -76,7 +76,7 @@ class FakeAgent:
             consumers=lambda: None,
             pass_durations=dict,
             status=no_status,
-            totals=HealthTotals(),
+            totals=TotalsSinceStart(),
             subscribers=lambda: self.subscribers,
             prepares=dict,
             config_reload=lambda: None,

@@ -29,7 +29,7 @@ from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_settings import CgroupSettingReader
-from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
+from agent.sources.machine_cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)

@@ -130,10 +130,10 @@ assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 def test_log_on_a_full_disk_loses_lines_and_continues():
     program = """
 import logging, sys, warnings
-from agent.cli.output.log import LineFormatter, ReportLog, install_log_handler
+from agent.cli.output.log import LineFormatter, ReportLogThread, install_log_handler
 from agent.system.output import unbuffer_outputs
 unbuffer_outputs()
-log = ReportLog(sys.stderr, LineFormatter(journal=False))
+log = ReportLogThread(sys.stderr, LineFormatter(journal=False))
 install_log_handler(log.queue)
 logging.getLogger("agent").error("a line")
 warnings.warn("another")

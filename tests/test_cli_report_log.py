@@ -16,7 +16,7 @@ from agent.cli.output.log import (
     WINDOW_S,
     LineFormatter,
     LogQueue,
-    ReportLog,
+    ReportLogThread,
     TopicRateLimit,
 )
 from agent.cli.output.report_changes import ReportChange
@@ -84,7 +84,7 @@ class Log:
 
     def __init__(self, read: int, stream: TextIO) -> None:
         self.read = read
-        self.reports = ReportLog(stream, logging.Formatter("%(levelname)s %(message)s"))
+        self.reports = ReportLogThread(stream, logging.Formatter("%(levelname)s %(message)s"))
 
     def read_until(self, text: str) -> str:
         """Read up to the line with `text`, which must be the last one."""

@@ -1113,7 +1113,7 @@ def test_run_raises_the_failure_of_the_server(kubelet_dir: Path, driver: Driver)
 
     failing = threading.Thread(target=fail)
     failing.start()
-    with pytest.raises(RuntimeError, match="the plugin server failed") as caught:
+    with pytest.raises(RuntimeError, match="plugin server failed") as caught:
         server.run()
     failing.join()
     assert caught.value.__cause__ is failure

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from wire.serving import at, device, eventually, report, unhealthy
 
-from agent.http.health_totals import HealthTotals
 from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
 from agent.http.metrics import MetricsRenderer
+from agent.http.totals_since_start import TotalsSinceStart
 from agent.model.gpu import GpuField
 from agent.model.health import Health, NonDeviceCause, Severity
 from agent.model.source_state import DURATION_BOUNDS_S, SourceSample, SourceState
@@ -168,7 +168,7 @@ def test_clients_within_a_second_share_one_text() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.sampled_from(Severity)), min_size=1, max_size=20))
 def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Severity]]) -> None:
-    totals, second, states = HealthTotals(), 0, []
+    totals, second, states = TotalsSinceStart(), 0, []
     for seconds, severity in steps:
         second += seconds
         totals.note_report(report([device(severity=severity)], second=second))
@@ -180,7 +180,7 @@ def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Seve
 
 
 def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:
-    totals = HealthTotals()
+    totals = TotalsSinceStart()
     for second, state in enumerate(
         [SourceState.STALLED] * 3 + [SourceState.OK, SourceState.STALLED], start=1
     ):

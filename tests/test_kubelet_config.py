@@ -15,9 +15,9 @@ from agent.cgroup_audit.pod_model import CPU, MEMORY
 from agent.errors import UsageError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.reading import NEVER_READ, Absence, Missing
-from agent.sources.cgroup_facts import MachineSize, read_machine_size
 from agent.sources.cgroup_memory import CgroupMemoryReader
 from agent.sources.kubelet_config_files import read_config_file, read_running_config
+from agent.sources.machine_cgroup_facts import MachineSize, read_machine_size
 
 # --- parsing -----------------------------------------------------------------------------------------------
 

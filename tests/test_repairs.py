@@ -16,8 +16,8 @@ from agent.health.gpu.xid.log_lines import SxidLine, parse_line
 from agent.health.gpu.xid.row_types import (
     REPAIR_BY_ACTION,
     REPAIR_BY_ADVICE,
+    CatalogAnswer,
     RecoveryAction,
-    RepairAnswer,
     XidAdvice,
     XidRow,
 )
@@ -135,7 +135,7 @@ def test_repair_of_an_xid_is_one_that_nvidia_calls_enough(row: XidRow) -> None:
         Repair.REBOOT_NODE: row.repairs.reboot,
     }
     if row.repair in answers:
-        assert answers[row.repair] in {RepairAnswer.YES, RepairAnswer.NOT_NEEDED}
+        assert answers[row.repair] in {CatalogAnswer.YES, CatalogAnswer.NOT_NEEDED}
 
 
 def test_prepare_error_has_the_repair_of_the_check_with_its_code() -> None:

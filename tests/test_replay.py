@@ -37,8 +37,8 @@ from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, seg
 from agent.record.what_if import (
     ChangeKind,
     FaultInterval,
+    HealthIntervals,
     Incident,
-    VerdictSide,
     compare_record,
     median_interval,
     score_rules,
@@ -350,7 +350,7 @@ def test_wilson_interval_has_the_published_values(
 
 
 def test_cause_that_is_no_longer_info_is_a_report() -> None:
-    side = VerdictSide()
+    side = HealthIntervals()
     for at_s, severity in enumerate((Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY, Severity.INFO)):
         side.observe(float(at_s), (DeviceVerdict("gpu-0", 0, severity, (("xid.13", severity),)),), None)
     side.close(9.0)

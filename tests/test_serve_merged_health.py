@@ -3,7 +3,7 @@
 from wire.serving import at
 
 from agent.model.health import DeviceHealth, Health
-from agent.serve.agent_api.client import MergedHealth
+from agent.serve.agent_api.client import StreamHealth
 from agent.serve.grpc.gen.health_v1 import v1
 
 
@@ -24,18 +24,18 @@ def listed(
     )
 
 
-def devices(merged: MergedHealth, now_s: int) -> dict[str, DeviceHealth]:
+def devices(merged: StreamHealth, now_s: int) -> dict[str, DeviceHealth]:
     merged.expire(at(now_s))
     return {device.device: device for device in merged.report(at(now_s)).devices}
 
 
 def test_merged_health_before_first_list_is_empty() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     assert (devices(merged, 1), merged.expires_in_s(at(1))) == ({}, None)
 
 
 def test_lease_counts_from_receipt_not_from_peer_time() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(listed("a"), at(100))
     assert devices(merged, 109)["a"].health is Health.HEALTHY
     assert devices(merged, 110)["a"].health is Health.UNKNOWN
@@ -43,7 +43,7 @@ def test_lease_counts_from_receipt_not_from_peer_time() -> None:
 
 
 def test_heartbeat_renews_lease_and_keeps_since() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(listed("a"), at(100))
     merged.update(listed("a"), at(109))
     assert devices(merged, 118)["a"].health is Health.HEALTHY
@@ -51,14 +51,14 @@ def test_heartbeat_renews_lease_and_keeps_since() -> None:
 
 
 def test_omitted_device_keeps_its_lease() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(listed("a", timeout_s=10), at(100))
     merged.update(listed("b", timeout_s=30), at(105))
     assert [device.health for device in devices(merged, 112).values()] == [Health.UNKNOWN, Health.HEALTHY]
 
 
 def test_expired_device_is_unknown_until_next_report() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(listed("a"), at(100))
     assert devices(merged, 500)["a"].health is Health.UNKNOWN
     assert merged.expires_in_s(at(500)) is None
@@ -67,7 +67,7 @@ def test_expired_device_is_unknown_until_next_report() -> None:
 
 
 def test_expires_in_returns_time_of_next_lease_end() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(listed("a", timeout_s=30), at(100))
     merged.update(listed("b", timeout_s=10), at(102))
     assert merged.expires_in_s(at(104)) == 8
@@ -75,6 +75,6 @@ def test_expires_in_returns_time_of_next_lease_end() -> None:
 
 
 def test_duplicate_entries_last_one_counts() -> None:
-    merged = MergedHealth()
+    merged = StreamHealth()
     merged.update(v1.NodeWatchResourcesResponse(listed("a").devices + listed("a", health=2).devices), at(100))
     assert devices(merged, 101)["a"].health is Health.UNHEALTHY

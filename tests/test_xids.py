@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from agent.health.gpu.xid.row_types import (
-    RepairAnswer,
+    CatalogAnswer,
     XidAdvice,
     XidCondition,
     XidEffect,
@@ -63,7 +63,7 @@ def test_row_is_complete_and_fits_a_line(row: XidRow) -> None:
 
 
 def test_fault_ended_by_program_restart_blames_workload() -> None:
-    restart = {row.code for row in NEVER if row.repairs.app_restart is RepairAnswer.YES}
+    restart = {row.code for row in NEVER if row.repairs.app_restart is CatalogAnswer.YES}
     assert {row.blame for row in NEVER if row.code in restart} == {Blame.WORKLOAD}
     assert {row.blame for row in ALWAYS} <= {Blame.HARDWARE, Blame.DRIVER}
 
@@ -73,7 +73,7 @@ def test_always_marked_xids_do_not_expire() -> None:
 
 
 def test_xid_that_needs_more_than_reset_is_not_cured_by_reset() -> None:
-    not_enough = {row.code for row in ALWAYS if row.repairs.gpu_reset is RepairAnswer.NO}
+    not_enough = {row.code for row in ALWAYS if row.repairs.gpu_reset is CatalogAnswer.NO}
     assert {XIDS[code].cure for code in not_enough} == {Cure.REBOOT}
     assert XIDS[79].cure is Cure.REBOOT
     assert XIDS[151].cure is Cure.REBOOT
@@ -96,16 +96,16 @@ def test_unlisted_code_is_not_benign() -> None:
 
 def test_four_letters_are_parsed_as_repairs() -> None:
     assert parse_repairs("nmy-") == (
-        RepairAnswer.NO,
-        RepairAnswer.MAYBE,
-        RepairAnswer.YES,
-        RepairAnswer.NOT_NEEDED,
+        CatalogAnswer.NO,
+        CatalogAnswer.MAYBE,
+        CatalogAnswer.YES,
+        CatalogAnswer.NOT_NEEDED,
     )
     assert parse_repairs("?t?t") == (
-        RepairAnswer.UNKNOWN,
-        RepairAnswer.BY_TEXT,
-        RepairAnswer.UNKNOWN,
-        RepairAnswer.BY_TEXT,
+        CatalogAnswer.UNKNOWN,
+        CatalogAnswer.BY_TEXT,
+        CatalogAnswer.UNKNOWN,
+        CatalogAnswer.BY_TEXT,
     )
     with pytest.raises(KeyError):
         parse_repairs("nnnx")

@@ -364,9 +364,9 @@ class Daemon:
         try:
             from agent.http.agent_view import AgentView
             from agent.http.app import create_app  # 5 MiB, only with --listen
-            from agent.http.health_totals import HealthTotals
             from agent.http.metrics import HttpConnectionCounts
             from agent.http.server import HttpServer
+            from agent.http.totals_since_start import TotalsSinceStart
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"http.listen: the package {error.name} is not installed; install drahealth[http], or do "
@@ -380,7 +380,7 @@ class Daemon:
             consumers=lambda: self._pods.newest_map,
             pass_durations=lambda: self._node.pass_durations(),
             status=self._read_status,
-            totals=HealthTotals(),
+            totals=TotalsSinceStart(),
             subscribers=self._servers.subscribers,
             prepares=self._sessions.prepare_counts,
             config_reload=lambda: self._reloader.last,

@@ -19,7 +19,7 @@ POOL: Final = "node-1"
 NAMESPACE: Final = "bench"
 
 
-class NodeFiles(NamedTuple):
+class NodePaths(NamedTuple):
     """Paths of the files that describe pods and claims of a Kubernetes node."""
 
     kubelet_dir: Path
@@ -30,7 +30,7 @@ class NodeFiles(NamedTuple):
     """List of claims, as saved by kubectl."""
 
 
-def write_node_files(directory: Path, pods: int, claims: int) -> NodeFiles:
+def write_node_files(directory: Path, pods: int, claims: int) -> NodePaths:
     """Write the checkpoint, ``pods.json`` and ``claims.json`` of a Kubernetes node.
 
     Args:
@@ -50,7 +50,7 @@ def write_node_files(directory: Path, pods: int, claims: int) -> NodeFiles:
     text = json.dumps(data, separators=(",", ":"))
     checkpoint = {"Data": text, "Checksum": zlib.crc32(text.encode())}
     (directory / kubelet_state.CLAIMS_FILE).write_text(json.dumps(checkpoint))
-    files = NodeFiles(directory, directory / "pods.json", directory / "claims.json")
+    files = NodePaths(directory, directory / "pods.json", directory / "claims.json")
     _write_list(files.pods, [_pod_object(number, claims) for number, claims in enumerate(claims_by_pod)])
     _write_list(files.claims, [_claim_object(number, number % pods) for number in range(claims)])
     return files

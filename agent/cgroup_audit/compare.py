@@ -143,10 +143,10 @@ def _has_no_process(expected: ExpectedSetting, read: ActualCgroup | None) -> boo
 
 
 def compare_inherited_limit(compared: SettingComparison, pod_limit: int) -> SettingComparison:
-    """Compare the pod's limit with the expected limit of a container that has no limit of its own.
+    """Compare the pod's limit with the expected limit of a container whose own cgroup has no limit.
 
-    The pod's limit is in effect for the container. It may exceed the container's, since the pod's other
-    containers share it.
+    The pod's limit is then in effect for the container. It may exceed the container's expected limit, since
+    the pod's other containers share it.
     """
     expected, kind = compared.expected, compared.setting.kind
     verdict, _ = _compare_number(expected, pod_limit)

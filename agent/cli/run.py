@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.cli.main import report_error
 from agent.cli.output.live_table import TableLogHandler, live_table
-from agent.cli.output.log import ReportLog, install_log_handler, is_journal, log_formatter
+from agent.cli.output.log import ReportLogThread, install_log_handler, is_journal, log_formatter
 from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, load_with_origins_of
@@ -57,7 +57,7 @@ def main(args: Namespace) -> int:
             table.close()
         return 0
     lines = log_formatter(config.log_format, journal=is_journal(sys.stderr, os.environ))
-    report_log = ReportLog(sys.stderr, lines)
+    report_log = ReportLogThread(sys.stderr, lines)
     install_log_handler(report_log.queue)
     try:
         daemon.run(config, on_report=report_log.show, load=load, documents=http_documents)

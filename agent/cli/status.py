@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
 from agent.cli.output.report_table import cgroup_entry, headline, source_entries
-from agent.cli.output.table import TitledText, format_entries
+from agent.cli.output.table import ListEntry, format_entries
 from agent.cli.output.text import clean, format_bytes, format_count
 from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
 from agent.health.rules import format_duration
@@ -69,18 +69,16 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
     if status.at:
         reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
     entries = [
-        TitledText(
-            "agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"
-        ),
-        TitledText("usage", ", ".join(usage)),
-        TitledText("core", ", ".join(core_usage)),
-        TitledText("reports", reports),
+        ListEntry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
+        ListEntry("usage", ", ".join(usage)),
+        ListEntry("core", ", ".join(core_usage)),
+        ListEntry("reports", reports),
         *_config_reload(status.config_reload, now_s),
         *_nvml(status.nvml, uptime_s),
         *_cluster(status.cluster, now_s),
         *_nvsentinel(status.nvsentinel),
         *(
-            TitledText(
+            ListEntry(
                 "subscribers",
                 f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}, "
                 f"{format_count(subscriber.connections, 'connection')}",
@@ -93,25 +91,25 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
     return "\n".join([headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"
 
 
-def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[TitledText]:
+def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[ListEntry]:
     """Yield the result of the last reload of the configuration, if there was one."""
     if reload is not None:
         age = f"{format_age(now_s - reload.at_wall_s)} ago"
         text = f"reloaded {age}: {'; '.join(reload.changes) or 'no setting has changed'}"
         if reload.error:
             text = f"not reloaded {age}: {reload.error}; the configuration in effect stays"
-        yield TitledText("config", clean(text))
+        yield ListEntry("config", clean(text))
 
 
-def _nvsentinel(state: SentinelStatus | None) -> Iterator[TitledText]:
+def _nvsentinel(state: SentinelStatus | None) -> Iterator[ListEntry]:
     """Yield the state of the events to NVSentinel, if the agent sends any."""
     if state is not None:
         counts = f"{format_count(state.events, 'event')}, {format_count(state.failures, 'failure')}"
         text = f"{counts}; failing: {state.error}" if state.error else f"{counts} at {state.socket}"
-        yield TitledText("nvsentinel", clean(text))
+        yield ListEntry("nvsentinel", clean(text))
 
 
-def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[TitledText]:
+def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[ListEntry]:
     """Yield what the calls to NVML cost, and the period in force; nothing if NVML is not called."""
     if costs is None:
         return
@@ -126,11 +124,11 @@ def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[TitledText]:
         f"a pass every {format_duration(costs.period_s)}",
         *calls,
     ]
-    yield TitledText("nvml", clean("; ".join(parts)))
+    yield ListEntry("nvml", clean("; ".join(parts)))
 
 
-def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText]:
-    """Yield the state of the work at the API server, if the agent has any."""
+def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[ListEntry]:
+    """Yield the line on the agent's Lease and Node conditions at the API server, if it writes any."""
     if cluster is None:
         return
     holder = "held by this agent" if cluster.is_held else f"held by {cluster.holder or 'no agent'}"
@@ -145,7 +143,7 @@ def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[TitledText
         f"last success {age}",
         *([f"failing: {cluster.error}"] if cluster.error else ()),
     ]
-    yield TitledText("cluster", clean("; ".join(parts)))
+    yield ListEntry("cluster", clean("; ".join(parts)))
 
 
 VERB = Subcommand(

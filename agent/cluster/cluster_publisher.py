@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.cluster.device_events import DeviceEventTracker, SavedEvent
+from agent.cluster.device_events import SavedEvent, SentDeviceEvents
 from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
     active_maintenance,
@@ -146,7 +146,7 @@ class ClusterPublisher:
         )
         self._taint_rules = TaintRules(api, self._node, MANAGER)
         self._rules_listed_ns: int | None = None
-        self._events = DeviceEventTracker()
+        self._events = SentDeviceEvents()
         self._events_path = config.state_dir / EVENTS_FILE
         self._events.restore(_load_events(self._events_path), clock())
         self._recorder = EventRecorder(api, self._node)

@@ -75,7 +75,7 @@ class SavedEvent(NamedTuple):
     """True: the fault has been in every report since the event. False: it has ended."""
 
 
-class DeviceEventTracker:
+class SentDeviceEvents:
     """Memory of the faults of devices that have had a Kubernetes event. For one thread."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def check_rule(rule: _RuleObject) -> None:
 
 
 def node_label(node: str) -> str:
-    """Return the value of the label for a node."""
+    """Return the value of the label by which the DeviceTaintRules of a node are found."""
     return node if _LABEL.fullmatch(node) else hashlib.sha256(node.encode()).hexdigest()[:32]
 
 

@@ -401,7 +401,10 @@ def check_lease(session: SessionRecord) -> CheckOutcome:
 
 
 def check_stable_lease(session: SessionRecord) -> CheckOutcome:
-    """Compares each lease with the device's lease before. A change after that lease has ended is correct."""
+    """Compares the lease of each device (health_check_timeout_seconds) with that in the list before.
+
+    A change after that lease has ended is correct.
+    """
 
     def changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, (before_s, before), (at_s, after) in consecutive_reports(stream):

@@ -177,7 +177,7 @@ class TaintCallbackPublisher:
                 nursery.start_soon(self._save, self._path)
 
     async def _update_when_due(self) -> None:
-        """Decide the taints again when the quiet time of a taint ends without a new report."""
+        """Decide the taints again when a delay of a taint's change ends without a new report."""
         while True:
             self._reported = trio.Event()
             with trio.move_on_after(self._time_left_s()) as scope:

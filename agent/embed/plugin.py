@@ -348,7 +348,10 @@ class PluginServer:
         with _signals(self._ended), self._monitor, self:
             self._ended.get()
         if self.failure is not None:
-            raise RuntimeError(f"driver {self._monitor.driver}: the plugin server failed") from self.failure
+            raise RuntimeError(
+                f"driver {self._monitor.driver}: plugin server failed: {self.failure}; the kubelet cannot "
+                "prepare claims with this driver"
+            ) from self.failure
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
-from agent.http.health_totals import HealthTotals
+from agent.http.totals_since_start import TotalsSinceStart
 from agent.model.consumers import ConsumerMap
 from agent.model.report import (
     AgentStatus,
@@ -57,7 +57,7 @@ class AgentView:
     """Function that returns the durations of the passes of each source."""
     status: Callable[[], AgentStatus]
     """Function that returns the state of the agent's process. It reads procfs."""
-    totals: HealthTotals
+    totals: TotalsSinceStart
     """Number of changed health states of each device, and the time in each state, since the agent started."""
     subscribers: Callable[[], tuple[SocketSubscriberCounts, ...]]
     """Function that returns the number of open streams of each gRPC socket."""

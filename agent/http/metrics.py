@@ -1,8 +1,8 @@
 """Metrics of the agent in Prometheus' text format and in OpenMetrics, through prometheus_client.
 
 A scrape is rendered from the newest report and snapshot: no metric is kept between scrapes, except the totals
-of agent.http.health_totals. Families that change only with verdicts are rendered once per change, because a
-line of text costs prometheus_client several microseconds. Clients that scrape within a second share one text.
+of agent.http.totals_since_start. Families that change only with verdicts are rendered once per change: a
+line of text costs prometheus_client several microseconds. Clients that scrape within a second share a text.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from prometheus_client.utils import floatToGoString
 
 from agent.http import metric_families as families
 from agent.http.agent_view import AgentView
-from agent.http.health_totals import Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
+from agent.http.totals_since_start import Totals
 from agent.model.gpu import GpuField, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
 from agent.model.report import NvmlCosts, Report

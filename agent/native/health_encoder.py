@@ -4,6 +4,7 @@ For 128 devices betterproto takes 10 to 36 ms, this module less than 0.1 ms.
 """
 
 import errno
+import os
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -84,7 +85,9 @@ def _encode_messages(
         if used == -errno.ENOSPC:
             raise ValueError(f"{_device_label(entries[done])}: {_sizes_text(entries[done])}, limit {limit}")
         if used < 0:
-            raise RuntimeError(f"C core: dh_health_encode() rejected device {done} of the list: code {used}")
+            raise RuntimeError(
+                f"C core: dh_health_encode() rejected {_device_label(entries[done])}: {os.strerror(-used)}"
+            )
         messages.append(bytes(ffi.buffer(out, used)))
         done += taken[0]
     return messages

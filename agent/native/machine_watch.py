@@ -151,7 +151,7 @@ class MachineWatch:
         """
         if lib.dh_machine_pass(self._machine):
             raise ProbeError(
-                "machine watch: the files cannot be read on this thread while its own runs; stop it"
+                "machine watch: files not read: the watch's own thread reads them; stop the watch first"
             )
 
     def stop(self, timeout_s: float) -> bool:

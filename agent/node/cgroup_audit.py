@@ -28,18 +28,18 @@ from agent.model.cgroup import CgroupSettings
 from agent.model.cpuset import CpuSet
 from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources import kubelet_state
-from agent.sources.cgroup_facts import (
-    pod_uids_with_cgroups,
-    read_cgroup_facts,
-    read_hugepage_sizes,
-    read_machine_size,
-)
 from agent.sources.cgroup_memory import CgroupMemoryReader
 from agent.sources.kubelet_config_files import (
     COMMAND,
     KubeletConfigResult,
     read_config_file,
     read_running_config,
+)
+from agent.sources.machine_cgroup_facts import (
+    pod_uids_with_cgroups,
+    read_cgroup_facts,
+    read_hugepage_sizes,
+    read_machine_size,
 )
 
 _NAMED_MAX: Final = 4

@@ -48,7 +48,7 @@ Verdicts = tuple[DeviceVerdict, ...]
 
 
 class RecordedStep(NamedTuple):
-    """Recorded evaluation of the health engine: its inputs, the use of its report, and published verdicts."""
+    """Recorded evaluation of the health engine: its inputs, the verdicts, and whether they were published."""
 
     snapshot: Snapshot
     now: Instant

@@ -48,7 +48,7 @@ class FaultInterval(NamedTuple):
 
 
 @dataclass
-class VerdictSide:
+class HealthIntervals:
     """Health of devices over the time of a record, by one of the two configurations that are compared."""
 
     causes: dict[CauseKey, list[FaultInterval]] = field(default_factory=dict)
@@ -145,8 +145,8 @@ class RecordComparison:
     node: str
     observed_s: float
     """Time that the record covers, without gaps [s]."""
-    recorded: VerdictSide
-    other: VerdictSide
+    recorded: HealthIntervals
+    other: HealthIntervals
     steps: int
     problems: list[str]
 
@@ -195,7 +195,7 @@ def compare_record(paths: Sequence[Path], change: ChangeSettings) -> RecordCompa
     A segment that cannot be read is left out, and named in the result.
     """
     replay = Replay(change)
-    result = RecordComparison("", 0.0, VerdictSide(), VerdictSide(), 0, [])
+    result = RecordComparison("", 0.0, HealthIntervals(), HealthIntervals(), 0, [])
     last_s: float | None = None
     base_s, boot_id = 0.0, None
     for path in paths:
@@ -312,7 +312,9 @@ def median_interval(values: Iterable[float]) -> tuple[float, float, float] | Non
     return middle, ordered[rank], ordered[count - 1 - rank]
 
 
-def score_rules(sides: Sequence[tuple[str, VerdictSide]], incidents: Sequence[Incident]) -> list[RuleScore]:
+def score_rules(
+    sides: Sequence[tuple[str, HealthIntervals]], incidents: Sequence[Incident]
+) -> list[RuleScore]:
     """Return the scores of all rules together, then of each rule that reported or was expected to report.
 
     Args:

@@ -259,6 +259,7 @@ def read_script(path: Path) -> NodeScript:
         parts = 2 if event.kind == "clock-step" else parts_of(machine, FAULT_KINDS[event.kind].target)
         if event.target >= parts:
             raise ConfigError(
-                f"fault script {place}: target {event.target} is not below {parts}, the number of its parts"
+                f"fault script {place}: target {event.target}: the node has only {parts} such targets, "
+                "numbered from 0"
             )
     return msgspec.structs.replace(script, events=tuple(sorted(script.events, key=lambda one: one.at)))

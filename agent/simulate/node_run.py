@@ -82,8 +82,11 @@ class NodeResult:
 
 
 def phases_of(state: EngineState) -> tuple[object, ...]:
-    """Return what time alone changes in the engine's state before a report shows it: phases of conditions,
-    and which faults are resolved."""
+    """Return the parts of the engine's state that can change without a new reading, when a time is over.
+
+    A report shows them later: how far each rule's finding is on the way to a cause of a verdict, which faults
+    are resolved, and which sources are stalled.
+    """
     faults = state.gpus.fault_log.faults
     return (
         {key: condition.phase for key, condition in state.conditions.items()},

@@ -65,7 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.cli.audit.text import document, exit_of, render
-    from agent.sources.cgroup_facts import kubelet_counts_claims
+    from agent.sources.machine_cgroup_facts import kubelet_counts_claims
 
     config = load_config(args)
     try:

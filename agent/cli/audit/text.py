@@ -20,10 +20,10 @@ from agent.cgroup_audit.compare import format_expected
 from agent.cli.output.json import API_VERSION, ObjectKeys, encode_each
 from agent.cli.output.table import (
     GAP,
-    Paragraph,
+    ListEntry,
+    RowText,
     TableCell,
     TextTable,
-    TitledText,
     advice,
     format_entries,
     wrap,
@@ -131,8 +131,8 @@ def render(report: AuditReport, style: TextStyle) -> str:
             badge = _badge(compared)
             lines.append(f"{badge.coloured_sign(style)} {title}{GAP}{badge.coloured_word(style)}")
             lines += _comparison_table(compared, style, whole=report.in_full)
-    entries = [*_unknown(report), *(TitledText("not known", clean(gap)) for gap in audit.gaps)]
-    entries += [TitledText("note", clean(note)) for note in audit.notes]
+    entries = [*_unknown(report), *(ListEntry("not known", clean(gap)) for gap in audit.gaps)]
+    entries += [ListEntry("note", clean(note)) for note in audit.notes]
     if entries:
         lines += ["", *format_entries(entries, style)]
     return "\n".join([*lines, "", _summary_line(report, style)]) + "\n"
@@ -186,7 +186,7 @@ def _comparison_table(
     titles = ("CGROUP", "SETTING", "EXPECTED", "ACTUAL", "VERDICT")
     table = TextTable(*titles, indent=4, text_below=True, text_indent=6)
     for comparison in rows:
-        text = [Paragraph(clean(_reason(comparison)), ("dim",))]
+        text = [RowText(clean(_reason(comparison)), ("dim",))]
         text += [advice(comparison.consequence, style)] if comparison.consequence else []
         table.add(
             *_cells(comparison), TableCell(comparison.verdict, (_badge([comparison]).colour,)), text=text
@@ -241,13 +241,13 @@ def _risks(risks: Iterable[PodRisk], style: TextStyle) -> Iterator[str]:
         yield from wrap(action, style, first="      ", rest="        ", paint=("cyan",))
 
 
-def _unknown(report: AuditReport) -> Iterator[TitledText]:
+def _unknown(report: AuditReport) -> Iterator[ListEntry]:
     if report.answer.absence is not None:
-        yield TitledText("no pods", clean(report.answer.reason))
-        yield TitledText("", _CONSEQUENCE)
-        yield TitledText("instead", _ALTERNATIVE)
+        yield ListEntry("no pods", clean(report.answer.reason))
+        yield ListEntry("", _CONSEQUENCE)
+        yield ListEntry("instead", _ALTERNATIVE)
     for wrong in unaudited_pods(report):
-        yield TitledText("unread", clean(wrong))
+        yield ListEntry("unread", clean(wrong))
 
 
 def _summary_line(report: AuditReport, style: TextStyle) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from agent.cli.bundle.redaction import redact
 from agent.cli.output.json import API_VERSION
-from agent.cli.output.table import Paragraph, TextTable
+from agent.cli.output.table import RowText, TextTable
 from agent.cli.output.terminal import style_of
 from agent.cli.output.text import clean, format_bytes, format_count
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
@@ -285,7 +285,7 @@ def _print_list(files: list[BundleFile], stream: TextIO, colour: str) -> None:
     table = TextTable("FILE", "SIZE", "CONTENT", text_below=True)
     for one in files:
         secrets = [f"{format_count(one.secrets, 'secret')} left out"] if one.secrets else []
-        remarks = [Paragraph(clean(remark), hanging=2) for remark in (*secrets, *one.remarks)]
+        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *one.remarks)]
         table.add(one.name, format_bytes(len(one.data)), clean(one.content), text=remarks)
     stream.write("\n".join(table.lines(style)) + "\n")
 

@@ -31,7 +31,7 @@ from agent.health.gpu.verdicts import NOT_READ_YET, REMOVED_INSTANCE
 from agent.health.gpu.xid import sxid_table as sxids
 from agent.health.gpu.xid import xid_table as xids
 from agent.health.gpu.xid.decisions import decide_sxid
-from agent.health.gpu.xid.row_types import RepairAnswer, XidCondition, XidEffect, XidRow
+from agent.health.gpu.xid.row_types import CatalogAnswer, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import SxidRow, SxidScope
 from agent.health.host.catalog import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES, NODE_RULES
 from agent.health.host.cgroup.rules import CGROUP_RULES
@@ -186,19 +186,19 @@ def _sufficient_repair(row: XidRow) -> str:
         ("reboot", row.repairs.reboot),
     )
     if (
-        row.repairs.app_restart is RepairAnswer.NOT_NEEDED
-        and row.repairs.gpu_reset is RepairAnswer.NOT_NEEDED
+        row.repairs.app_restart is CatalogAnswer.NOT_NEEDED
+        and row.repairs.gpu_reset is CatalogAnswer.NOT_NEEDED
     ):
         return "none needed"
     for step, answer in steps:
-        if answer is RepairAnswer.YES:
+        if answer is CatalogAnswer.YES:
             return step
     for step, answer in steps:
-        if answer is RepairAnswer.MAYBE:
+        if answer is CatalogAnswer.MAYBE:
             return f"perhaps a {step}"
-    if row.repairs.app_restart is RepairAnswer.BY_TEXT:
+    if row.repairs.app_restart is CatalogAnswer.BY_TEXT:
         return "see its text"
-    return "hardware repair" if row.repairs.hardware is RepairAnswer.YES else "not known"
+    return "hardware repair" if row.repairs.hardware is CatalogAnswer.YES else "not known"
 
 
 def sxid_check(row: SxidRow) -> CheckDescription:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
-from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, format_entries, wrap
+from agent.cli.output.table import GAP, ListEntry, RowText, TableCell, TextTable, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, escape_markdown, markdown_table
 from agent.model.health import Severity
 
@@ -71,16 +71,16 @@ def render_list(sections: Iterable[CheckSection], style: TextStyle, *, whole: bo
         table = TextTable()
         for check in group.checks:
             severity = TableCell(check.severity.name.lower(), (BADGES[check.severity].colour,))
-            table.add(check.code, severity, text=[Paragraph(clean(check.meaning))])
+            table.add(check.code, severity, text=[RowText(clean(check.meaning))])
         lines += table.lines(style)
     return "\n".join(lines[1:]) + "\n"
 
 
 def render_check(check: CheckDescription, section: CheckSection, style: TextStyle) -> str:
     """Return one check in full: code, severity, meaning, threshold, reason, advice."""
-    entries = [TitledText(title, clean(text)) for title, text in _facts(check, section)]
+    entries = [ListEntry(title, clean(text)) for title, text in _facts(check, section)]
     if "/dev/kmsg" in check.try_command:
-        entries.append(TitledText("", "(needs an agent that runs with --kmsg-any-facility)"))
+        entries.append(ListEntry("", "(needs an agent that runs with --kmsg-any-facility)"))
     severity = style.paint(check.severity.name.lower(), BADGES[check.severity].colour)
     head = f"{style.paint(check.code, 'bold')}{GAP}{severity}, blame: {check.blame}"
     meaning = wrap(check.meaning, style, first="  ", rest="  ")

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
-from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, advice, wrap
+from agent.cli.output.table import GAP, RowText, TableCell, TextTable, advice, wrap
 from agent.cli.output.text import Badge, clean, format_count, markdown_table
 from agent.conform.outcomes import CheckVerdict
 from agent.model.time import format_age
@@ -151,9 +151,9 @@ def render(record: SessionRecord, results: Sequence[CheckResult], style: TextSty
     for verdict in (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS):
         badge = VERDICT_BADGES[verdict]
         for result in (result for result in results if result.verdict is verdict):
-            text = [Paragraph(clean(result.observation))]
+            text = [RowText(clean(result.observation))]
             if verdict is not CheckVerdict.PASS:
-                text += [Paragraph(result.check.why, ("dim",)), advice(result.check.advice, style)]
+                text += [RowText(result.check.why, ("dim",)), advice(result.check.advice, style)]
             word = TableCell(badge.word, (badge.colour,))
             table.add(result.check.code, word, sign=badge.coloured_sign(style), text=text)
     lines = [f"{style.paint(socket, 'bold')}{GAP}{duration}", "", *table.lines(style)]
@@ -278,8 +278,8 @@ def render_checks(checks: Iterable[ConformCheck], style: TextStyle) -> str:
     for title, members in _checks_by_title(checks):
         table.add_lines(["", style.paint(title, "bold")])
         for check in members:
-            details = (Paragraph(text, ("dim",)) for text in (check.method, check.why))
-            table.add(check.code, text=[Paragraph(check.title), *details])
+            details = (RowText(text, ("dim",)) for text in (check.method, check.why))
+            table.add(check.code, text=[RowText(check.title), *details])
     return "\n".join(list(table.lines(style))[1:]) + "\n"
 
 

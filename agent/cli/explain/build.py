@@ -390,7 +390,7 @@ class SourceFactIndex:
         )
 
     def claim_facts(self, ref: ClaimRef) -> ClaimFacts:
-        """Return everything that the sources report about the claim `ref`, which the map must contain."""
+        """Return everything that the sources report about a claim. Raises KeyError: none lists it."""
         view = self._known.claims[ref]
         # The kubelet has only pods of its own node, so a pod that it does not have proves nothing.
         orphans = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.explain.build import container_name, pod_uid
 from agent.cli.explain.model import AGENT
 from agent.cli.explain.name_lookup import full_device_name
-from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
+from agent.cli.output.table import GAP, ListEntry, TextTable, advice_of_device, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, hardware_identity, shorten_ids
 from agent.devices.consumers.consumer_queries import pod_owner, pod_state
 from agent.model.claim_sources import Origin
@@ -82,7 +82,7 @@ def _device_lines(device: DeviceFacts, explanation: Explanation, style: TextStyl
         yield from _causes(health, explanation, style)
         yield from wrap(hardware_identity(health), style, first=INDENT, rest=INDENT + "  ", paint=("dim",))
     entries = [
-        TitledText(name, clean(text), paint) for name, text, paint in _device_facts(device, explanation)
+        ListEntry(name, clean(text), paint) for name, text, paint in _device_facts(device, explanation)
     ]
     yield from (f"  {line}" for line in format_entries(entries, style))
 
@@ -115,8 +115,8 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
         paint = () if cause.severity > Severity.INFO else ("dim",)
         yield from wrap(text, style, first=INDENT, rest=INDENT + "  ", paint=paint)
     advices = (cause.advice for cause in most_needed_first(health.causes))
-    for paragraph in advice_of_device(advices, style):
-        yield from wrap(paragraph.text, style, first=INDENT, rest=INDENT + "  ", paint=paragraph.paint)
+    for row_text in advice_of_device(advices, style):
+        yield from wrap(row_text.text, style, first=INDENT, rest=INDENT + "  ", paint=row_text.paint)
 
 
 def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:

@@ -15,7 +15,7 @@ from agent.cli.explain.device_text import age_text, device_lines, format_sources
 from agent.cli.explain.model import CONSEQUENCES
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.history.text import usage_lines
-from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, format_entries, wrap
+from agent.cli.output.table import GAP, ListEntry, RowText, TableCell, TextTable, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
 from agent.devices.consumers.consumer_queries import USE_ON_THIS_NODE, direct_consumers
 from agent.devices.consumers.reservations import reservations_by_kind
@@ -143,7 +143,7 @@ def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Ite
         device = by_ref[ref]
         badge = BADGES[device.severity]
         texts = [*failed.get(ref, ()), *_device_texts(device, edges_by_device.get(ref, ()), explanation)]
-        text = Paragraph(clean("; ".join(texts)))
+        text = RowText(clean("; ".join(texts)))
         word = TableCell(badge.word.ljust(9), (badge.colour,))
         table.add(clean(full_device_name(device.ref)), word, sign=badge.coloured_sign(style), text=[text])
     yield from table.lines(style)
@@ -185,7 +185,7 @@ def _reasons(health: DeviceHealth) -> list[str]:
     return [f"{cause.code}: {shorten_ids(cause.evidence)}" for cause in causes]
 
 
-def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[TitledText]:
+def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[ListEntry]:
     """Yield the lines about a claim's containers, drivers without a device for it, and reservations."""
     view = claim.view
     containers = dict.fromkeys(
@@ -195,11 +195,11 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
         for container in use.affected.containers
     )
     if containers:
-        yield TitledText("containers", clean(", ".join(containers)))
+        yield ListEntry("containers", clean(", ".join(containers)))
     if view.waiting:
-        yield TitledText("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
+        yield ListEntry("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
     if view.skipped:
-        yield TitledText("not called", clean(", ".join(view.skipped)))
+        yield ListEntry("not called", clean(", ".join(view.skipped)))
     for obj, provenance in view.objects[:1]:
         too_many = (
             f"; {len(obj.reserved)} entries, more than the API server accepts"
@@ -208,13 +208,13 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
         )
         allocated = "" if obj.allocated else "not allocated; "
         consumers = _reservations(obj.reserved) or "no consumer"
-        yield TitledText("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
+        yield ListEntry("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
         if obj.spec_reserved or obj.any_pod:
             any_pod = "any pod" if obj.any_pod else ""
             text = ", ".join(filter(None, [_reservations(obj.spec_reserved), any_pod]))
-            yield TitledText("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
+            yield ListEntry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
     if claim.unmatched_reservations:
-        yield TitledText("orphaned?", clean(_orphans(claim)), ("yellow",))
+        yield ListEntry("orphaned?", clean(_orphans(claim)), ("yellow",))
 
 
 def _orphans(claim: ClaimFacts) -> str:
@@ -234,12 +234,12 @@ def _reservations(reserved: Sequence[Reservation]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> TitledText:
+def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> ListEntry:
     outcome, unprepared_s = record.outcome, record.unprepared_wall_s
     last = f"{age_text(explanation, outcome.at_wall_s)} ago"
     if outcome.verdict is None:
         unprepared = f", unprepared {age_text(explanation, unprepared_s)} ago" if unprepared_s else ""
-        return TitledText("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
+        return ListEntry("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
     verdict = outcome.verdict
     text = f"{record.driver}: {verdict.error_class}, {verdict.code}: {verdict.summary}"
     first = f"{age_text(explanation, verdict.first_wall_s)} ago"
@@ -247,35 +247,35 @@ def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> TitledTex
     unprepared = ", unprepared since" if unprepared_s else ""
     action = f"; {verdict.advice}" if verdict.advice and not unprepared_s else ""
     paint = ("dim",) if unprepared_s else ("red",)
-    return TitledText("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
+    return ListEntry("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
 
 
 # --- findings and sources ----------------------------------------------------------------------------------
 
 
-def _finding_entries(explanation: Explanation) -> list[TitledText]:
+def _finding_entries(explanation: Explanation) -> list[ListEntry]:
     """Return the lines about other consumers than pods, pods that may be the same, risks, contradictions."""
-    entries = [TitledText("consumer", clean(text)) for text in _other_consumers(explanation)]
+    entries = [ListEntry("consumer", clean(text)) for text in _other_consumers(explanation)]
     if explanation.kind == ALL:
         entries += [
-            TitledText("orphaned?", clean(f"{claim.view.ref}: {_orphans(claim)}"), ("yellow",))
+            ListEntry("orphaned?", clean(f"{claim.view.ref}: {_orphans(claim)}"), ("yellow",))
             for claim in explanation.claims
             if claim.unmatched_reservations
         ]
     if explanation.claims_elsewhere:
         count = format_count(explanation.claims_elsewhere, "claim")
-        entries.append(TitledText("elsewhere", f"{count} that no source on this node has: left out"))
-    entries += [TitledText("same pod?", clean(text)) for text in _possibly_same_pods(explanation)]
+        entries.append(ListEntry("elsewhere", f"{count} that no source on this node has: left out"))
+    entries += [ListEntry("same pod?", clean(text)) for text in _possibly_same_pods(explanation)]
     for risk in explanation.risks:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.reason}"
         if risk.is_pending:
             text = f"{risk.pod} is refused {risk.claim} by the kubelet, and stays pending: {risk.reason}"
-        entries.append(TitledText("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
+        entries.append(ListEntry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
     for conflict in explanation.conflicts:
         sides = "; ".join(
             f"{assertion.provenance.origin}: {assertion.text}" for assertion in conflict.assertions
         )
-        entries.append(TitledText("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
+        entries.append(ListEntry("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
     return entries
 
 
@@ -315,7 +315,7 @@ def _consumer(edge: ConsumerEdge) -> str:
     return f"{kind} {consumer.name}"
 
 
-def _source_entries(explanation: Explanation) -> list[TitledText]:
+def _source_entries(explanation: Explanation) -> list[ListEntry]:
     """Return the lines about the sources with their age, then about missing ones and what is not known."""
     entries = []
     for result in explanation.sources:
@@ -323,16 +323,16 @@ def _source_entries(explanation: Explanation) -> list[TitledText]:
             continue
         when = "queried now" if result.written_s is None else f"{age_text(explanation, result.written_s)} old"
         entries.append(
-            TitledText("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})"))
+            ListEntry("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})"))
         )
         entries += [
-            TitledText("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
+            ListEntry("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
         ]
     for result in explanation.sources:
         if result.absence:
             consequence = CONSEQUENCES.get(result.source, "")
             paint = () if result.absence is Absence.ABSENT else ("yellow",)
             entries.append(
-                TitledText("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
+                ListEntry("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
             )
     return entries

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION
-from agent.cli.output.table import Paragraph, TextTable
+from agent.cli.output.table import RowText, TextTable
 from agent.cli.output.text import BADGES, clean, format_count, format_ranges
 from agent.model.health import Severity
 from agent.model.time import format_age, rfc3339
@@ -96,7 +96,7 @@ def _sick(sick: Sequence[SickDevice], style: TextStyle, now_s: float, rows: int 
             badge.word,
             _since(one.since_s, now_s),
             sign=badge.coloured_sign(style),
-            text=[Paragraph(causes)],
+            text=[RowText(causes)],
         )
     yield ""
     yield from table.lines(style)
@@ -113,7 +113,7 @@ def _rules(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
             f"{len(rule.nodes):,}",
             f"{rule.devices:,}" if rule.devices else "",
             sign=BADGES[rule.severity].coloured_sign(style),
-            text=[Paragraph(_some(list(map(clean, rule.nodes)), rows))],
+            text=[RowText(_some(list(map(clean, rule.nodes)), rows))],
         )
     yield ""
     yield from table.lines(style)
@@ -135,7 +135,7 @@ def _groups(
             *(f"{count:,}" if count else "" for count in counts),
             _since(group.newest_s, now_s),
             sign=BADGES[max(group.by_severity)].coloured_sign(style),
-            text=[Paragraph(", ".join(map(clean, group.codes[:CODES])) + more)],
+            text=[RowText(", ".join(map(clean, group.codes[:CODES])) + more)],
         )
     yield ""
     yield from table.lines(style)

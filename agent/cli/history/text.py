@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.csv_text import format_csv
 from agent.cli.output.json import API_VERSION, DEVICE_REF, POD_REF, ObjectKeys
-from agent.cli.output.table import Paragraph, TextTable, TitledText, format_entries
+from agent.cli.output.table import ListEntry, RowText, TextTable, format_entries
 from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
 from agent.model.device_usage import UsageEndKind
 from agent.model.health import Severity
@@ -29,8 +29,8 @@ END_WORDS: Final = {
     UsageEndKind.AWAY: "unseen",
 }
 EMPTY_HINTS: Final = (
-    TitledText("written by", "the agent: [history] in its configuration"),
-    TitledText("elsewhere", "--state-dir for another agent's record"),
+    ListEntry("written by", "the agent: [history] in its configuration"),
+    ListEntry("elsewhere", "--state-dir for another agent's record"),
 )
 """Hints for an operator if no history file exists."""
 
@@ -77,11 +77,11 @@ def render(
     lines = [_headline(uses, hidden), "", *usage_lines(uses, style, now_s)]
     entries = []
     if hidden:
-        entries.append(TitledText("older", f"{format_count(hidden, 'use')}: shown with --all"))
+        entries.append(ListEntry("older", f"{format_count(hidden, 'use')}: shown with --all"))
     if any(use.ended is None for use in uses):
         age = format_age(now_s - left_s)
         entries.append(
-            TitledText("running", f"as of {age} ago or later; 'drahealth explain' shows the present")
+            ListEntry("running", f"as of {age} ago or later; 'drahealth explain' shows the present")
         )
     if entries:
         lines += ["", *format_entries(entries, style)]
@@ -90,7 +90,7 @@ def render(
 
 def render_none(path: Path, style: TextStyle) -> str:
     """Return the text for an operator if the history file `path` does not exist."""
-    entries = [TitledText("looked for", clean(str(path))), *EMPTY_HINTS]
+    entries = [ListEntry("looked for", clean(str(path))), *EMPTY_HINTS]
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
 
@@ -120,7 +120,7 @@ def usage_lines(uses: Sequence[PodDeviceUsage], style: TextStyle, now_s: float) 
             END_WORDS[ended.ending] if ended else "",
             badge.word,
             sign=badge.coloured_sign(style),
-            text=(Paragraph(text, hanging=2) for text in _findings(use)),
+            text=(RowText(text, hanging=2) for text in _findings(use)),
         )
     return table.lines(style)
 

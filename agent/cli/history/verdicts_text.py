@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.csv_text import format_csv
 from agent.cli.output.json import API_VERSION, DEVICE_REF
-from agent.cli.output.table import Paragraph, TextTable, TitledText, format_entries
+from agent.cli.output.table import ListEntry, RowText, TextTable, format_entries
 from agent.cli.output.text import BADGES, clean, format_count, format_ranges, shorten_ids
 from agent.health.availability import USABLE
 from agent.model.health import Severity
@@ -71,7 +71,7 @@ def render_changes(spans: Sequence[VerdictSpan], style: TextStyle, *, hidden: in
         *_change_lines(spans, style),
     ]
     if hidden:
-        entry = TitledText("older", f"{format_count(hidden, 'change')}: shown with --all")
+        entry = ListEntry("older", f"{format_count(hidden, 'change')}: shown with --all")
         lines += ["", *format_entries([entry], style)]
     return "\n".join(lines) + "\n"
 
@@ -89,7 +89,7 @@ def _change_lines(spans: Sequence[VerdictSpan], style: TextStyle) -> Iterator[st
             f"{'>' if one.is_newest else ''}{format_age(one.end_s - one.begin_s)}",
             names[one.change.device],
             sign=_sign(state, style),
-            text=(Paragraph(text, hanging=2) for text in _remarks(one)),
+            text=(RowText(text, hanging=2) for text in _remarks(one)),
         )
     return table.lines(style)
 
@@ -162,7 +162,7 @@ def render_summary(summary: AvailabilitySummary, style: TextStyle) -> str:
         *_device_lines(devices, names, style),
     ]
     if flapping := [
-        TitledText("flaps", f"{names[one.device]}: stopped being usable {one.interruptions} times in an hour")
+        ListEntry("flaps", f"{names[one.device]}: stopped being usable {one.interruptions} times in an hour")
         for one in devices
         if one.is_flapping
     ]:
@@ -216,7 +216,7 @@ def _rule_lines(
     table = TextTable("RAISED", "ACTIVE", "RULE", text_title="DEVICES", min_text_width=20)
     for rule in rules:
         devices = format_ranges(names[ref] for ref in sorted(rule.devices))
-        text = [Paragraph(devices)]
+        text = [RowText(devices)]
         table.add(f"{rule.raised:,}", format_age(rule.active_s), clean(rule.code), text=text)
     return table.lines(style)
 

@@ -314,7 +314,7 @@ def _with_change_count(delayed: _DelayedChange) -> ReportChange:
     return delayed.newest._replace(message=f"{delayed.newest.message} {more}".lstrip())
 
 
-class ReportLog(ReportPrinter):
+class ReportLogThread(ReportPrinter):
     """Thread that logs the changes between health reports and writes all queued log lines to a stream."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cli.output.table import (
     GAP,
-    Paragraph,
+    ListEntry,
+    RowText,
     TableCell,
     TextTable,
-    TitledText,
     advice_of_device,
     format_entries,
     wrap,
@@ -185,7 +185,7 @@ def _devices(
             TableCell(badge.word, (badge.colour,)),
             *ages,
             sign=badge.coloured_sign(style),
-            text=[*_message(device, style, advised), Paragraph(instances, ("dim",))],
+            text=[*_message(device, style, advised), RowText(instances, ("dim",))],
         )
     yield from table.lines(style)
 
@@ -196,7 +196,7 @@ def _owner(device: DeviceHealth, default: str) -> str:
     return clean(f"{device.driver}{pool}") if device.driver else ""
 
 
-def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause]) -> Iterator[Paragraph]:
+def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause]) -> Iterator[RowText]:
     """Yield each cause with its advice (the message if causes are not known), then the hardware identity.
 
     Args:
@@ -206,18 +206,18 @@ def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause])
             driver that fails for eight devices needs one repair.
     """
     if not device.causes:
-        yield Paragraph(shorten_ids(device.message))
+        yield RowText(shorten_ids(device.message))
     for cause in device.causes:
         text = f"{clean(cause.code)}: {shorten_ids(cause.evidence)}"
         if cause.severity <= Severity.INFO:
-            yield Paragraph(style.bullet + text, ("dim",), 2)
+            yield RowText(style.bullet + text, ("dim",), 2)
         else:
-            yield Paragraph(text)
+            yield RowText(text)
     keys = {(cause.code, cause.evidence, cause.advice): cause for cause in most_needed_first(device.causes)}
     yield from advice_of_device((cause.advice for key, cause in keys.items() if key not in advised), style)
     advised.update(keys)
     if device.severity > Severity.INFO:
-        yield Paragraph(hardware_identity(device), ("dim",), 2)
+        yield RowText(hardware_identity(device), ("dim",), 2)
 
 
 def _absence(source: SourceSample) -> str:
@@ -252,16 +252,16 @@ def _notes(report: Report, style: TextStyle, now_s: float | None) -> Iterator[st
 # --- footer ------------------------------------------------------------------------------------------------
 
 
-def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[TitledText]:
+def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[ListEntry]:
     """Yield the lines below the table of devices: GPUs, sources, cgroups, processes, rules not evaluated."""
     yield from _gpus(report.devices)
     yield from source_entries(report.sources, report.at, now_s)
     if report.sources:
         yield cgroup_entry(report.groups, report.core)
-    yield from (TitledText("processes", _process(process)) for process in processes)
+    yield from (ListEntry("processes", _process(process)) for process in processes)
     # Last, because these are long and seldom change.
     for title, rules in (("not evaluated", report.not_evaluated), ("not applicable", report.not_applicable)):
-        yield from (TitledText(title, text) for text in _group_rules(rules, default_pool(report)))
+        yield from (ListEntry(title, text) for text in _group_rules(rules, default_pool(report)))
 
 
 def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
         yield f"{reason}: {rules_text}{where if names else ''}"
 
 
-def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[TitledText]:
+def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[ListEntry]:
     """Yield the number of GPUs of each product, with driver version, and of MIG instances of each profile."""
     gpus: Counter[str] = Counter()
     profiles: Counter[str] = Counter()
@@ -297,14 +297,14 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[TitledText]:
             driver = known.get("driver")
             gpus[f"{product}, driver {driver}" if driver else product] += 1
     for product, number in gpus.items():
-        yield TitledText("gpus", f"{number} x {clean(product)}")
+        yield ListEntry("gpus", f"{number} x {clean(product)}")
     if parts := [f"{number} x {clean(profile)}" for profile, number in profiles.items() if profile]:
-        yield TitledText("mig", ", ".join(parts))
+        yield ListEntry("mig", ", ".join(parts))
 
 
 def source_entries(
     sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
-) -> Iterator[TitledText]:
+) -> Iterator[ListEntry]:
     """Yield one line for all sources in the same state, such as stalled; working sources come first."""
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
@@ -312,7 +312,7 @@ def source_entries(
         lines.setdefault((source.state, facts), []).append(clean(source.name))
     for (state, facts), names in lines.items():
         if names:
-            yield TitledText("sources", f"{format_ranges(names)}: {facts}", SOURCE_PAINT[state])
+            yield ListEntry("sources", f"{format_ranges(names)}: {facts}", SOURCE_PAINT[state])
 
 
 def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None) -> Iterator[str]:
@@ -328,7 +328,7 @@ def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None)
         yield clean(source.detail)
 
 
-def cgroup_entry(groups: int, core: NativeCoreStats) -> TitledText:
+def cgroup_entry(groups: int, core: NativeCoreStats) -> ListEntry:
     """Return the entry with the number of watched cgroups, and of those that cannot be watched."""
     facts = [f"{groups:,} watched"]
     if core.groups_dropped:
@@ -336,7 +336,7 @@ def cgroup_entry(groups: int, core: NativeCoreStats) -> TitledText:
     if core.unwatched:
         refused = format_count(core.unwatched, "inotify watch", "inotify watches")
         facts.append(f"{refused} refused by the kernel, read by the sweep instead")
-    return TitledText("cgroups", ", ".join(facts), ("yellow",) if len(facts) > 1 else ())
+    return ListEntry("cgroups", ", ".join(facts), ("yellow",) if len(facts) > 1 else ())
 
 
 def _process(process: ProcessFacts) -> str:

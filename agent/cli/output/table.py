@@ -22,33 +22,33 @@ class TableCell(NamedTuple):
     paint: tuple[str, ...] = ()
 
 
-class Paragraph(NamedTuple):
-    """Text that belongs to a table row; it is wrapped, and printed next to the row's cells or below them."""
+class RowText(NamedTuple):
+    """Text of a table row; it is wrapped, and printed next to the row's cells or below them."""
 
     text: str
     paint: tuple[str, ...] = ()
     hanging: int = 0
-    """Extra indent of all lines of the paragraph but the first [columns]."""
+    """Extra indent of all lines of the text but the first [columns]."""
 
 
-def advice(text: str, style: TextStyle) -> Paragraph:
-    """Return `text`, which advises the operator, as a paragraph with an arrow."""
-    return Paragraph(style.arrow + clean(text), ("cyan",), 2)
+def advice(text: str, style: TextStyle) -> RowText:
+    """Return `text`, which advises the operator, as a row's text with an arrow."""
+    return RowText(style.arrow + clean(text), ("cyan",), 2)
 
 
-def advice_of_device(advices: Iterable[str], style: TextStyle) -> Iterator[Paragraph]:
-    """Yield the advice for one device: the first with an arrow, then all others in one dim paragraph."""
+def advice_of_device(advices: Iterable[str], style: TextStyle) -> Iterator[RowText]:
+    """Yield the advice for one device: the first with an arrow, then all others in one dim text."""
     first, *others = dict.fromkeys(filter(None, advices)) or ("",)
     if first:
         yield advice(first, style)
     if others:
-        yield Paragraph(f"then, if still reported: {'; '.join(map(clean, others))}", ("dim",), 2)
+        yield RowText(f"then, if still reported: {'; '.join(map(clean, others))}", ("dim",), 2)
 
 
 class _TableRow(NamedTuple):
     cells: tuple[TableCell, ...]
     sign: str
-    paragraphs: tuple[Paragraph, ...]
+    texts: tuple[RowText, ...]
     paint: tuple[str, ...]
 
 
@@ -69,10 +69,10 @@ class TextTable:
         Args:
             titles: Titles of the columns.
             indent: Width of the margin before the first cell, in which a row's sign stands [columns].
-            text_title: Title of the paragraphs next to the cells.
-            text_below: True: print paragraphs below their row; False: next to its cells.
-            text_indent: Margin before paragraphs below a row [columns].
-            min_text_width: If paragraphs next to the cells get fewer columns, they are printed below.
+            text_title: Title of the texts next to the cells.
+            text_below: True: print texts below their row; False: next to its cells.
+            text_indent: Margin before texts below a row [columns].
+            min_text_width: If texts next to the cells get fewer columns, they are printed below.
         """
         self._titles = titles
         self._indent = indent
@@ -86,7 +86,7 @@ class TextTable:
         self,
         *cells: str | TableCell,
         sign: str = "",
-        text: Iterable[Paragraph] = (),
+        text: Iterable[RowText] = (),
         paint: tuple[str, ...] = (),
     ) -> None:
         """Add a row to the table.
@@ -94,7 +94,7 @@ class TextTable:
         Args:
             cells: One for each column.
             sign: Status sign before the row, one column wide; empty: none.
-            text: Paragraphs of the row; empty ones are left out.
+            text: Texts of the row; empty ones are left out.
             paint: Colours of the whole line.
         """
         row = tuple(cell if isinstance(cell, TableCell) else TableCell(cell) for cell in cells)
@@ -125,7 +125,7 @@ class TextTable:
             lead = f"{margin[2:]}{item.sign} " if item.sign else margin
             line = f"{lead}{_join(item.cells, widths, style)}"
             indent = " " * (self._text_indent if is_below else column)
-            text = list(_wrap_all(item.paragraphs, style, indent))
+            text = list(_wrap_all(item.texts, style, indent))
             if text and not is_below:
                 line += GAP + text.pop(0)[column:]
             yield style.paint(line.rstrip(), *item.paint)
@@ -140,14 +140,12 @@ def _join(cells: Sequence[TableCell], widths: Sequence[int], style: TextStyle) -
     )
 
 
-def _wrap_all(paragraphs: Iterable[Paragraph], style: TextStyle, indent: str) -> Iterator[str]:
-    for paragraph in paragraphs:
-        yield from wrap(
-            paragraph.text, style, first=indent, rest=indent + " " * paragraph.hanging, paint=paragraph.paint
-        )
+def _wrap_all(texts: Iterable[RowText], style: TextStyle, indent: str) -> Iterator[str]:
+    for one in texts:
+        yield from wrap(one.text, style, first=indent, rest=indent + " " * one.hanging, paint=one.paint)
 
 
-class TitledText(NamedTuple):
+class ListEntry(NamedTuple):
     """Entry of a list in two columns: title and text."""
 
     title: str
@@ -155,13 +153,13 @@ class TitledText(NamedTuple):
     paint: tuple[str, ...] = ()
 
 
-def format_entries(entries: Iterable[TitledText], style: TextStyle) -> Iterator[str]:
+def format_entries(entries: Iterable[ListEntry], style: TextStyle) -> Iterator[str]:
     """Yield the lines of a list in two columns, titles and texts; a repeated title is printed once."""
     table, before = TextTable(), ""
     for entry in entries:
         title = "" if entry.title == before else entry.title
         before = entry.title
-        table.add(TableCell(title, ("dim",)), text=[Paragraph(entry.text, entry.paint, 2)])
+        table.add(TableCell(title, ("dim",)), text=[RowText(entry.text, entry.paint, 2)])
     return table.lines(style)
 
 

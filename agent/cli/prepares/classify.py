@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
-from agent.cli.output.table import GAP, TitledText, format_entries, wrap
+from agent.cli.output.table import GAP, ListEntry, format_entries, wrap
 from agent.cli.subcommand import Subcommand, add_config, add_output, load_config, print_result
 from agent.config.values import number_within
 from agent.errors import UsageError, suggestion
@@ -201,7 +201,7 @@ def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Seque
 
     error_class = verdict.error_class
     head = f"{style.paint(verdict.code, 'bold')}{GAP}{style.paint(error_class, CLASS_COLOURS[error_class])}"
-    entries = [TitledText(title, fact) for title, fact in _facts(verdict, text, patterns)]
+    entries = [ListEntry(title, fact) for title, fact in _facts(verdict, text, patterns)]
     lines = [
         head,
         *wrap(CLASSES[error_class], style, first="  ", rest="  "),

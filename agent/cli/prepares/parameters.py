@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.cli.output.json import API_VERSION
-from agent.cli.output.table import GAP, TitledText, format_entries
+from agent.cli.output.table import GAP, ListEntry, format_entries
 from agent.cli.subcommand import print_result
 from agent.errors import UsageError
 
@@ -129,7 +129,7 @@ def render(checked: Iterable[CheckedParameters], style: TextStyle) -> str:
                 "detail": one.verdict.detail,
                 "kubelet": kubelet_text(one.verdict),
             }
-            lines += format_entries([TitledText(*fact) for fact in facts.items() if fact[1]], style)
+            lines += format_entries([ListEntry(*fact) for fact in facts.items() if fact[1]], style)
         blocks.append("\n".join(lines))
     return "\n".join(blocks or ["no opaque parameters"]) + "\n"
 

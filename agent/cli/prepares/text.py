@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, encode_each
-from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, advice, format_entries
+from agent.cli.output.table import GAP, ListEntry, RowText, TableCell, TextTable, advice, format_entries
 from agent.cli.output.text import BADGES, Badge, clean, format_count, markdown_table
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agent.store.ledger_file import LedgerFileContent
 
 EMPTY_HINTS: Final = (
-    TitledText("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
-    TitledText("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
-    TitledText("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
+    ListEntry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
+    ListEntry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
+    ListEntry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
 )
 """Hints for an operator if no claim is listed."""
 
@@ -139,7 +139,7 @@ def render(
             paint=(badge.colour,) if is_over else (),
         )
         if whole:
-            facts = [TitledText(title, clean(text)) for title, text in _facts(record) if text]
+            facts = [ListEntry(title, clean(text)) for title, text in _facts(record) if text]
             table.add_lines(f"  {line}" for line in format_entries(facts, style))
     lines = [_headline(records, style), "", *table.lines(style)]
     faults = [fault for stored in found for fault in stored.ledger.driver_faults.faults]
@@ -163,12 +163,12 @@ def render_none(
     """
     head = "no prepare of a claim could be read" if unread else "no prepare of a claim is known"
     entries = [
-        TitledText("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim"))
+        ListEntry("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim"))
         for stored in found
     ]
     for path in searched:
         missing = next((f" ({top} does not exist)" for top in absent if path.is_relative_to(top)), "")
-        entries.append(TitledText("looked for", clean(f"{path}{missing}")))
+        entries.append(ListEntry("looked for", clean(f"{path}{missing}")))
     return "\n".join([head, "", *format_entries([*entries, *EMPTY_HINTS], style)]) + "\n"
 
 
@@ -182,15 +182,15 @@ def _headline(records: Sequence[PrepareRecord], style: TextStyle) -> str:
     return f"{format_count(len(records), 'claim')}: {tally}"
 
 
-def _message(record: PrepareRecord, style: TextStyle, now_s: float) -> Iterator[Paragraph]:
+def _message(record: PrepareRecord, style: TextStyle, now_s: float) -> Iterator[RowText]:
     verdict = record.outcome.verdict
     if verdict is None:
         return
     has_culprits = verdict.error_class is ErrorClass.FAILED_DEVICE and verdict.devices
     lead = f"{_device_names(verdict.devices)}: " if has_culprits else ""
-    yield Paragraph(f"{lead}{clean(verdict.summary)}")
+    yield RowText(f"{lead}{clean(verdict.summary)}")
     if record.unprepared_wall_s:
-        yield Paragraph(f"unprepared {format_age(now_s - record.unprepared_wall_s)} ago", ("dim",))
+        yield RowText(f"unprepared {format_age(now_s - record.unprepared_wall_s)} ago", ("dim",))
     elif verdict.advice:
         yield advice(verdict.advice, style)
 
@@ -218,10 +218,10 @@ def _device_names(devices: Sequence[DeviceRef]) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _fault_entry(fault: DriverFault, now_s: float) -> TitledText:
+def _fault_entry(fault: DriverFault, now_s: float) -> ListEntry:
     age = format_age(now_s - fault.reported_wall_s)
     text = f"{fault.subject}: {fault.code}: {fault.evidence} ({age} ago, while preparing {fault.claim})"
-    return TitledText("found broken", clean(text))
+    return ListEntry("found broken", clean(text))
 
 
 # --- error codes -------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def render_codes(rows: Iterable[FailureKind], style: TextStyle) -> str:
         heading = style.paint(error_class, "bold", CLASS_COLOURS[error_class])
         table.add_lines(["", f"{heading}{GAP}{CLASSES[error_class]}"])
         for row in members:
-            text = [Paragraph(f"{row.explanation} ({consequence(row)})"), advice(row.advice, style)]
+            text = [RowText(f"{row.explanation} ({consequence(row)})"), advice(row.advice, style)]
             table.add(row.code, text=text)
     return "\n".join(list(table.lines(style))[1:]) + "\n"
 

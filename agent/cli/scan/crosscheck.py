@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.cli.output.json import ObjectKeys, encode_each
-from agent.cli.output.table import TextTable, TitledText, format_entries
+from agent.cli.output.table import ListEntry, TextTable, format_entries
 from agent.cli.output.text import clean, format_count
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
@@ -380,7 +380,7 @@ def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
     """Return the comparison as text: how many fields agree, and each field that differs or moved."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     entries = [
-        TitledText(
+        ListEntry(
             "backends",
             check.not_compared_reason
             or f"{format_count(counts[FieldAgreement.AGREES], 'reading')} of native core and pynvml agree, "
@@ -388,10 +388,10 @@ def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
             f"{counts[FieldAgreement.UNREAD]} cannot be read by either",
         )
     ]
-    entries += [TitledText("differs", clean(problem), ("red",)) for problem in check.problems]
+    entries += [ListEntry("differs", clean(problem), ("red",)) for problem in check.problems]
     for agreement, paint in ((FieldAgreement.DIFFERS, ("red",)), (FieldAgreement.MOVED, ("dim",))):
         entries += [
-            TitledText(
+            ListEntry(
                 agreement, f"{clean(comparison.gpu)} {comparison.field}: {clean(comparison.values)}", paint
             )
             for comparison in check.comparisons

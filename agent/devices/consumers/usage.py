@@ -244,7 +244,9 @@ def _usage_end(
 def _match_usages(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> tuple[dict[UsageKey, ActiveUsage], tuple[str, ...]]:
-    """Match the tracked usages with those that sources list now, whose UIDs may have become known.
+    """Match the tracked usages of devices with those that sources list now.
+
+    A tracked usage can lack the UID of its pod or claim, which the listed one has.
 
     Returns the tracked usages by their new identity, and the ids of usages that were merged into another one.
     """

@@ -75,7 +75,7 @@ class _KindState(NamedTuple):
     timeout_s: int
 
 
-class CachedEvaluation:
+class CachingEvaluation:
     """One evaluation of declared devices, which reuses cached verdicts and collects those for the next one.
 
     Args:

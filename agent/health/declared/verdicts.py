@@ -22,7 +22,7 @@ from agent.health.declared.gpus import (
     find_host_gpu,
 )
 from agent.health.declared.state import DeclaredState
-from agent.health.declared.verdict_cache import CachedEvaluation, VerdictCache, with_lease
+from agent.health.declared.verdict_cache import CachingEvaluation, VerdictCache, with_lease
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.gpu.state import GpuEvaluationResult
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS
@@ -112,7 +112,7 @@ def declared_verdicts(
     """
     pools = pools_by_device(snapshot)
     checks = samples_by_device(snapshot.checks)
-    cached = CachedEvaluation(evaluation, before, cache, state, host_state, snapshot, pools, checks)
+    cached = CachingEvaluation(evaluation, before, cache, state, host_state, snapshot, pools, checks)
     verdicts: dict[Subject, DeviceHealth] = {}
     for subject, device, found in cached.verdicts():
         if found is not None:

@@ -105,7 +105,8 @@ def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
 def evaluate_registration_status(view: GpuRuleInput) -> RuleResult:
     """Registration with the fabric ended with an error.
 
-    Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which counts in state 3 only.
+    Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which is
+    valid only in state COMPLETED.
     """
     registration, code = gpu_reading(view, GpuField.FABRIC_STATE), gpu_reading(view, GpuField.FABRIC_STATUS)
     if isinstance(registration, Missing):

@@ -93,7 +93,9 @@ def _with_lines(
 
 
 def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
-    """Yield a fact for the first and one for the newest of an entry's new lines, whose locations may differ.
+    """Yield facts for the new kernel-log lines of an entry: one for the first line, one for the newest.
+
+    Both can name different devices or places on them.
 
     Args:
         line: Entry of the native kernel-log reader: equal lines with their number.

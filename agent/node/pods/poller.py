@@ -133,7 +133,10 @@ class PodsSourceState(NamedTuple):
 
 
 class PodPoller:
-    """Poller of kubelet and drivers; keeps the last map if the checkpoint is unreadable. Event loop only."""
+    """Poller of the kubelet and of drivers: which pods and claims use which devices. Event loop only.
+
+    If the kubelet's checkpoint is unreadable, the last result stays.
+    """
 
     def __init__(
         self, config: Config, clock: Callable[[], Instant], guard: HungGuard, pod_list: PodList

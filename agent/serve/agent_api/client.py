@@ -45,7 +45,7 @@ SEVERITIES: Final = {
 }
 
 
-class MergedHealth:
+class StreamHealth:
     """Current health of all devices of a health stream, merged from its lists as in the kubelet.
 
     A device that a list omits keeps its last verdict until its lease ends, and is Unknown from then on. No
@@ -130,7 +130,7 @@ async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> Asy
     """Yield the current report of a socket, and each later one, without end.
 
     From an agent's own socket these are complete reports. From a driver's socket, which serves the health
-    API v1 or v1alpha1, they hold only the devices of :class:`MergedHealth`, without causes. ``channel``, if
+    API v1 or v1alpha1, they hold only the devices of :class:`StreamHealth`, without causes. ``channel``, if
     given, is the connection to use, which is closed at the end.
 
     Raises:
@@ -264,7 +264,7 @@ async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[R
     call = channel.request(
         method, Cardinality.UNARY_STREAM, v1.NodeWatchResourcesRequest, v1.NodeWatchResourcesResponse
     )
-    merged = MergedHealth()
+    merged = StreamHealth()
     async with call as stream:
         await stream.send_message(v1.NodeWatchResourcesRequest(), end=True)
         async for response in _messages_or_expiry(stream, merged):
@@ -275,7 +275,7 @@ async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[R
 
 
 async def _messages_or_expiry(
-    stream: Any, merged: MergedHealth
+    stream: Any, merged: StreamHealth
 ) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
     """Yield each message of a health stream, and None whenever a device's lease ends before the next."""
     reading = asyncio.ensure_future(stream.recv_message())

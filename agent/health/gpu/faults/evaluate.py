@@ -208,7 +208,10 @@ def is_latched_fault_code(code: str) -> bool:
 
 @lru_cache(1024)
 def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
-    """Return the catalog row of a latched fault; a decision may have less severity and other advice."""
+    """Return the catalog row of a latched fault: its usual severity and advice.
+
+    The rule that decides about one fault can lower the severity and change the advice.
+    """
     if code.startswith(XID_PREFIX):
         xid = xid_row(int(code.removeprefix(XID_PREFIX)))
         severity, blame, why, advice, repair = (

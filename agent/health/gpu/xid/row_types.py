@@ -7,7 +7,7 @@ from agent.model.health import Blame, Repair
 from agent.model.persistent_faults import Cure
 
 
-class RepairAnswer(StrEnum):
+class CatalogAnswer(StrEnum):
     """Answer of NVIDIA's XID catalog to "is this repair enough?" or "is hardware suspected?"."""
 
     YES = "yes"
@@ -21,19 +21,19 @@ class RepairAnswer(StrEnum):
 class XidRepairs(NamedTuple):
     """Answers on one XID: whether a restart, reset or reboot is enough, and whether hardware is suspected."""
 
-    app_restart: RepairAnswer
-    gpu_reset: RepairAnswer
-    reboot: RepairAnswer
-    hardware: RepairAnswer
+    app_restart: CatalogAnswer
+    gpu_reset: CatalogAnswer
+    reboot: CatalogAnswer
+    hardware: CatalogAnswer
 
 
 _LETTERS: Final = {
-    "y": RepairAnswer.YES,
-    "n": RepairAnswer.NO,
-    "m": RepairAnswer.MAYBE,
-    "-": RepairAnswer.NOT_NEEDED,
-    "?": RepairAnswer.UNKNOWN,
-    "t": RepairAnswer.BY_TEXT,
+    "y": CatalogAnswer.YES,
+    "n": CatalogAnswer.NO,
+    "m": CatalogAnswer.MAYBE,
+    "-": CatalogAnswer.NOT_NEEDED,
+    "?": CatalogAnswer.UNKNOWN,
+    "t": CatalogAnswer.BY_TEXT,
 }
 
 
@@ -187,7 +187,7 @@ class XidRow(NamedTuple):
             (Repair.RESET_DEVICE, self.repairs.gpu_reset),
             (Repair.REBOOT_NODE, self.repairs.reboot),
         )
-        return next((repair for repair, answer in answers if answer is RepairAnswer.YES), Repair.NONE)
+        return next((repair for repair, answer in answers if answer is CatalogAnswer.YES), Repair.NONE)
 
 
 class RecoveryAction(IntEnum):

@@ -42,7 +42,7 @@ class Totals(NamedTuple):
     """Number of stalls since the agent started, by name of the source."""
 
 
-class HealthTotals:
+class TotalsSinceStart:
     """Counter of changed states and of the time in each state, over all reports. Thread-safe.
 
     The totals of a device that the newest report lacks are dropped.
