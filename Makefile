@@ -35,7 +35,7 @@ help: ## list the targets
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 3 * n : 12)))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 # Skipped steps before pytest; pytest's last line names them.
-test test-all test-kubelet: export SKIPPED_BEFORE := build/skipped
+test test-all test-kubelet reliability: export SKIPPED_BEFORE := build/skipped
 # Bytecode cache: tests start hundreds of Python processes, each of which would compile the agent again.
 unexport PYTHONDONTWRITEBYTECODE
 
