@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -86,19 +87,20 @@ def main(args: Namespace) -> int:
 def settings_change(file: str | None) -> ChangeSettings | None:
     """Return the function that replaces recorded settings by those of a configuration file; None: no file.
 
-    The node's name and its drivers stay the recorded ones.
+    The node's name and its drivers stay the recorded ones. The function can be pickled.
     """
     if file is None:
         return None
     from agent.config.config import load
     from agent.node.node_source import engine_settings
 
-    wanted = engine_settings(load({}, {}, file=Path(file), needs_runtime_dir=False))
+    return partial(
+        _with_recorded_names, engine_settings(load({}, {}, file=Path(file), needs_runtime_dir=False))
+    )
 
-    def change(recorded: EngineSettings) -> EngineSettings:
-        return replace(wanted, node=recorded.node, drivers=recorded.drivers)
 
-    return change
+def _with_recorded_names(wanted: EngineSettings, recorded: EngineSettings) -> EngineSettings:
+    return replace(wanted, node=recorded.node, drivers=recorded.drivers)
 
 
 def _parse_until(text: str | None) -> float | None:

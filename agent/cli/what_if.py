@@ -1,6 +1,7 @@
 """``drahealth what-if``: what another configuration would have reported of recorded nodes.
 
-Each directory is the record of one node, and the records are compared in parallel by processes.
+Each directory is the record of one node. The records are compared in parallel by processes of this machine,
+or by the workers of a dask.distributed cluster.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
+    from agent.record.replay import ChangeSettings
+    from agent.record.segment_file import RecordPath
     from agent.record.what_if import (
         CauseChange,
         FaultInterval,
@@ -47,8 +50,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "records",
         metavar="RECORD",
         nargs="+",
-        type=Path,
-        help="the directory of one node's record; segments of one directory are one record, too",
+        help="the directory of one node's record, or a URL such as s3://BUCKET/NODE; segments of one "
+        "directory are one record, too",
     )
     parser.add_argument(
         "--config", metavar="FILE", required=True, help="limits and rules that might have applied"
@@ -59,6 +62,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", metavar="N", type=int, help="number of processes (default: one for each CPU)"
     )
+    parser.add_argument(
+        "--scheduler",
+        metavar="URL",
+        help="compare on the workers of this dask scheduler, such as tcp://HOST:8786 (default: processes of "
+        "this machine)",
+    )
     add_output(parser)
 
 
@@ -67,10 +76,19 @@ def main(args: Namespace) -> int:
 
     if args.jobs is not None and not 1 <= args.jobs <= 1024:
         raise UsageError(f"--jobs: {args.jobs} is not from 1 to 1024")
-    settings_change(args.config)  # an error in the file comes before the work
+    if args.jobs is not None and args.scheduler is not None:
+        raise UsageError("--jobs and --scheduler exclude each other; --jobs is for processes of this machine")
+    change = settings_change(args.config)
+    assert change is not None
     incidents = _read_labels(args.labels) if args.labels else None
     began_s = time.monotonic()
-    found = list(_compare_all(_grouped(args.records), args.config, args.jobs or _cpu_count()))
+    groups = _grouped(args.records)
+    if args.scheduler is not None:
+        from agent.record.what_if_cluster import compare_on_cluster
+
+        found = compare_on_cluster(args.scheduler, groups, change, _show_progress)
+    else:
+        found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
     elapsed_s = time.monotonic() - began_s
     for problem in (problem for one in found for problem in one.problems):
         print(f"drahealth: {problem}", file=sys.stderr)
@@ -96,35 +114,52 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _grouped(records: list[Path]) -> list[list[Path]]:
-    """Return the segment files of each record: files of one directory belong to the same record."""
+def _grouped(records: list[str]) -> list[list[RecordPath]]:
+    """Return the segments of each record: those of one directory belong to the same record."""
     from agent.record.replay import record_segments
+    from agent.record.segment_file import UrlPath, record_path, url_segments
 
-    groups: dict[Path, set[Path]] = {}
-    for path in record_segments(records):
+    paths: list[Path] = []
+    urls: list[UrlPath] = []
+    for record in map(record_path, records):
+        if isinstance(record, UrlPath):
+            urls.append(record)
+        else:
+            paths.append(record)
+    groups: dict[RecordPath, set[RecordPath]] = {}
+    segments: list[RecordPath] = [*record_segments(paths), *url_segments(urls)]
+    for path in segments:
         groups.setdefault(path.parent, set()).add(path)
-    return [sorted(paths) for _, paths in sorted(groups.items())]
+    return [
+        sorted(group, key=lambda path: path.name)
+        for _, group in sorted(groups.items(), key=lambda item: item[0].parts)
+    ]
 
 
-def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[RecordComparison]:
+def _compare_all(
+    groups: list[list[RecordPath]], change: ChangeSettings, jobs: int
+) -> Iterator[RecordComparison]:
     """Yield, for each record, a comparison of the recorded health with that of another configuration.
 
     Args:
-        groups: Files of each record; results have this order.
+        groups: Segments of each record; results have this order.
+        change: Returns the settings of the other configuration.
         jobs: Number of processes.
     """
+    from agent.record.what_if import compare_record
+
     jobs = min(jobs, len(groups))
     if jobs == 1:
         for at, paths in enumerate(groups):
             _show_progress(at, len(groups))
-            yield _compare_one(paths, config)
+            yield compare_record(paths, change)
     else:
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(_compare_one, paths, config) for paths in groups]
+            futures = [pool.submit(compare_record, paths, change) for paths in groups]
             for at, future in enumerate(futures):
                 _show_progress(at, len(groups))
                 try:
@@ -135,14 +170,6 @@ def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[R
                         "--jobs if memory is short"
                     ) from None
     _show_progress(len(groups), len(groups))
-
-
-def _compare_one(paths: list[Path], config: str) -> RecordComparison:
-    from agent.record.what_if import compare_record
-
-    change = settings_change(config)
-    assert change is not None
-    return compare_record(paths, change)
 
 
 def _show_progress(done: int, total: int) -> None:

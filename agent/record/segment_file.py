@@ -4,11 +4,13 @@ A file that ends within a frame, after a crash or on a full disk, is readable up
 All frames of a file are one zstd stream, flushed after each frame, so that equal parts of events cost little.
 """
 
+import errno
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +38,7 @@ MODE: Final = 0o600
 class SegmentProblem(NamedTuple):
     """Damage in the file of a segment, a part of a record: from where on it cannot be read, and why."""
 
-    path: Path
+    path: "RecordPath"
     offset: int
     """Offset of the first byte that cannot be read."""
     size: int
@@ -65,7 +67,7 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"record-{number:08d}{SUFFIX}"
 
 
-def segment_number(path: Path) -> int | None:
+def segment_number(path: "RecordPath") -> int | None:
     """Return the number in the name of a segment's file; None: the file has another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
@@ -75,6 +77,119 @@ def segment_paths(directory: Path) -> list[Path]:
     """Return the files of a record's segments, the oldest first. Raises OSError."""
     found = {number: path for path in directory.iterdir() if (number := segment_number(path)) is not None}
     return [found[number] for number in sorted(found)]
+
+
+class UrlPath(NamedTuple):
+    """Segment or directory of a record at a URL that fsspec can read, such as ``s3://fleet/node-a``.
+
+    It has the part of Path's interface that reading a record needs.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the URL between slashes, without a query."""
+        return tuple(self.url.partition("?")[0].rstrip("/").split("/"))
+
+    @property
+    def name(self) -> str:
+        """Last part of the URL, without a query."""
+        return self.parts[-1]
+
+    @property
+    def parent(self) -> "UrlPath":
+        """URL of the directory."""
+        return UrlPath("/".join(self.parts[:-1]))
+
+    @contextmanager
+    def open(self, mode: str = "rb") -> Iterator[Any]:
+        """Open the file. Blocks on the network.
+
+        Raises:
+            OSError: The file cannot be opened or, within the context, read.
+            ConfigError: fsspec, or its library for the URL, is not installed.
+        """
+        with self._file_system() as (files, path), files.open(path, mode) as file:
+            yield file
+
+    def stat(self) -> os.stat_result:
+        """Return a status that has the size of the file alone. Raises as open()."""
+        with self._file_system() as (files, path):
+            return os.stat_result((0, 0, 0, 0, 0, 0, files.size(path) or 0, 0, 0, 0))
+
+    def children(self) -> list["UrlPath"]:
+        """Return the entries of the directory, or the matches of a URL with ``*``. Raises as open()."""
+        with self._file_system() as (files, path):
+            if "*" in self.url:
+                return [UrlPath(files.unstrip_protocol(found)) for found in sorted(files.glob(path))]
+            names = (found.rstrip("/").rpartition("/")[2] for found in files.ls(path, detail=False))
+            return [UrlPath("/".join((*self.parts, name))) for name in sorted(names)]
+
+    @contextmanager
+    def _file_system(self) -> Iterator[tuple[Any, str]]:
+        """Yield fsspec's file system and the path in it; its errors become those of open()."""
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise ConfigError(
+                f"record {self}: URLs need the package fsspec; install drahealth[fleet-replay]"
+            ) from None
+        try:
+            files = url_to_fs(self.url)
+        except ImportError as error:  # fsspec's text names the library to install
+            raise ConfigError(f"record {self}: {error}") from None
+        except Exception as error:  # an unknown protocol, or settings that its library refuses
+            raise ConfigError(f"record {self}: {error}; name a URL that fsspec can read") from None
+        try:
+            yield files
+        except (CodecError, ConfigError, SegmentDamaged):
+            raise
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+        except Exception as error:  # each of fsspec's libraries has exceptions of its own
+            text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            raise OSError(errno.EIO, text) from None
+
+
+RecordPath = Path | UrlPath
+"""Path of a segment, in a file system or at a URL."""
+
+
+def record_path(text: str) -> RecordPath:
+    """Return the path or URL that an argument names."""
+    return UrlPath(text) if "://" in text else Path(text)
+
+
+def url_segments(urls: Iterable[UrlPath]) -> Iterator[UrlPath]:
+    """Yield the segments at URLs of segments, of directories, or with ``*``. Blocks on the network.
+
+    A URL that ends in ``.drahrec`` is a segment and any other one a directory: object stores have no entry
+    for a directory that would show what a URL is.
+
+    Raises:
+        ProbeError: A URL cannot be read, or has no segment.
+        ConfigError: fsspec has no library for a URL.
+    """
+    for url in urls:
+        if "*" not in url.url and url.name.endswith(SUFFIX):
+            yield url
+            continue
+        try:
+            found = url.children()
+        except OSError as error:
+            raise ProbeError(f"record {url}: cannot be read: {error.strerror}") from None
+        if "*" in url.url and found:
+            yield from url_segments(found)
+        elif segments := [child for child in found if segment_number(child) is not None]:
+            yield from segments
+        else:
+            raise ProbeError(
+                f"record {url}: the URL has no segment file, record-*.drahrec; name the directory of a record"
+            )
 
 
 class SegmentWriter:
@@ -145,11 +260,12 @@ class SegmentReader:
     are created.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the segment's file and read its head. Blocks on the disk.
+    def __init__(self, path: RecordPath) -> None:
+        """Open the segment's file and read its head. Blocks on the disk or the network.
 
         Raises:
             ProbeError: The file cannot be read, or has no valid head.
+            ConfigError: A library that reads it is not installed.
         """
         self.path = path
         self.problem: SegmentProblem | None = None
@@ -203,12 +319,12 @@ class SegmentReader:
 class SegmentDamaged(Exception):
     """A frame of a segment's file is incomplete or corrupt."""
 
-    def __init__(self, path: Path, offset: int, reason: str) -> None:
+    def __init__(self, path: RecordPath, offset: int, reason: str) -> None:
         self.problem = SegmentProblem(path, offset, path.stat().st_size, reason)
         super().__init__(str(self.problem))
 
 
-def _frames(path: Path) -> Iterator[list[Any]]:
+def _frames(path: RecordPath) -> Iterator[list[Any]]:
     """Yield the decompressed events of each frame in a segment's file.
 
     Raises SegmentDamaged, CodecError and OSError.
@@ -217,7 +333,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
     fed = _Feeder()
     stream = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(fed)
     decoder = msgspec.msgpack.Decoder()
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         for offset, raw_size, packed in _packed_frames(path, file):
             fed.data = packed
             try:
@@ -230,7 +346,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
             yield events
 
 
-def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
+def _packed_frames(path: RecordPath, file: Any) -> Iterator[tuple[int, int, bytes]]:
     """Yield offset, unpacked size and compressed content of each frame in a segment's file.
 
     Raises SegmentDamaged, CodecError and OSError.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from math import comb, sqrt
-from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from agent.engine.step import StepUse
@@ -19,7 +18,7 @@ from agent.model.pod_findings import PodsSample
 from agent.model.time import NS
 from agent.record.events import Verdicts, report_verdicts
 from agent.record.replay import ChangeSettings, Replay
-from agent.record.segment_file import SegmentReader
+from agent.record.segment_file import RecordPath, SegmentReader
 
 GAP_S: Final = 60.0
 """Longest time between two recorded evaluations that counts as observed [s]."""
@@ -150,6 +149,11 @@ class RecordComparison:
     steps: int
     problems: list[str]
 
+    @classmethod
+    def empty(cls, *problems: str) -> "RecordComparison":
+        """Return the comparison of a record without evaluations, with the problems of reading it."""
+        return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, list(problems))
+
     def changes(self) -> Iterator[CauseChange]:
         """Yield the causes that differ between both configurations, by device, code and time."""
         for key in sorted({*self.recorded.causes, *self.other.causes}):
@@ -189,13 +193,13 @@ def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> 
     return ChangeKind.SEVERITY if recorded.severity != other.severity else None
 
 
-def compare_record(paths: Sequence[Path], change: ChangeSettings) -> RecordComparison:
-    """Compare the segments of one node, the oldest first, with other settings. Blocks on the disk.
+def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> RecordComparison:
+    """Compare the segments of one node, the oldest first, with other settings. Blocks on disk or network.
 
     A segment that cannot be read is left out, and named in the result.
     """
     replay = Replay(change)
-    result = RecordComparison("", 0.0, HealthIntervals(), HealthIntervals(), 0, [])
+    result = RecordComparison.empty()
     last_s: float | None = None
     base_s, boot_id = 0.0, None
     for path in paths:
