@@ -283,8 +283,8 @@ class Daemon:
         return LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s)
 
     def _reconfigure(self, config: Config) -> None:
-        """Pass a reloaded configuration to all parts of the agent, between two evaluations. Core thread
-        only."""
+        """Pass a reloaded configuration to all parts of the agent, between two evaluations.
+        Core thread only."""
         before, self._config = self._config, config
         self._sessions.reconfigure(config)
         self._pods.reconfigure(config)
@@ -296,8 +296,8 @@ class Daemon:
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))
 
     def _replace_snapshot_recorder(self, config: Config) -> None:
-        """Start, end or move the recording of snapshots after a reload. A recorder that ends writes its
-        queued evaluations."""
+        """Start, end or move the recording of snapshots after a reload.
+        The former recorder still writes its queued evaluations."""
         previous = self._snapshot_recorder
         if previous is not None:
             previous.close(0.0)
@@ -415,7 +415,7 @@ class Daemon:
         return self._cluster.status if self._cluster is not None else None
 
     def _publish(self, report: Report) -> None:
-        """Publish a health report to the taints of drivers, then to the sockets, then inside the agent."""
+        """Publish a health report to drivers' taints and health streams, then to other parts of the agent."""
         self._publish_to_clients(report)
         yield_to_senders()
         if self._http is not None:
@@ -427,7 +427,7 @@ class Daemon:
     def _repeat(self, report: Report) -> None:
         """Publish a report that only repeats the last one as a heartbeat.
 
-        The sockets get it last: the core thread then sleeps, and the I/O thread runs after one wake.
+        Health streams get it last: the core thread then sleeps, and wakes the I/O thread only once.
         """
         self._note_report(report)
         self._publish_to_clients(report)
@@ -454,9 +454,9 @@ class Daemon:
         self._notifier.status(status_line(report))
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
-        """Handle the results of ``drahealth clear``.
+        """Handle the results of ``drahealth clear``, which an evaluation returned.
 
-        It logs the cleared faults, ends those that drivers reported, and answers the operators.
+        Log the cleared faults, end those that drivers reported, and answer the operators.
         """
         for result in results:
             for fault in result.cleared:
@@ -480,7 +480,7 @@ def _snapshot_recorder(
     """Return the recorder of snapshots; None: ``record.dir`` is not set. Raises ConfigError.
 
     Args:
-        previous: Closed recorder, which may still write.
+        previous: Recorder before a reload: it was closed, and may still write.
     """
     if config.record_dir is None:
         return None

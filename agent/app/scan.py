@@ -17,9 +17,9 @@ from agent.system.timing import read_clocks
 
 PASS_GAP_NS: Final = NS // 4
 LIMIT_S: Final = 5.0
-"""Limit for all reads [s]. It does not include the time until the process that calls NVML has made a call."""
+"""Limit for all reads of a scan [s], except the wait for the process that calls NVML to start."""
 NVML_START_LIMIT_S: Final = 15.0
-"""Limit for that time: a new process needs seconds on a busy machine [s]."""
+"""Limit for the start of the process that calls NVML, which takes seconds on a busy machine [s]."""
 NVML: Final = (GPU_LIBRARY, "nvml-events")
 UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 

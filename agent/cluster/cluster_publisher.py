@@ -2,7 +2,7 @@
 
 The thread keeps the newest report only, and compares it with what the API server has: an API server that is
 away for a day costs one attempt a minute, and gets the newest state once it is back. Only the agent that
-holds the node's lease writes.
+holds the node's Lease object writes.
 """
 
 import logging
@@ -40,32 +40,32 @@ from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
 MANAGER: Final = "drahealth"
-"""Name of the agent's field manager, and of the source of its events."""
+"""Name of the agent as field manager of objects in the API server, and as source of its events."""
 DEFAULT_NAMESPACE: Final = "drahealth"
-"""Namespace of the lease where neither the configuration nor a service account names one."""
+"""Namespace of the node's Lease if neither the configuration nor a service account names one."""
 START_S: Final = 5.0
-"""Largest random delay of the first call [s]: the agents of all nodes may start together."""
+"""Largest random delay of the first call of the API server [s], as all agents may start together."""
 DEBOUNCE_S: Final = 1.0
 """Delay after a changed report [s], so that several changes are written together."""
 WRITE_S: Final = 10.0
-"""Shortest time between two writes of the conditions [s]: the limit for a device that flaps."""
+"""Shortest time between two writes of the Node's conditions [s], also while a device flaps."""
 RESYNC_S: Final = 600.0
-"""Interval at which the objects in the API server are compared without a change [s]: others may have deleted
-them."""
+"""Interval at which the agent verifies its objects in the API server although no report changed [s]:
+other clients may have deleted them."""
 RETRY_S: Final = 1.0
-"""Pause after the first failure, doubled after each further one, half to one and a half of it at random
-[s]."""
+"""Pause after the first failed call of the API server, doubled after each further failure [s].
+The pause is multiplied by a random number from 0.5 to 1.5."""
 RETRY_MAX_S: Final = 60.0
-"""Limit of that doubling [s]."""
+"""Longest pause after failed calls of the API server, before the random factor [s]."""
 EVENTS_S: Final = 10.0
-"""Interval at which due events are looked for without a changed report [s]: pods come and go."""
+"""Interval at which the agent writes due Kubernetes events although no report changed [s]: pods change."""
 EVENTS_FILE: Final = "cluster-events.json"
 """Name of the file in the state directory with the events of lasting faults, which a restart must not
 repeat."""
 EVENTS_BYTES: Final = 4 << 20
 """Largest size of the events file that the agent reads [bytes]."""
 RULES_S: Final = 5.0
-"""Shortest time between two passes over the DeviceTaintRules [s]."""
+"""Shortest time between two comparisons of the DeviceTaintRules with the report [s]."""
 MAINTENANCE_S: Final = 60.0
 """Interval at which the Node is read while events wait for the end of its maintenance [s]."""
 
@@ -73,12 +73,12 @@ log = logging.getLogger(__name__)
 
 
 class TaskIntervals(NamedTuple):
-    """Times from one run of a task of the cluster publisher to its next run."""
+    """Times from one run of a task at the API server to its next run."""
 
     idle_s: float
-    """Without a changed report [s]."""
+    """Time to the next run of the task if no report changes [s]."""
     changed_s: float = 0.0
-    """With a changed report [s]; at most ``idle_s``."""
+    """Time to the next run of the task if a report changes [s]; at most ``idle_s``."""
 
 
 class _ClusterTask:
@@ -116,9 +116,9 @@ class ClusterPublisher:
         Args:
             config: Configuration of the agent.
             api: Client of the API server, for this publisher alone.
-            namespace: Namespace of the lease.
+            namespace: Namespace of the node's Lease.
             identity: Identity of this agent; see :func:`load_identity`.
-            consumer_map: Returns the newest map of the pods that use devices; None: not known.
+            consumer_map: Returns which pods use which devices; None: not known yet.
             clock: Returns the current time.
             jitter: Returns a random number from 0 to 1.
         """
@@ -228,8 +228,8 @@ class ClusterPublisher:
                     return
 
     def step(self) -> float:
-        """Do the work that is due; return the time until the next [s]. Called by the thread, or by a test in
-        its place. Blocks up to 10 s for the connect and for each read of each call."""
+        """Run the tasks at the API server that are due; return the time until the next is due [s].
+        Called by the publisher's thread or by a test. Blocks up to 10 s for each connect and each read."""
         with self._changed:
             is_changed, self._is_changed = self._is_changed, False
         self._node_is_fresh = False
@@ -388,7 +388,7 @@ class ClusterPublisher:
             )
 
     def _read_node(self) -> None:
-        """Read the Node, unless it was read in this step. Raises the errors of :meth:`ApiServer.call`."""
+        """Read the Node object, unless this step has read it. Raises the errors of :meth:`ApiServer.call`."""
         if not self._node_is_fresh:
             self._note_node(self._api.call("GET", self._node_path))
 
@@ -412,11 +412,11 @@ def _load_events(path: Path) -> list[SavedEvent]:
 def open_cluster_publisher(
     config: Config, consumer_map: Callable[[], ConsumerMap | None] = lambda: None
 ) -> ClusterPublisher:
-    """Return the publisher of a configuration with ``k8s.enabled``. Blocks on the disk.
+    """Create the publisher to the API server, for ``k8s.enabled``. Blocks on the disk.
 
     Args:
         config: Configuration of the agent.
-        consumer_map: Returns the newest map of the pods that use devices; None: not known.
+        consumer_map: Returns which pods use which devices; None: not known yet.
 
     Raises:
         ConfigError: No access to an API server is configured, or it cannot be used.
@@ -429,8 +429,8 @@ def open_cluster_publisher(
 
 
 def _api_access(config: Config) -> ApiAccess:
-    """Return the access of a kubeconfig or of the pod. A user's own kubeconfig is not a default: it may have
-    more rights than the agent needs."""
+    """Return address and credentials of the API server, from a kubeconfig or the pod's service account.
+    A user's own kubeconfig is not a default: it may have more rights than the agent needs."""
     if config.k8s_kubeconfig is not None:
         return read_kubeconfig(config.k8s_kubeconfig)
     if (access := pod_access()) is not None:

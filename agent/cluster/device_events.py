@@ -27,13 +27,13 @@ UNKNOWN_S: Final = 60.0
 A driver's restart makes its devices Unknown for a moment.
 """
 RECOVERED: Final = ""
-"""Code that stands for the recovery of a device in the identity of an event."""
+"""Value in place of a finding code, for events about the recovery of a device."""
 REASONS: Final = {
     Severity.UNHEALTHY: "DeviceUnhealthy",
     Severity.UNKNOWN: "DeviceUnknown",
     Severity.DEGRADED: "DeviceDegraded",
 }
-"""Reason of a Kubernetes event by the severity of the fault, the most urgent first."""
+"""Reason of a Kubernetes event about a fault, by the severity of the fault, worst first."""
 RECOVERED_REASON: Final = "DeviceRecovered"
 POD_SEVERITIES: Final = frozenset({Severity.UNHEALTHY, Severity.UNKNOWN})
 """Severities of faults that have an event on the pods, too.
@@ -43,7 +43,7 @@ A degraded device still works, so its faults have an event on the Node only.
 
 
 class EventKey(NamedTuple):
-    """Identity of a fault of a device, for the events about it on one object, the Node or a pod."""
+    """Identity of the events about one fault of a device on one object, which is the Node or a pod."""
 
     object: EventObject
     device: DeviceRef
@@ -154,7 +154,7 @@ class SentDeviceEvents:
 def _wanted(
     report: Report, consumers: ConsumerMap | None, served: Container[str], node: EventObject
 ) -> Iterator[WantedEvent]:
-    """Yield the events that a report justifies, the most urgent first."""
+    """Yield an event for each fault in a report that is to have one, the most urgent first."""
     users = _users(report, consumers, served) if consumers is not None else {}
     for severity in REASONS:
         for device in report.devices:

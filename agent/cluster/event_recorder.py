@@ -138,9 +138,10 @@ class EventRecorder:
         self.sent += 1
 
     def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
-        """Return the identity under which an event is counted, and the event with its final message.
+        """Return the event under which repetitions are counted, and the event to write.
 
-        The message states that it is combined if there were many different ones.
+        Both are ``event``, unless its object, type and reason had many different messages: those are counted
+        as one event without a message, and the written message says so.
         """
         group = event._replace(message="")
         known = _remembered(self._messages, group)
@@ -194,7 +195,7 @@ class EventRecorder:
 
 
 def _remembered(cache: "OrderedDict[K, V]", key: K) -> V | None:
-    """Return the value of a key in a cache, and make it the last that the cache drops; None: no such key."""
+    """Return the value of a key in a cache, and mark the key as recently used; None: no such key."""
     if key in cache:
         cache.move_to_end(key)
     return cache.get(key)

@@ -67,7 +67,7 @@ class NodeCondition(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """Status and reason of a condition whose worst device has one severity."""
+    """Status and reason of a Node condition, which follow from the severity of the worst device."""
 
     status: str
     reason: ConditionReason
@@ -146,7 +146,7 @@ def are_on_node(wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject]
 
 
 def active_maintenance(found: Mapping[str, JsonObject]) -> tuple[str, ...]:
-    """Return the types of the conditions with which the Node is drained or maintained now."""
+    """Return the types of the Node's conditions that show a drain or maintenance in progress."""
     return tuple(name for name in MAINTENANCE_TYPES if found.get(name, {}).get("status") == "True")
 
 
@@ -162,7 +162,7 @@ def _condition(type_: str, devices: Sequence[DeviceHealth]) -> NodeCondition:
 
 
 def _severity(device: DeviceHealth) -> Severity:
-    """Return the severity of a device for conditions; its health decides where the two differ."""
+    """Return a device's severity for Node conditions: by its health; at most DEGRADED if it is Healthy."""
     if device.health is Health.UNHEALTHY:
         return Severity.UNHEALTHY
     return Severity.UNKNOWN if device.health is Health.UNKNOWN else min(device.severity, Severity.DEGRADED)

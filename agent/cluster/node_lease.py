@@ -1,4 +1,4 @@
-"""Lease of a node: the agent that holds it is the only one that writes the node's health to the API server.
+"""Kubernetes Lease of a node: only the agent that holds it writes the node's health to the API server.
 
 The Lease is also the sign that the agent lives, since the conditions of a Node have no heartbeat. All
 durations are on the monotonic clock: the times in a Lease come from clocks of other machines.
@@ -60,8 +60,7 @@ def load_identity(state_dir: Path, node: str) -> str:
 
 
 def lease_name(node: str) -> str:
-    """Return the name of a node's lease, ``drahealth-<node>``; for a long node name its beginning and a
-    hash."""
+    """Return the name of a node's Lease: ``drahealth-<node>``; for a long name its beginning and a hash."""
     name = f"drahealth-{node}"
     if len(name) <= NAME_CHARS:
         return name
@@ -97,11 +96,11 @@ class NodeLease:
         return now.mono_ns < self._held_until_ns
 
     def renew(self, now: Instant, owner: dict[str, Any]) -> bool:
-        """Renew the lease, or acquire one without a holder or out of date; return whether it is held.
+        """Renew the Lease, or take it if it is free or expired; return whether this agent holds it.
 
         Args:
             now: Current time.
-            owner: Reference to the Node, with which a new lease is deleted.
+            owner: Owner reference to the Node for a new Lease, which is deleted with the Node.
 
         Raises:
             ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.

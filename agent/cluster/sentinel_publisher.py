@@ -26,18 +26,18 @@ DEVICE_S: Final = 30.0
 DEBOUNCE_S: Final = 1.0
 """Delay after a changed report [s], so that several changes are sent together."""
 RETRY_S: Final = 1.0
-"""Pause after the first failure, doubled after each further one, half to one and a half of it at random
-[s]."""
+"""Pause after the first failed send to the platform connector, doubled after each further failure [s].
+The pause is multiplied by a random number from 0.5 to 1.5."""
 RETRY_MAX_S: Final = 60.0
-"""Limit of that doubling [s]."""
+"""Longest pause after failed sends to the platform connector, before the random factor [s]."""
 IDLE_S: Final = 3600.0
-"""Longest wait for a change [s]."""
+"""Longest wait of the publisher's thread for a changed report [s]."""
 
 log = logging.getLogger(__name__)
 
 
 class _SentHealth(NamedTuple):
-    """Health of a device as the platform connector has it."""
+    """Health of a device that the platform connector got last."""
 
     device: DeviceHealth
     facts: tuple[object, ...]
@@ -45,7 +45,7 @@ class _SentHealth(NamedTuple):
 
 
 class SentinelPublisher:
-    """Publisher to one platform connector. Thread-safe, except :meth:`step`."""
+    """Publisher of devices' health to one platform connector. Thread-safe, except :meth:`step`."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class SentinelPublisher:
             pause_s = self.step()
 
     def step(self) -> float:
-        """Send what is due; return the time until the next step [s]. Called by the thread, or by a test in
-        its place. Blocks up to 10 s."""
+        """Send the health events that are due; return the time until the next step [s].
+        Called by the publisher's thread or by a test. Blocks up to 10 s."""
         with self._changed:
             report, self._is_changed = self._report, False
         now = self._clock()
@@ -150,7 +150,7 @@ class SentinelPublisher:
         return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)
 
     def _changed_devices(self, found: Mapping[DeviceRef, DeviceHealth]) -> dict[DeviceRef, DeviceHealth]:
-        """Return the devices whose health differs from the sent one; one that is gone as a healthy one."""
+        """Return the devices whose health differs from the last sent one; removed ones count as healthy."""
         changed = {
             ref: device
             for ref, device in found.items()
@@ -208,7 +208,7 @@ class SentinelPublisher:
 
 
 def _facts(device: DeviceHealth) -> tuple[object, ...]:
-    """Return what decides about a new event; evidence and message are not among it."""
+    """Return what must change for a new health event: health, severity, codes, repair, but not messages."""
     return (
         device.key,
         device.health,

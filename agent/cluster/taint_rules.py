@@ -1,8 +1,8 @@
 """DeviceTaintRules for Unhealthy devices of drivers that publish no taints themselves.
 
-A rule whose selector lacks a field matches more than one device, and an empty one every device of the cluster
-on API servers before 1.38. check_rule() refuses such a rule right before it is sent. Only rules with this
-agent's labels and field manager are changed or deleted.
+A DeviceTaintRule whose selector lacks a field matches more than one device, and an empty one every device of
+the cluster on API servers before 1.38. check_rule() refuses such a rule right before it is sent. Only rules
+with this agent's labels and field manager are changed or deleted.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 """Versions of DeviceTaintRule, best first: v1 since 1.37, v1beta2 in 1.36, v1alpha3 since 1.33."""
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 NODE_LABEL: Final = "drahealth.dev/node"
-"""Label of a rule with its node's name, or with a hash of a name that is no label's value."""
+"""Label of a DeviceTaintRule with the node's name, or with its hash if the name is no valid label value."""
 WRITES_MAX: Final = 32
-"""Largest number of rules that one pass writes or deletes."""
+"""Largest number of DeviceTaintRules that one call of :meth:`TaintRules.sync` writes or deletes."""
 CONFLICT: Final = 409
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _WRITTEN_EFFECTS: Final = frozenset({Effect.NO_SCHEDULE, Effect.NO_EXECUTE})
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def check_rule(rule: _RuleObject) -> None:
-    """Check that a rule selects exactly one device.
+    """Check that a DeviceTaintRule selects exactly one device.
 
     Raises:
         ValueError: The selector lacks the driver, the pool or the device.
@@ -53,35 +53,35 @@ def check_rule(rule: _RuleObject) -> None:
 
 
 def node_label(node: str) -> str:
-    """Return the value of the label by which the DeviceTaintRules of a node are found."""
+    """Return the value of :data:`NODE_LABEL`, by which the DeviceTaintRules of a node are found."""
     return node if _LABEL.fullmatch(node) else hashlib.sha256(node.encode()).hexdigest()[:32]
 
 
 def rule_name(device: DeviceRef) -> str:
-    """Return the name of a device's rule, which no other device of the cluster has."""
+    """Return the name of a device's DeviceTaintRule, which is unique in the cluster."""
     digest = hashlib.sha256("\0".join(device).encode()).hexdigest()[:16]
     head = re.sub(r"[^a-z0-9.-]", "-", f"{device.pool}-{device.device}".lower())[:200].strip("-.")
     return f"drahealth-{head}-{digest}"
 
 
 class TaintRules:
-    """Rules of one node: decided from reports, and written to the API server. For one thread."""
+    """DeviceTaintRules of one node: decided from reports, and written to the API server. For one thread."""
 
     def __init__(self, api: ApiServer, node: str, manager: str) -> None:
-        """Create the rules; nothing is called yet. ``manager`` is the agent's field manager."""
+        """Create the object without a call of the API server. ``manager`` is the agent's field manager."""
         self.count = 0
-        """Number of the node's rules in the API server, as this agent knows it."""
+        """Number of the node's DeviceTaintRules in the API server, as this agent knows it."""
         self._api = api
         self._label = node_label(node)
         self._manager = manager
         self._version = ""
         self._existing: dict[str, _RuleObject] | None = None
-        """Own rules in the API server by name; None: not listed yet."""
+        """DeviceTaintRules of this agent in the API server, by name; None: not listed yet."""
         self._states: dict[str, TaintState] = {}
         self._logged: set[str] = set()
 
     def forget(self) -> None:
-        """Have the next update of the rules list them first, because other clients may have changed them."""
+        """Let the next :meth:`sync` list the DeviceTaintRules again, since other clients may change them."""
         self._existing = None
 
     def sync(
@@ -92,7 +92,7 @@ class TaintRules:
         policy: TaintPolicy,
         now: Instant,
     ) -> float | None:
-        """Write and delete rules so that they are those of a report.
+        """Write and delete DeviceTaintRules, so that the API server has those that a report requires.
 
         Args:
             report: Newest report.
@@ -103,10 +103,10 @@ class TaintRules:
             now: Current time.
 
         Returns:
-            Time until the next pass is due without a new report [s]; None: none is.
+            Time until the next call is due without a new report [s]; None: no call is due.
 
         Raises:
-            ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`; the next pass continues.
+            ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`; the next call continues.
         """
         if self._existing is None:
             self._existing = self._list()
@@ -137,7 +137,7 @@ class TaintRules:
     def _wanted(
         self, report: Report, drivers: Sequence[str], policy: TaintPolicy, now: Instant
     ) -> dict[str, dict[str, Any]]:
-        """Return the rules that a report justifies, by name. Each device has one, with its worst taint."""
+        """Return the DeviceTaintRules that a report requires, by name: one per device for its worst taint."""
         found = {}
         for driver in drivers:
             before = self._states.get(driver, TaintState())
@@ -164,8 +164,8 @@ class TaintRules:
         return {"kind": "DeviceTaintRule", "metadata": metadata, "spec": spec}
 
     def _adopt(self, rules: Iterable[_RuleObject], drivers: Sequence[str], policy: TaintPolicy) -> None:
-        """Continue the taints of a former run, so that a device that is Healthy by now keeps its rule for the
-        quiet time, and ``timeAdded`` stays."""
+        """Restore the taints that a former run of the agent wrote as DeviceTaintRules.
+        So ``timeAdded`` stays, and the rule of a device that became Healthy stays for ``policy.quiet_s``."""
         kept: dict[DeviceRef, tuple[Taint, ...]] = {}
         for rule in rules:
             try:
@@ -180,8 +180,8 @@ class TaintRules:
     # --- API server -----------------------------------------------------------------------------------------
 
     def _list(self) -> dict[str, _RuleObject]:
-        """Return the rules that an agent of this node made, by name; raises ApiError if none of the versions
-        is served."""
+        """Return the DeviceTaintRules that an agent of this node wrote, by name.
+        Raises ApiError if the API server serves none of :data:`VERSIONS`."""
         selector = f"{MANAGED_BY}={self._manager},{NODE_LABEL}={self._label}"
         for version in [self._version] if self._version else VERSIONS:
             try:
@@ -242,17 +242,17 @@ class TaintRules:
 
 
 def taint_rule_policy(evict: frozenset[str], quiet_s: float) -> TaintPolicy:
-    """Return the policy for rules: taints of effect ``None`` are for drivers only."""
+    """Return the taint policy for DeviceTaintRules, which have no taints of effect ``None``."""
     return TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
 
 
 def _driver_of(rule: _RuleObject) -> object:
-    """Return the driver that a rule selects; None: it selects none."""
+    """Return the driver that a DeviceTaintRule selects; None: its selector names no driver."""
     return (rule["spec"].get("deviceSelector") or {}).get("driver")
 
 
 def _parse_rule(rule: _RuleObject) -> tuple[DeviceRef, Taint]:
-    """Return device and taint of a rule. Raises KeyError, TypeError or ValueError: it has another form."""
+    """Return device and taint of a DeviceTaintRule. Raises KeyError, TypeError or ValueError for others."""
     selector: Mapping[str, str] = rule["spec"]["deviceSelector"]
     taint: Mapping[str, str] = rule["spec"]["taint"]
     added = int(datetime.fromisoformat(taint["timeAdded"]).timestamp())

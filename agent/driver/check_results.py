@@ -1,6 +1,6 @@
 """Results of a driver's health checks: valid findings, and results that drivers report over their sockets.
 
-A driver in another process runs its checks itself. Each result has a lease: when it has ended,
+A driver in another process runs its checks itself. Each result is valid for a limited time; afterwards
 agent.health.declared.driver_checks makes the device Unknown.
 """
 
@@ -56,7 +56,7 @@ def _check_string(label: str, text: object) -> None:
 
 
 class _Reported(NamedTuple):
-    """Newest result of one health check of one device, as the driver reported it."""
+    """Newest result of one health check on one device, as the driver reported it over its socket."""
 
     sample: DriverCheckSample
     run: int
@@ -91,7 +91,7 @@ class ReportedChecks:
         self._reported: dict[DriverCheckKey, _Reported] = {}
 
     def report(self, results: Sequence[DriverCheckResult]) -> None:
-        """Replace the newest results of checks: all of them, or none after an error.
+        """Store new results of health checks: all of them, or none after an error.
 
         Raises:
             ConfigError: A name or a finding is not valid; names the result and the value.

@@ -1,4 +1,7 @@
-"""Unanswered requests of operators to clear kept faults, between the agent's API and the engine loop."""
+"""Unanswered requests of operators to clear remembered faults (``drahealth clear``).
+
+The agent's API adds them, and the engine loop answers them.
+"""
 
 import threading
 from collections.abc import Callable, Iterable

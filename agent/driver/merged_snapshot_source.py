@@ -27,7 +27,7 @@ DriverCheckKey = tuple[str, str]
 
 
 class UnmonitoredHostSource:
-    """Snapshot source for a host that is not monitored: no samples, and only the driver wakes the loop."""
+    """Snapshot source for a host that is not monitored: no samples; only the driver wakes the engine loop."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -177,7 +177,7 @@ class HostAndDriverSource:
                 self._wake()
 
     def failing_checks(self, subjects: Collection[str]) -> frozenset[DriverCheckKey]:
-        """Return the health checks of devices whose newest result is Unhealthy, raised or not."""
+        """Return the health checks of devices whose newest result is Unhealthy, even if not reported yet."""
         with self._lock:
             return frozenset(
                 key

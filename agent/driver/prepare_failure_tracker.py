@@ -204,7 +204,7 @@ class PrepareFailureTracker:
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare, and wait until the fault is published. Blocks up to 5 s.
+        """Record a failed prepare, and wait until faults of its devices are published. Blocks up to 5 s.
 
         All health streams then have the health of the broken devices, and the taints are published.
 
@@ -221,7 +221,8 @@ class PrepareFailureTracker:
     def record_failure(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record and classify a failed prepare; the caller calls :meth:`wait_delivered` later."""
+        """Record a failed prepare; return its verdict with the number of failures.
+        The caller calls :meth:`wait_delivered` later."""
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
@@ -304,7 +305,7 @@ class PrepareFailureTracker:
         return tuple(entry.outcome for entry in entries)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the classified failures of claims whose last prepare failed recently, by UID."""
+        """Return the verdicts on those of the claims with these UIDs whose last prepare failed recently."""
         claims, since_wall_s = self._writer.ledger.claims, self._clock() - RECENT_S
         entries = [claims[uid] for uid in sorted(uids) if uid in claims]
         return [
@@ -371,8 +372,8 @@ class PrepareFailureTracker:
     def _save_failure(
         self, record: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
     ) -> PrepareVerdict:
-        """Record a failed prepare, wait up to 1.5 s for the disk, and report its faults to the health
-        engine."""
+        """Change the ledger by ``record``, which adds a failed prepare, and report faults to the engine.
+        Waits up to 1.5 s for the disk."""
         verdict = self._writer.update(record, urgent=True)
         self._report_faults()
         return verdict
@@ -387,7 +388,7 @@ class PrepareFailureTracker:
 
 
 def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
-    """Return the devices that caused failed prepares, if the driver taints them."""
+    """Return the devices that failed prepares blame, and that get a taint for it."""
     return sorted({
         device
         for verdict in verdicts

@@ -30,7 +30,7 @@ class ReportHub:
 
     @property
     def evaluated(self) -> Report | None:
-        """Report of the newest evaluation, published or not; None: :meth:`note_evaluation` is not called."""
+        """Report of the newest evaluation, also if it was not published; None: none was noted."""
         return self._evaluated
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
@@ -70,14 +70,14 @@ class ReportHub:
         return latest
 
     def unsubscribe(self, latest: LatestValue[Report]) -> None:
-        """Remove the subscriber that has a cell; an unknown cell is ignored."""
+        """Remove the subscriber whose cell is ``latest``; an unknown cell is ignored."""
         with self._changed:
             if latest in self._subscribers:
                 self._subscribers.remove(latest)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Block until ``condition`` returns True after a report, an evaluation or :meth:`notify`. False:
-        timeout."""
+        """Block until ``condition`` returns True; return False after ``timeout_s``.
+        It is called after each report, each evaluation and each :meth:`notify`."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 

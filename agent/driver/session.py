@@ -257,7 +257,7 @@ class DriverSession:
         return self._other_failures(self._driver, claim)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the classified failures of claims whose last prepare failed recently."""
+        """Return the verdicts on those of the claims with these UIDs whose last prepare failed recently."""
         return self._tracker.recent_failures(uids)
 
     @property
@@ -287,8 +287,8 @@ class DriverSession:
         self._publisher.update(report, now)
 
     def reconfigure(self, config: Config) -> None:
-        """Apply a reloaded configuration: lease, patterns of prepare errors, taints. Thread-safe. Never
-        blocks."""
+        """Apply a reloaded configuration: lease of health reports, patterns of prepare errors, taints.
+        Thread-safe. Never blocks."""
         self._lease_ns = config.lease_s * NS
         self._tracker.set_patterns(config.prepare_patterns)
         self._publisher.set_policy(taint_policy(config))
@@ -312,7 +312,7 @@ class DriverSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether the newest report is younger than a lease, the time for which its verdicts are valid."""
+        """Whether the newest health report is younger than a lease, the time for which it is valid."""
         report = self._hub.report
         return report is not None and time.monotonic_ns() - report.at.mono_ns <= self._lease_ns
 

@@ -1,6 +1,6 @@
 """Sessions of all drivers that call the agent over a socket, one session per driver.
 
-The module of a session is imported when a driver first calls, which saves memory if no driver does.
+agent.driver.session is imported at the first call of a driver, which saves memory if no driver calls.
 """
 
 import threading

@@ -37,7 +37,7 @@ MIN_INTERVAL_S: Final = 5.0
 CALL_S: Final = 60.0
 """Time limit of a callback [s]: an async one is cancelled, for a plain one a warning is logged."""
 RETRY_S: Final = 1.0
-"""Largest random pause after a failed callback, doubled after each further failure [s]."""
+"""Largest random pause after the first failed callback, doubled after each further failure [s]."""
 RETRY_MAX_S: Final = 60.0
 """Upper limit of the pause after failed callbacks [s]."""
 SAVE_RETRY_S: Final = 60.0
@@ -147,7 +147,7 @@ class TaintCallbackPublisher:
             return self._publishing.wait_for(is_published, timeout_s)
 
     def update(self, report: Report, now: Instant) -> None:
-        """Decide the taints for a new report; reports of an unfinished start are ignored.
+        """Decide the taints for a new report; reports before all sources were read once are ignored.
 
         Core thread only. Never blocks.
         """
@@ -177,7 +177,7 @@ class TaintCallbackPublisher:
                 nursery.start_soon(self._save, self._path)
 
     async def _update_when_due(self) -> None:
-        """Decide the taints again when a delay of a taint's change ends without a new report."""
+        """Decide the taints again when a taint's delay ends, since no new report may come then."""
         while True:
             self._reported = trio.Event()
             with trio.move_on_after(self._time_left_s()) as scope:
@@ -275,7 +275,7 @@ class TaintCallbackPublisher:
                     await call_in_thread(partial(self._write, path), "dh-taints")
 
     def _write(self, path: Path) -> None:
-        """Write changed taints. Waits for an abandoned write. Raises StateWriteError."""
+        """Write changed taints to the file, after an abandoned write has ended. Raises StateWriteError."""
         with self._writing:
             taints = self._decided.stored_taints
             if taints != self._saved:

@@ -1,7 +1,7 @@
-"""Runner of the DRA driver's functions: async ones in the driver's loop, plain ones in the caller's thread.
+"""Runner of a DRA driver's functions: async ones in the driver's loop, plain ones in the calling thread.
 
-The driver may be an asyncio program, a Trio program, or neither. The callers are threads that can be
-abandoned, so a hung function of the driver delays nothing else.
+The driver may be an asyncio program, a Trio program, or neither. The calling threads can be abandoned, so a
+hung function of the driver delays nothing else.
 """
 
 import asyncio

@@ -146,19 +146,20 @@ class DriverCheckScheduler:
             self._update_schedule(begun=self._schedule(self._devices.values(), [check]))
 
     def run_now(self, name: str = "") -> None:
-        """Run one health check now on all its devices; empty name: all checks. Raises ConfigError."""
+        """Run one health check now on all its devices; empty name: all checks.
+        Raises ConfigError: no check has the name."""
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
             self._run_in_core(lambda: self._request_run_for(lambda one: name in ("", one.check.name)))
 
     def run_for_devices(self, subjects: Collection[str]) -> None:
-        """Run all health checks of some devices now, in addition to their periodic runs."""
+        """Run all health checks of these devices now, in addition to their periodic runs."""
         with self._lock:
             self._run_in_core(lambda: self._request_run_for(lambda one: one.declared.subject in subjects))
 
     def run_again(self, keys: Collection[DriverCheckKey]) -> None:
-        """Run some health checks now, in addition to their periodic runs."""
+        """Run the health checks with these keys now, in addition to their periodic runs."""
         with self._lock:
             self._run_in_core(lambda: self._request_run_for(lambda one: one.key in keys))
 
@@ -168,7 +169,7 @@ class DriverCheckScheduler:
         return self._declared
 
     def hung_calls(self, timeout_s: float) -> Sequence[str]:
-        """Return the names of health checks that hang for longer than the timeout after :meth:`run`."""
+        """Wait for running calls up to ``timeout_s``; return the names of those that still run then."""
         end_s = time.monotonic() + timeout_s
         calls = list(self._calls.values())
         return [str(call) for call in calls if not call.returned.wait(max(0.0, end_s - time.monotonic()))]

@@ -1,4 +1,4 @@
-"""Components of a monitor that run in its core thread: sources, fault checkpoint, taints and engine loop.
+"""Parts of a health monitor that run in its core thread: sources, saved GPU faults, taints and engine loop.
 
 After a failure of that thread every device is reported Unknown (:func:`failed_report`).
 """
@@ -163,8 +163,8 @@ class CoreComponents:
     def _open_checkpoint(
         self, settings: EngineSettings
     ) -> tuple[list[TrioTask], EngineState, Callable[[PersistentState], None]]:
-        """Load the fault checkpoint. Returns its write task, the engine's first state, and a function that
-        saves state."""
+        """Load the file of saved GPU faults.
+        Returns the task that writes the file, the engine's first state, and a function that saves state."""
         if self._directory is None:
             return [], initial_state(settings), lambda _: None
         path = self._directory / gpu_fault_file.FILE
@@ -210,14 +210,14 @@ def failed_report(
     lease_s: int,
     now: Instant,
 ) -> Report:
-    """Return a report after a failure: all devices, reported before or declared since, are Unknown.
+    """Return the report after a failure of the core thread: all devices, old and new, are Unknown.
 
     Args:
         last: Last report before the failure; None: there was none.
         declared: Devices that the driver declares.
         error: Exception that ended the core thread. The report names its type only: the text may vary.
         node: Name of the Kubernetes node.
-        lease_s: Time that the health of a device in no earlier report is valid [s].
+        lease_s: Lease of the health of devices that were in no earlier report [s].
         now: Time of the failure.
     """
     cause = cause_from_row(CORE_FAILED_ROW, type(error).__name__, now)

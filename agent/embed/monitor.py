@@ -51,7 +51,7 @@ REEVALUATE_S: Final = 0.1
 STOP_S: Final = 2.0
 """Default timeout for stopping all threads of a monitor [s]."""
 CHECKS_STOP_S: Final = 0.2
-"""Longest wait of a stop for health checks that still run, after the core has stopped [s]."""
+"""Longest wait of a stop for running health checks, after the core thread has ended [s]."""
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=HealthCheckFunction)
@@ -275,7 +275,7 @@ class Monitor:
 
     @property
     def is_up(self) -> bool:
-        """Whether the core thread runs and the newest report is younger than a lease, so that it is valid."""
+        """Whether the core thread runs and the newest report is younger than its lease (time of validity)."""
         report = self.report
         if report is None or self._failure is not None or not self._thread.is_alive:
             return False
@@ -519,7 +519,7 @@ class Monitor:
     # --- stop ----------------------------------------------------------------------------------------------
 
     def _stop_parts(self, end_s: float) -> Sequence[str]:
-        """Stop all parts of the monitor. Returns the names of parts that did not stop in time."""
+        """Stop all threads and components; return the names of those that did not stop in time."""
 
         def left_s(most_s: float = float("inf")) -> float:
             return min(most_s, max(MIN_STOP_S, end_s - time.monotonic()))

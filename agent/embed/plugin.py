@@ -83,7 +83,7 @@ class PrepareWorker:
         Args:
             kind: PREPARE or UNPREPARE.
             ref: The claim.
-            until_s: Latest time to wait for the serialize lock [s, monotonic clock].
+            until_s: Latest time to wait for the calls of other claims [s, monotonic clock].
             unawaited: Set while no call of the kubelet waits: transient failures are then not retried.
 
         Raises:
@@ -122,8 +122,7 @@ class PrepareWorker:
         return run(tracker, claim, lambda: self._call_prepare(claim, until_s))
 
     def _recorded_claim(self, ref: ClaimRef) -> Claim:
-        """Return a claim with the devices of its last recorded prepare. It stands for the claim until that is
-        fetched."""
+        """Return a claim with the devices of its last recorded prepare, for use until it is fetched."""
         outcomes = self._monitor.tracker.outcomes()
         last = next((outcome for outcome in outcomes if outcome.claim.uid == ref.uid), None)
         return Claim(
@@ -167,8 +166,8 @@ class PrepareWorker:
 
     @contextmanager
     def _serialized(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
-        """Hold the lock that serializes driver calls during one call. Raises PrepareError if it cannot be
-        taken."""
+        """Hold the lock with which calls of the driver run one after the other.
+        Raises PrepareError if it is not free in time."""
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
@@ -184,14 +183,14 @@ class PrepareWorker:
             raise self._not_called_error(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
 
     def _not_called_error(self, ref: ClaimRef, error: Exception) -> PrepareError:
-        """Return the error of a claim for which no driver function was called. It is neither retried nor
-        recorded."""
+        """Return the error of a claim for which no driver function was called.
+        It is neither retried nor recorded."""
         verdict = self.classify(ref, error)
         return PrepareError(verdict, kubelet_text(verdict))
 
 
 class _FetchTracker:
-    """Prepare tracker while a claim is read from the API, before its prepare; records only failures."""
+    """Prepare tracker for the time in which a claim is read from the API server; records only failures."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify
@@ -219,7 +218,7 @@ class _FetchTracker:
 START_S: Final = 5.0
 STOP_S: Final = 5.0
 END_S: Final = 1.5
-"""Part of the stop timeout that is reserved for ending streams and connections [s]."""
+"""Part of the timeout of a stop that is reserved for ending streams and connections [s]."""
 
 log = logging.getLogger(__name__)
 

@@ -30,13 +30,13 @@ CONFLICT, INVALID = 409, 422
 ATTEMPTS: Final = 4
 """Largest number of attempts to write ResourceSlices that others change at the same time."""
 RETRY_S: Final = 1.0
-"""First pause after a failed comparison or a change of the slices by others [s].
+"""First pause after a failed comparison, or after others have changed the slices [s].
 
-It is doubled for each further one within CALM_S.
+Each further failure or change within CALM_S doubles the pause.
 """
 RETRY_MAX_S: Final = 60.0
 CALM_S: Final = 120.0
-"""Time without changes of the slices by others after which the pause is short again [s]."""
+"""Time without a change of the slices by others after which the pause is RETRY_S again [s]."""
 STOP_S: Final = 2.0
 """Default timeout for the end of the publisher's threads [s]."""
 
@@ -78,7 +78,7 @@ class SlicePublisher:
         """Newest taints of the devices; None: the monitor has no report yet."""
         self._deleted = False
         self._accepted: dict[str, tuple[JsonObject, JsonObject]] = {}
-        """Spec that was last written for each ResourceSlice, and the spec that the API server stored.
+        """Spec that was last written for each ResourceSlice, and the spec that the API server stored for it.
 
         They differ: API servers drop fields of features that are off.
         """
@@ -228,7 +228,7 @@ class SlicePublisher:
         self._accepted.pop(name, None)
 
     def _owner(self) -> JsonObject:
-        """Return the reference to the Node object with which a ResourceSlice is deleted after its node."""
+        """Return the owner reference to the Node; Kubernetes deletes ResourceSlices with their Node."""
         node = self._api.call("GET", path_of("api", "v1", "nodes", self._node))["metadata"]
         return {
             "apiVersion": "v1",
@@ -299,8 +299,8 @@ class SlicePublisher:
             self._state.notify_all()
 
     def _repair(self) -> None:
-        """Compare the ResourceSlices when this is requested, until the stop. Pauses grow while others change
-        them."""
+        """Compare the ResourceSlices with the wanted ones at each request, until the publisher is stopped.
+        Pauses grow while others change the slices."""
         set_thread_name("dh-slices")
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
         while True:
@@ -332,7 +332,8 @@ class SlicePublisher:
                     return
 
     def _follow(self) -> None:
-        """Request a comparison after each change of the ResourceSlices by others, until the stop."""
+        """Watch the ResourceSlices until the publisher is stopped.
+        Request a comparison after each change by others."""
         set_thread_name("dh-slices-watch")
         logged = ""
         while True:
