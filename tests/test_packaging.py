@@ -12,6 +12,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,34 @@ def test_tests_use_the_runtime_pins() -> None:
 @pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt", "release.txt"])
 def test_pins_name_no_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
+
+
+def test_packages_that_tests_import_are_installed_by_make_test() -> None:
+    pins = pinned("dev.txt")
+    packages = packages_distributions()
+    files = sorted((REPOSITORY / "tests").rglob("*.py"))
+    near = [*files, *(path for name in ("examples", "tools") for path in (REPOSITORY / name).rglob("*.py"))]
+    own = {"agent", "drahealth", *(path.stem for path in near), *(path.parent.name for path in near)}
+    own |= {"dra", "plugin_registration"}  # generated from the kubelet's APIs by a test
+    missing = [
+        f"{path.relative_to(REPOSITORY)}: {module}"
+        for path in files
+        if "packages" not in path.parts  # they run after requirements/release.txt is installed
+        for module in sorted(imported_at_start(path) - own - sys.stdlib_module_names)
+        if pins.keys().isdisjoint(map(canonicalize_name, packages.get(module, ())))
+    ]
+    assert missing == []
+
+
+def imported_at_start(path: Path) -> set[str]:
+    """Return the top-level modules that a file imports when it is imported itself."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 # --- the import graph ---------------------------------------------------------------------------------------
