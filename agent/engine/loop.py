@@ -133,7 +133,7 @@ class PublicationSchedule:
         return not is_woken or now_ns >= self._full_ns
 
     def rereads(self, late_ns: int) -> int:
-        """Return how often the sources are read again if a stall is new, `late_ns` after the planned time."""
+        """Return how often to read the sources again before a new stall is reported, if `late_ns` late."""
         return LATE_REREADS if late_ns > LATE_NS else 1
 
     def has_new_stall(self, report: Report) -> bool:
@@ -146,11 +146,11 @@ class PublicationSchedule:
         self._has_skipped = False
 
     def request_full(self, now_ns: int) -> None:
-        """Make the next evaluation a full one, whose report is published."""
+        """Make the next evaluation include all GPUs, and its report be published."""
         self.heartbeat_ns, self._full_ns = now_ns, now_ns
 
     def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
-        """Note an evaluation whose result counts."""
+        """Store the stalls of an evaluation that was not discarded, and schedule the next one of all GPUs."""
         self._stalls, self._has_skipped = stalls_of(report), not is_full
         if is_full:
             self._full_ns = now_ns + self.heartbeat_period_ns

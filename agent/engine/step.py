@@ -327,9 +327,9 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the values that the start values were computed from, and the state to store for a restart.
+    """Return the rules' state that the values at start come from, and the state to store for a restart.
 
-    The state is the same object if nothing in it has changed.
+    The stored state is the same object if nothing in it has changed.
     """
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
@@ -343,10 +343,10 @@ def _next_checkpoint(
 
 
 def _run_lease_s(checkpoint: PersistentState) -> int:
-    """Return the number that this run of the agent adds to each lease, the validity of a verdict [s].
+    """Return what this run of the agent adds to each lease (how long the kubelet trusts a verdict) [s].
 
     If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
-    with the same leases would renew them without updating the pods.
+    with the same leases would renew the verdicts without updating the pods.
     """
     return RUN_LEASE_S * (max(checkpoint.runs - 1, 0) % 2)
 
@@ -367,10 +367,10 @@ def _schedule_stall_detection(
 
 
 def _lease_salt(state: EngineState, now: Instant) -> int:
-    """Return 0 or 1, added to every lease [s] so that leases after an expiry differ from those before.
+    """Return 0 or 1, which is added to every lease (how long the kubelet trusts a verdict) [s].
 
     If the first list of devices after an expiry equals the last list, the kubelet renews the leases but does
-    not update the pods. A lease that differs by one second makes it update them.
+    not update the pods. A lease that differs by one second makes the kubelet update them.
     """
     gap_ns = now.mono_ns - state.evaluated.mono_ns if state.evaluated else 0
     if gap_ns <= state.settings.lease_s * NS:  # no device has a shorter lease

@@ -1,8 +1,9 @@
 """Availability of devices, computed from the verdict history: time in each state, faults, flapping, rules.
 
-All periods are placed on one axis, backwards from now. Within a boot the distance of two periods is measured
-on the clock since boot; over a reboot it is that of the wall clock, as set at the end of each period, and at
-least zero. So a wall clock that was set makes no interval negative, longer, or counted twice.
+The periods in which the agent ran lie on one time axis, backwards from now. Within a boot the distance of two
+periods is measured on the clock since boot; over a reboot it is that of the wall clock, as set at the end of
+each period, and at least zero. So a wall clock that was set makes no interval negative, longer, or counted
+twice.
 """
 
 from bisect import bisect_right

@@ -87,7 +87,7 @@ class CustomCheckEvaluation:
         return [NonDeviceCause(MACHINE_SUBJECT, cause) for cause in causes]
 
     def keep_faults_of_unread_devices(self, known: Iterable[Subject]) -> None:
-        """Keep the restored faults of devices that no source has read since the start."""
+        """Keep faults from before a restart of the agent, of devices that no source has read since."""
         if not self._checks:
             return
         present = {check_conditions_subject(subject) for subject in (*known, MACHINE_SUBJECT)}

@@ -264,7 +264,7 @@ class Evaluation:
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised fault: all readings of its source up to number ``passes`` gave the same finding."""
+        """Keep a raised fault: up to pass number ``passes``, all readings gave the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition

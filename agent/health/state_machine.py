@@ -182,8 +182,8 @@ _OVER: Final = " (over; reported until "
 def _with_end_of_probation(finding: Finding, probation_ns: int, now: Instant) -> Finding:
     """Return the finding of a fault that ended at ``now``; an Unhealthy one says until when it is reported.
 
-    Findings of other severities are held because their reading oscillates: a time would change at each
-    oscillation.
+    Findings of other severities come from readings that oscillate around a limit: a time in their text would
+    change with each oscillation.
     """
     if finding.severity is not Severity.UNHEALTHY:
         return finding

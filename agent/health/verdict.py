@@ -40,7 +40,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerdictContext:
-    """Input of new verdicts, next to rule results: the last verdicts, stalled sources, change of leases."""
+    """Input of new verdicts, apart from rule results: last verdicts, stalled sources, addition to leases."""
 
     started: Instant
     """Time of the agent's first evaluation."""
@@ -64,13 +64,13 @@ def make_verdict(
     timeout_s: int,
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> DeviceHealth:
-    """Return a device's health with its causes; without causes and changes, the last one with a new lease.
+    """Return the verdict on a device; without causes and changes, the last verdict with a new lease.
 
     Args:
         severity: Severity of the device's worst cause, or a higher severity.
         causes: Causes, worst first.
         verified: Time at which the device's sources last finished a pass.
-        timeout_s: Lease without ``lease_salt_s`` [s].
+        timeout_s: Lease (how long the kubelet trusts the verdict) before ``lease_salt_s`` is added [s].
         attributes: Attributes of the device as (name, value).
     """
     last = previous.devices.get(device.subject)
@@ -165,6 +165,6 @@ def oldest_pass_time(sources: Iterable[SourceSample], now: Instant) -> Instant:
 
 
 def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
-    """Return the lease of a verdict [s]: the configured lease, but at least three periods of the slowest
-    source, so that the verdict does not expire between two passes."""
+    """Return the lease of a verdict, how long the kubelet trusts it [s]: the configured one, but at least
+    three periods of the slowest source, so that the verdict does not expire between two passes."""
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

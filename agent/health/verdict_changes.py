@@ -88,7 +88,7 @@ class ObservationLog:
             run_id: First part of the periods' ids, unique over all runs.
             boot_id: Boot of the machine; empty: unknown.
             silence_s: Time without a report after which the time since the last one is not observed [s].
-            rows: Largest number of changes that wait, if there are not more devices.
+            rows: Largest number of queued changes; or the number of devices, if that is greater.
         """
         self.run_id = run_id
         self.period: ObservedPeriod | None = None
@@ -111,7 +111,7 @@ class ObservationLog:
         self._change_count = 0
 
     def note_report(self, report: Report, boot_s: float) -> None:
-        """Queue the changes since the last report.
+        """Queue the changes of verdicts between the last report and this one.
 
         Args:
             boot_s: CLOCK_BOOTTIME now [s].
@@ -135,7 +135,7 @@ class ObservationLog:
         self.seen, self._last, self.now = seen, now, report.at
 
     def end_period(self, boot_s: float) -> None:
-        """Extend the present period up to now, because the run ends, unless no report came for too long."""
+        """Extend the present period of observation up to the run's end, unless reports were missing."""
         if self.period is None or self.dropped:
             return
         later_s = boot_s - self.period.began_boot_s - self.period.lasted_s

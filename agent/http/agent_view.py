@@ -66,7 +66,7 @@ class AgentView:
     config_reload: Callable[[], ConfigReload | None]
     """Function that returns the last reload of the configuration; None: there was none."""
     cluster: Callable[[], ClusterStatus | None]
-    """Function that returns the state of the work at the API server; None: ``k8s.enabled`` is false."""
+    """Function that returns the status of writes to the API server; None: ``k8s.enabled`` is false."""
     nvsentinel: Callable[[], SentinelStatus | None]
     """Function that returns the state of the events to NVSentinel; None: none are sent."""
     history_file: Path

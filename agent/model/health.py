@@ -182,7 +182,7 @@ class DeviceHealth(NamedTuple):
         return worst_repair(cause.repair for cause in self.causes)
 
     def with_verification(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
-        """Return the health of the device with another verification time and lease, otherwise unchanged."""
+        """Return the health with another verification time and lease (how long the kubelet trusts it)."""
         pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
         fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
         return _new(DeviceHealth, fields)

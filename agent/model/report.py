@@ -87,7 +87,7 @@ class ClusterCondition(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """State of the agent's work at the API server."""
+    """Status of what the agent writes to the API server: Node conditions, events, DeviceTaintRules."""
 
     lease: str
     """Lease of the node, ``<namespace>/<name>``."""
@@ -113,7 +113,7 @@ class ClusterStatus(NamedTuple):
 
 
 class SentinelStatus(NamedTuple):
-    """State of the events to NVSentinel's platform connector."""
+    """Status of the health events that the agent sends to NVSentinel's platform connector."""
 
     socket: str
     """Path of the platform connector's socket."""
@@ -187,4 +187,4 @@ class AgentStatus:
     nvml: NvmlCosts | None = None
     """Costs of the calls to NVML; None: NVML is not called."""
     cluster: ClusterStatus | None = None
-    """State of the work at the API server; None: ``k8s.enabled`` is false."""
+    """Status of writes to the API server; None: ``k8s.enabled`` is false."""

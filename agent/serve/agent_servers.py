@@ -127,8 +127,8 @@ class AgentServers:
                 call. None: the drivers' sockets have no driver link.
             clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
             config_reload: Returns the last reload of the configuration; None: there was none.
-            cluster_status: Returns the state of the work at the API server; None: there is none.
-            nvsentinel_status: Returns the state of the events to NVSentinel; None: there is none.
+            cluster_status: Returns the status of writes to the API server; None: the agent writes nothing.
+            nvsentinel_status: Returns the status of the events to NVSentinel; None: the agent sends none.
             nvml_costs: Returns the costs of NVML calls; None: NVML is not called.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.

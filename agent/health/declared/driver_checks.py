@@ -192,13 +192,13 @@ def _source_name(sample: DriverCheckSample) -> str:
 def check_conditions_subject(subject: Subject) -> Subject:
     """Return the subject of faults from health checks of a device: ``check:<device>``.
 
-    It differs from the device's own, because a driver's finding codes can equal the agent's.
+    It is not the device's own subject, because a driver's finding codes can equal the agent's.
     """
     return f"{_SUBJECT}{subject}"
 
 
 def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
-    """Return the raised faults that health checks found, for the checkpoint."""
+    """Return the raised faults that health checks found, to be stored for a restart of the agent."""
     found = [
         PersistentCheckFault(
             subject.removeprefix(_SUBJECT),
@@ -221,7 +221,7 @@ def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...
 
 
 def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
-    """Return the conditions of the check faults in the checkpoint.
+    """Return the conditions of faults that health checks found before a restart of the agent.
 
     Each is a cause until its check has passed often enough, or no longer exists.
     """
@@ -241,7 +241,7 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
 
 
 def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> None:
-    """Keep the restored faults of a device whose checks have not run since the start."""
+    """Keep the restored faults of a device whose checks have not run since the agent's start."""
     own = check_conditions_subject(subject)
     for code in evaluation.previous_codes(own):
         if evaluation.previous[own, code].last_pass == 0:

@@ -147,7 +147,7 @@ def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevi
 
 
 def _with_keep_away(cause: Cause, reported: Cause | None) -> Cause:
-    """Return a cause that a rule found, with the taint that a failed prepare with its code requires."""
+    """Return a rule's cause; an Unknown one gets the taint of the driver-reported cause ``reported``."""
     needs_taint = reported is not None and reported.keep_away and cause.severity is Severity.UNKNOWN
     return replace(cause, keep_away=True) if needs_taint else cause
 

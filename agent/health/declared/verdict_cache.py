@@ -192,7 +192,7 @@ class CachingEvaluation:
 
 
 def with_lease(timeout_s: int, declared: DriverDevice, before: VerdictContext) -> int:
-    """Return the longer of the declared lease, if any, and ``timeout_s`` [s]."""
+    """Return how long the kubelet trusts a verdict [s]: the declared lease, or ``timeout_s`` if longer."""
     return max(declared.lease_s + before.lease_salt_s, timeout_s) if declared.lease_s else timeout_s
 
 

@@ -125,8 +125,10 @@ def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
 def _without_unbound(
     known: tuple[KnownGpu, ...], gpus: NvmlSample, host: GpuOsSample
 ) -> tuple[KnownGpu, ...]:
-    """Return the known GPUs without those that only the PCI bus showed, and that lost the driver ``nvidia``
-    while the library cannot be loaded."""
+    """Return the known GPUs without those that only the PCI bus showed and that lost the driver ``nvidia``.
+
+    If NVML's library can be loaded, all known GPUs are returned.
+    """
     if _is_library_open(gpus) or not isinstance(host.bus_gpus, tuple):
         return known
     return tuple(gpu for gpu in known if gpu.uuid or not gpu.bus or gpu.bus in host.bound_gpus)

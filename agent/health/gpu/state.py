@@ -1,4 +1,4 @@
-"""State of all GPUs between evaluations, and the function that updates it and decides on latched faults."""
+"""State of all GPUs between evaluations, and its update, which decides the severity of latched faults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ class GpuState:
 
 
 class GpuEvaluationResult(NamedTuple):
-    """State of all GPUs after one evaluation, with the decisions on latched faults."""
+    """State of all GPUs after one evaluation, with severity and advice of each latched fault."""
 
     state: GpuState
     decisions: Mapping[FaultKey, FaultDecision]
@@ -61,7 +61,7 @@ def evaluate_gpus(
     now: Instant,
     unchanged: frozenset[int] = frozenset(),
 ) -> GpuEvaluationResult:
-    """Return the state of all GPUs after a snapshot, and the decisions on latched faults.
+    """Return the state of all GPUs after a snapshot, with severity and advice of each latched fault.
 
     Args:
         unchanged: Numbers of GPUs whose cached verdicts are valid, unless they have latched faults.
@@ -101,7 +101,7 @@ def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]
     The result is ``state`` itself if the checkpoint has not changed.
 
     Args:
-        decisions: Decision on each unresolved latched fault.
+        decisions: Severity, advice and cure of each unresolved latched fault.
     """
     checkpoint = build_checkpoint(
         state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared

@@ -1,4 +1,4 @@
-"""Verdicts on GPUs and their MIG instances, from the results of rules and decisions on latched faults."""
+"""Verdicts on GPUs and their MIG instances, from the results of rules and the severity of latched faults."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -232,7 +232,7 @@ def gpu_verdicts(
 def _cached_verdicts(
     evaluation: Evaluation, previous: VerdictContext, entry: CachedGpu, source: SourceSample
 ) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
-    """Yield the verdicts on a GPU and its MIG instances that have not changed, with a new lease."""
+    """Yield the unchanged verdicts on a GPU and its MIG instances; the kubelet may use them longer."""
     evaluation.not_applicable += entry.not_applicable
     evaluation.not_evaluated += entry.not_evaluated
     evaluation.due_ns += entry.due_ns

@@ -95,7 +95,7 @@ def next_host_state(
 ) -> HostRuleState:
     """Return the state of the host's rules after a snapshot.
 
-    While the snapshot is incomplete, this is the state at start, with the expected devices only.
+    Until all vital sources have finished a pass, it is the state at start, with the expected devices only.
     """
     if is_snapshot_incomplete(snapshot):
         devices = expected_devices(settings.expect_cpus, settings.expect_pools)
@@ -125,7 +125,7 @@ def next_host_state(
 
 
 def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
-    """Return the devices that the values of an earlier agent name; some of them may no longer exist."""
+    """Return the devices that an earlier agent stored values of; some of them may no longer exist."""
     found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
     found += [memory_device(node) for node in state.memory.blocks_online]
     found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]

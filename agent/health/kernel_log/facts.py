@@ -182,7 +182,7 @@ class KernelLogLineGroupId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelLogState:
-    """Faults that the kernel log has reported so far, with the lines at the last evaluation."""
+    """Faults that the kernel log has reported so far, with the lines that were counted already."""
 
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Facts by code and location; only the newest facts of each code are kept."""

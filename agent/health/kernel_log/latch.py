@@ -93,13 +93,14 @@ def _with_lines(
 
 
 def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
-    """Yield facts for the new kernel-log lines of an entry: one for the first line, one for the newest.
+    """Yield facts for kernel-log lines that the native reader has counted since the last evaluation.
 
-    Both can name different devices or places on them.
+    It counts similar lines together, and keeps the text of the first and the newest. If these two name
+    different devices or places, each yields a fact.
 
     Args:
-        line: Entry of the native kernel-log reader: equal lines with their number.
-        before: Number of the entry's lines at the last evaluation.
+        line: Similar lines with their number and both texts.
+        before: Number of these lines at the last evaluation.
         moment: Function that converts a time of the kernel log to an Instant.
     """
     newest, last = parse_host_line(line.text), moment(line.last_us)
@@ -124,7 +125,7 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
 def _error_count(line: HostLogLine) -> int:
     """Return the number of faults that a line states; 1 if it states none.
 
-    Lines between the first and the newest line of an entry are not kept, and count 1 each.
+    Of lines that are counted together, only the first and the newest have a text; the others count 1 each.
     """
     return max(1, int(line.values[0])) if line.code in _COUNTING_CODES and line.values else 1
 

@@ -239,9 +239,9 @@ def _disk(device: str) -> str:
 
 
 def _io_error(_: _Match, text: str) -> _Parsed:
-    """Parse the line about a disk's I/O error; None for an error that is an answer or a missing medium.
+    """Parse the line about a disk's I/O error; None for an error that is no fault of the disk.
 
-    Answers are a reservation of another node, no space, and an unsupported operation.
+    Such errors are a missing medium, a reservation of another node, no space, an unsupported operation.
     """
     buffer = re.match(r"Buffer I/O error on dev ([^,]*),", text)
     found = _IO_ERROR.match(text)

@@ -86,8 +86,8 @@ class AgentService:
             subscribers: Returns the number of open streams of each socket.
             clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
             config_reload: Returns the last reload of the configuration; None: there was none.
-            cluster_status: Returns the state of the work at the API server; None: there is none.
-            nvsentinel_status: Returns the state of the events to NVSentinel; None: there is none.
+            cluster_status: Returns the status of writes to the API server; None: the agent writes nothing.
+            nvsentinel_status: Returns the status of the events to NVSentinel; None: the agent sends none.
             nvml_costs: Returns the costs of the calls to NVML; None: NVML is not called.
         """
         self.streams = 0

@@ -53,7 +53,7 @@ class LatchedFinding(NamedTuple):
 def evaluate_faults(
     log: FaultLog, gpus: GpuRuleState, limits: GpuLimits, now: Instant
 ) -> dict[FaultKey, FaultDecision]:
-    """Return the decision on each unresolved fault, except faults whose GPU was not read yet."""
+    """Decide severity, advice and cure of each unresolved fault, unless its GPU was not read yet."""
     if not log.faults:
         return {}
     overrides = dict(limits.xids)

@@ -95,7 +95,7 @@ class Fault:
 
     @property
     def was_info(self) -> bool:
-        """Whether the fault had at most severity INFO when it was resolved; also True without a decision."""
+        """Whether the fault was at most INFO when it was resolved; True if its severity is not known."""
         return self.last_decision is None or self.last_decision.severity <= Severity.INFO
 
     @property

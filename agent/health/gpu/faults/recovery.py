@@ -142,7 +142,7 @@ def resolve_faults(
     """Mark faults that have ended as resolved, and drop old resolved INFO faults.
 
     Args:
-        decisions: Decisions of this evaluation; a fault without a decision is not resolved.
+        decisions: Severity and cure of each fault in this evaluation; a fault that it lacks is not resolved.
 
     Returns:
         The fault log, and the monotonic time at which the next fault may end [ns]; None: no such time.

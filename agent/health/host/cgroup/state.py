@@ -396,8 +396,8 @@ def exclusive_cpu_devices(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
 def exclusive_devices_of_cgroup(
     group: CgroupSample, exclusive: Iterable[tuple[str, CpuSet]]
 ) -> tuple[str, ...]:
-    """Return the names of the exclusive CPU devices (``exclusive``: name and CPUs) in a cgroup's cpuset;
-    empty if the cpuset has other CPUs too. A claim would only show the devices that the whole pod uses."""
+    """Return the names of the devices in ``exclusive`` (name and CPUs) whose CPUs are in a cgroup's cpuset;
+    empty if the cpuset has other CPUs too. ResourceClaims show only which devices the whole pod uses."""
     if isinstance(group.cpus, Missing):
         return ()
     found, left = [], group.cpus
