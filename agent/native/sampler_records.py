@@ -133,7 +133,7 @@ class SnapshotDecoder:
 
     @property
     def newest_stamp(self) -> int:
-        """Highest stamp (change number) of the decoded cgroup records; the next copy needs higher ones."""
+        """Highest stamp (change number) of the decoded cgroup records; only higher ones are new."""
         return self._groups.newest
 
     def decode(self, data: CopiedBytes) -> Snapshot:

@@ -264,8 +264,9 @@ class GpuPciWatcher:
         return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
     def _read_gpu_system(self) -> GpuOsSample | None:
-        """Read GPU processes and the GPUs on the bus; None, without reading processes: no GPU was ever
-        found.
+        """Read the processes in the GPU driver and the GPUs on the PCI bus; None: no GPU was ever found.
+
+        Without a GPU, no processes are read.
         """
         if not self._has_gpus():
             bus = read_nvidia_devices(self._sysfs_root)

@@ -146,9 +146,10 @@ class NvmlProcess:
             return self._last
 
     def _replaces_last(self, found: NvmlSample) -> bool:
-        """Return False while a child that follows another has not read all GPUs, for up to FIRST_PASS_S.
+        """Return whether a child's sample replaces that of the child before: once it has read all GPUs.
 
-        The time before its first call is not limited: on a busy machine a child takes seconds to start.
+        It also does FIRST_PASS_S after the child's first NVML call. The time before that call is not limited:
+        on a busy machine a child takes seconds to start.
         """
         if self._before is None:
             return True

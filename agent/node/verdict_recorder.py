@@ -202,10 +202,9 @@ class VerdictRecorder:
             )
 
     def _merge_stored(self, stored: StoredVerdicts) -> None:
-        """Queue changes again if the history file was replaced.
+        """Continue the verdict history of earlier runs, after the first read of the history file.
 
-        At the first read of a file of earlier runs, continue it. If the file was removed or damaged since,
-        queue the newest change of each device again.
+        In a later call the file was removed or damaged since: queue the newest change of each device again.
         """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}

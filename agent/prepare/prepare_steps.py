@@ -83,7 +83,7 @@ class PrepareResultTracker(Protocol):
         evidence: BaseException,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Return the verdict on a failure from device health that is newer than it. Blocks up to 2 s."""
+        """Return the verdict on a failed prepare, by device health after the failure. Blocks up to 2 s."""
 
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None

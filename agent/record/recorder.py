@@ -56,7 +56,7 @@ class RecordLimits(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Evaluation that waits for the disk: state before it, snapshot, report, and the use of the report."""
+    """Evaluation that waits for the disk: state before it, snapshot, report and use of the report."""
 
     state: EngineState
     snapshot: Snapshot
@@ -282,7 +282,7 @@ class SnapshotRecorder:
             self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
-        """Delete the oldest segments beyond the limits of size and age; the current one stays."""
+        """Delete the oldest files of the record beyond the limits of size and age; the current one stays."""
         current = self._writer.size if self._writer else 0
         oldest_s = self._wall_clock() - self._limits.age_s
         while self._others:
@@ -294,7 +294,7 @@ class SnapshotRecorder:
 
 
 def _can_begin(queued: _Queued) -> bool:
-    """Return whether a segment can begin with an evaluation: it uses no cached, unrecorded results."""
+    """Return whether a record file can begin with an evaluation: it used no cached results."""
     return queued.report.is_full or queued.state.gpu_cache == GpuVerdictCache()
 
 
@@ -306,7 +306,7 @@ def _is_older(path: Path, wall_s: float) -> bool:
 
 
 def _by_settings(queue: list[_Queued]) -> list[list[_Queued]]:
-    """Divide queued evaluations into runs with equal settings: a segment has one set of settings."""
+    """Divide queued evaluations by their settings: a segment (file of a record) has one set of settings."""
     parts: list[list[_Queued]] = []
     for queued in queue:
         if parts and parts[-1][-1].state.settings is queued.state.settings:

@@ -212,7 +212,7 @@ class ValueEncoder:
 
 
 def _key(value: Any) -> Any:
-    """Return what identifies an item of a tuple in two versions of it: a named tuple's first field."""
+    """Return what identifies an item in two versions of a tuple: its first field, or the item itself."""
     if isinstance(value, tuple) and value:
         return value[0]
     return value

@@ -81,7 +81,7 @@ class DetectorRun:
 
     Args:
         detector: Patterns of the detector.
-        rows: Rows of NVLink 5.
+        rows: Rows of NVIDIA's catalogue for errors of NVLink 5.
     """
 
     def __init__(self, detector: OtherDetector, rows: tuple[NvlinkRow, ...]) -> None:

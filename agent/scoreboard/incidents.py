@@ -28,7 +28,7 @@ class CorpusError(Exception):
 
 
 class LineOrigin(StrEnum):
-    """Kind of the source of an incident's lines."""
+    """Kind of the source from which the log lines of an incident come."""
 
     ISSUE = "issue"
     """A report on a public issue tracker."""
@@ -41,7 +41,7 @@ class LineOrigin(StrEnum):
 
 
 class CorpusSplit(StrEnum):
-    """Part of the corpus."""
+    """Part of the labelled incidents: those that rules may be written from, or those that only measure."""
 
     OPEN = "open"
     """Incidents that rules may be written from."""

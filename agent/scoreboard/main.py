@@ -37,7 +37,7 @@ ALL: Final = "all"
 
 
 def main() -> int:
-    """Parse the command line, let the incidents happen, and print the scores; return the exit status."""
+    """Parse the command line, replay the incidents, and print the scores; return the exit status."""
     try:
         args = _parse_arguments()
         corpus = find_corpus()

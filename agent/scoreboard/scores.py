@@ -38,7 +38,7 @@ class DetectorScore(NamedTuple):
     harmless: tuple[IncidentScore, ...]
 
     def count(self, is_counted: Callable[[IncidentScore], bool]) -> int:
-        """Return the number of faults that fulfil a condition."""
+        """Return the number of faults whose score fulfils the condition ``is_counted``."""
         return sum(map(is_counted, self.faults))
 
     @property
@@ -69,12 +69,12 @@ Findings = Mapping[str, tuple[Detection, ...]]
 
 
 def run_own(incidents: Iterable[LabelledIncident]) -> Findings:
-    """Let incidents happen on simulated nodes; return the agent's findings."""
+    """Replay incidents on simulated nodes; return the agent's findings."""
     return {each.name: run_incident(each) for each in incidents}
 
 
 def own_score(incidents: Iterable[LabelledIncident], findings: Findings, version: str) -> DetectorScore:
-    """Return the agent's score."""
+    """Return the agent's score on incidents, from its findings on them."""
     return _score(OWN_NAME, version, incidents, findings)
 
 

@@ -105,7 +105,7 @@ class SimulatedNode:
     """Node with the GPUs and PCI functions of an incident, whose log is a file.
 
     Args:
-        incident: LabelledIncident that :meth:`run` lets happen.
+        incident: Incident that :meth:`run` replays.
         folder: Empty folder for the log.
     """
 
@@ -134,7 +134,7 @@ class SimulatedNode:
         self._found: dict[tuple[str, str], Detection] = {}
 
     def run(self) -> tuple[Detection, ...]:
-        """Let the incident happen; return the worst verdict per device and code.
+        """Replay the incident; return the agent's worst verdict per device and code.
 
         Raises:
             TimeoutError: The log reader did not read a line.
@@ -273,7 +273,7 @@ class SimulatedNode:
 
 
 def run_incident(incident: LabelledIncident) -> tuple[Detection, ...]:
-    """Let an incident happen on a simulated node; return the agent's worst verdict per device and code."""
+    """Replay an incident on a simulated node; return the agent's worst verdict per device and code."""
     with tempfile.TemporaryDirectory(prefix="drahealth-scoreboard-") as folder:
         return SimulatedNode(incident, Path(folder)).run()
 

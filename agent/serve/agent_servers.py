@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0) -> list[bytes]:
     """Encode devices as NodeWatchResourcesResponse messages of at most 1 MiB each, in the C core.
 
-    Each lease is ``extra_lease_s`` longer than the device's, and :data:`LEASE_LIMIT_S` at most.
+    Each lease (health_check_timeout_seconds) gets ``extra_lease_s`` more, up to :data:`LEASE_LIMIT_S`.
     """
     return encode_health_lists(
         [

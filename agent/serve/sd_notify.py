@@ -69,7 +69,7 @@ class SystemdNotifier:
         self._send(b"STATUS=" + line.decode("utf-8", "ignore").encode())
 
     def watchdog(self) -> None:
-        """Restart the manager's watchdog timeout. Only a loop that stalls with the agent may call it."""
+        """Restart systemd's watchdog timeout. Only the engine loop may call it, so that its hang is seen."""
         self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:

@@ -128,7 +128,7 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Event of a script."""
+    """Event of a fault script: a fault or a disturbance that begins on a simulated machine."""
 
     at: Annotated[int, msgspec.Meta(ge=0)]
     """Time since the start of the script [s]."""
@@ -141,7 +141,7 @@ class ScriptEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Complete input of one simulated node."""
+    """Complete input of one simulated node: its machine, and the events that happen on it."""
 
     machine: MachineSpec
     length: Annotated[int, msgspec.Meta(ge=1)]

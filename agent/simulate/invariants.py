@@ -104,11 +104,11 @@ class Truth:
         ]
 
     def is_over(self, fault: TrueFault, t_ns: int) -> bool:
-        """Return whether a fault has ended, and must no longer show."""
+        """Return whether a fault has ended so long ago that no verdict may show it any more."""
         return fault.end_ns is not None and t_ns > self.clear_limit_ns(fault)
 
     def clear_limit_ns(self, fault: TrueFault) -> int:
-        """Return the time until which an ended fault may show [ns]."""
+        """Return the time until which verdicts may show a fault that has ended [ns]."""
         assert fault.end_ns is not None
         return max(fault.end_ns, self.watched_since_ns) + round(fault.kind.clear_s * NS)
 
@@ -194,7 +194,7 @@ class InvariantChecker:
             raise InvariantViolation(CAUSE, t_ns, subject, text)
 
     def note_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
-        """Check a device that a health stream sends."""
+        """Check a device that a health stream sends: Healthy and repeated verdicts need a recent reading."""
         subject = subject_of(device)
         before = self._sent.get(subject)
         self._sent[subject] = device
@@ -214,14 +214,14 @@ class InvariantChecker:
             raise InvariantViolation(VERIFIED, t_ns, subject, text)
 
     def restart(self) -> None:
-        """Forget the last verdicts, because the agent restarts."""
+        """Drop the verdicts that were sent last, because the agent restarts."""
         self._sent.clear()
         self._last_states = None
 
     # --- taints ----------------------------------------------------------------------------------------
 
     def check_taints(self, taints: Taints, report: Report, driver: str, t_ns: int) -> None:
-        """Check the published taints of the devices of a driver, after a decision with a report."""
+        """Check the taints that a driver's devices get after a report, and how long taints have stayed."""
         found: dict[tuple[DeviceRef, str, str], int] = {}
         for ref, published in taints.devices.items():
             for taint in published:
@@ -249,7 +249,7 @@ class InvariantChecker:
     # --- history ---------------------------------------------------------------------------------------
 
     def note_states(self, report: Report, boot_s: float) -> None:
-        """Add up the time in each state between published reports of one run."""
+        """Add up the time that devices spend in each state between the published reports of one run."""
         if self._last_states is not None:
             last_s, states = self._last_states
             for subject, state in states.items():
@@ -260,11 +260,11 @@ class InvariantChecker:
         self._last_states = (boot_s, now)
 
     def interrupt_states(self) -> None:
-        """End the time of the last states, because the agent does not observe."""
+        """Stop adding up times in states, because the agent does not run."""
         self._last_states = None
 
     def check_history(self, stored: StoredVerdicts, now: Instant, boot_id: str, t_ns: int) -> None:
-        """Check the times that the history has for each device."""
+        """Check that the stored history has the observed time in each state for each device."""
         clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
         timeline = Timeline(stored.periods, clock)
         for device in summarize(verdict_spans(stored, timeline), timeline).devices:

@@ -1,7 +1,7 @@
 """Model of one machine: its readings, and how events of a script change them. Reads no clock.
 
-The number of finished passes of a source follows from the time, so that quiet time costs nothing. A reading
-that an event changes is in the source's pass at that time.
+The number of finished passes of a source follows from the time, so that time without events costs nothing. A
+reading that an event changes is in the source's pass at that time.
 """
 
 from collections.abc import Container, Mapping

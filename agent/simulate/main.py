@@ -40,7 +40,7 @@ CHUNKS_PER_PROCESS: Final = 2
 
 
 class FleetResult(NamedTuple):
-    """Sums over all simulated nodes."""
+    """Results of a simulated fleet: sums over all nodes."""
 
     nodes: int
     device_s: float
@@ -51,7 +51,7 @@ class FleetResult(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate a fleet or one script; return the exit status."""
+    """Simulate a fleet, or one node by a fault script; return the exit status."""
     args = _parse_arguments(arguments)
     try:
         if args.script:
@@ -138,7 +138,7 @@ def _run_node(seed: int, node: int, days: float, rate_factor: float) -> NodeResu
 
 
 def _results(args: argparse.Namespace, jobs: int) -> Iterator[tuple[int, NodeResult]]:
-    """Yield the results of all nodes, in the order in which they come."""
+    """Yield number and result of each simulated node, in the order in which their runs end."""
     rest = (args.days, args.rate_factor)
     if jobs == 1:
         for node in range(args.nodes):
@@ -168,7 +168,7 @@ def _show_progress(done: int, total: int) -> None:
 
 
 def _print_violation(script: NodeScript, result: NodeResult, save: Path | None) -> None:
-    """Shorten the script of a violation, and print it."""
+    """Shorten the fault script that violated an invariant, and print it."""
     violation = result.violation
     assert violation is not None
 

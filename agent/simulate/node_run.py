@@ -64,7 +64,7 @@ ALL_CURES: Final = ("reset", "reload", "reboot", "itself")
 
 @dataclass
 class NodeResult:
-    """Result of the run of one script."""
+    """Result of the run of one fault script: the violated invariant, if any, and counts."""
 
     device_s: float = 0.0
     """Simulated time of all devices [s]."""
@@ -82,10 +82,10 @@ class NodeResult:
 
 
 def phases_of(state: EngineState) -> tuple[object, ...]:
-    """Return the parts of the engine's state that can change without a new reading, when a time is over.
+    """Return the parts of the engine's state that a passed time limit can change, without a new reading.
 
-    A report shows them later: how far each rule's finding is on the way to a cause of a verdict, which faults
-    are resolved, and which sources are stalled.
+    They are the phase of each condition (pending, raised or clearing fault), the resolved latched faults, the
+    open driver-reported faults, and the stalled sources.
     """
     faults = state.gpus.fault_log.faults
     return (
@@ -97,7 +97,7 @@ def phases_of(state: EngineState) -> tuple[object, ...]:
 
 
 class NodeRun:
-    """Run of one script. Raises nothing: the first violation is in the result."""
+    """Run of one fault script on a simulated node. Raises nothing: the result has the first violation."""
 
     def __init__(self, script: NodeScript, *, skips: bool = True, records: bool = False) -> None:
         """Prepare a run.
@@ -167,7 +167,7 @@ class NodeRun:
         heapq.heappush(self._actions, (t_ns, self._action_count, action))
 
     def _advance(self) -> None:
-        """Advance to the next event, evaluation or decision on taints."""
+        """Advance the simulated time to the next event, evaluation or change of taints."""
         action_ns = self._actions[0][0] if self._actions else self._end_ns
         if not self._is_agent_running:
             self._t_ns = min(action_ns, self._end_ns)
@@ -316,7 +316,7 @@ class NodeRun:
 
     @property
     def _taint_driver(self) -> str:
-        """Driver whose taints are checked: the declaring one, else the one with the host's devices."""
+        """Driver whose taints are checked: the one that declares devices, else that of the host's devices."""
         return DRIVER if self._machine.declared else HOST_DRIVER
 
     def _decide_taints(self, report: Report) -> None:
@@ -333,7 +333,7 @@ class NodeRun:
         self._checker.check_history(self._stored_history(), now, self._machine.boot_id, self._t_ns)
 
     def _stored_history(self) -> StoredVerdicts:
-        """Return the history with the periods and changes of this run."""
+        """Return the stored verdict history, with the periods and changes of the present run of the agent."""
         log, before = self._observed, self._history
         if not log.periods:
             return before
@@ -345,7 +345,7 @@ class NodeRun:
     # --- quiet time ------------------------------------------------------------------------------------
 
     def _skip_quiet_time(self, until_ns: int) -> None:
-        """Skip the heartbeats before `until_ns` whose reports equal the present one."""
+        """Skip the heartbeats of the agent before `until_ns` whose reports equal the present report."""
         heartbeat_ns = self._schedule.heartbeat_period_ns
         low_ns, high_ns = self._t_ns, until_ns - heartbeat_ns
         if self._visible is None or high_ns - low_ns < 3 * heartbeat_ns:
@@ -374,8 +374,9 @@ class NodeRun:
         self._accept(found[1], found[2], is_full=True)
 
     def _probe(self, t_ns: int) -> tuple[int, EngineState, Report] | None:
-        """Evaluate a later heartbeat as if those before it had repeated the last report; None: its report
-        differs."""
+        """Evaluate the heartbeat at `t_ns`, as if all before it had repeated the last report.
+
+        Returns the time, state and report; None: the report differs from the last one."""
         now = self._machine.now(t_ns)
         before_ns = now.mono_ns - self._schedule.heartbeat_period_ns
         before = replace(self._machine.now(t_ns), mono_ns=before_ns)
@@ -410,7 +411,7 @@ class NodeRun:
         self._at(self._t_ns + max(event.lasts, 1) * NS, action)
 
     def _note_disturbance(self) -> None:
-        """Count the bounds of all faults from now on."""
+        """Start the time limits for the detection of faults now, because the agent was disturbed."""
         self._truth.watched_since_ns = self._t_ns
 
     def _gpu_event(self, kind: FaultKind, event: ScriptEvent) -> None:

@@ -17,11 +17,11 @@ Fails = Callable[[NodeScript], float | None]
 
 
 def shrink(script: NodeScript, fails: Fails) -> NodeScript:
-    """Return a script with the violation from which no single event can be removed.
+    """Return a shorter fault script with the same violation, from which no single event can be removed.
 
     Args:
-        script: Script with the violation.
-        fails: Runs a script; called many times.
+        script: Fault script that violates an invariant.
+        fails: Runs a script, and returns the time of a violation; called many times.
     """
     at_s = fails(script)
     if at_s is None:
@@ -37,7 +37,7 @@ def shrink(script: NodeScript, fails: Fails) -> NodeScript:
 
 
 def minimal_subset(items: Sequence[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
-    """Return a part of `items` that is enough, and of which no single item can be left out (ddmin).
+    """Return a part of `items` that passes `is_enough`, and of which no single item can be left out (ddmin).
 
     Args:
         is_enough: Tests a part, in the order of `items`; True for all of them.
@@ -66,7 +66,7 @@ def _until(script: NodeScript, at_s: float) -> NodeScript:
 def _first_that_fails(
     script: NodeScript, candidates: Callable[[NodeScript], Iterator[NodeScript]], fails: Fails
 ) -> NodeScript:
-    """Replace a script by its first smaller form that still fails, until none does."""
+    """Return the script after replacing it by its first smaller form that still fails, until none fails."""
     while True:
         for candidate in candidates(script):
             if candidate != script and fails(candidate) is not None:
@@ -108,7 +108,7 @@ def _smaller_machines(script: NodeScript) -> Iterator[NodeScript]:
 
 
 def _earlier_events(script: NodeScript) -> Iterator[NodeScript]:
-    """Yield the script with shorter times between events: all of them, then the first ones."""
+    """Yield the script with a shorter time before one event: removed, 60 s or 600 s, for each event."""
     for index, event in enumerate(script.events):
         before_s = script.events[index - 1].at if index else QUIET_START_S
         for gap_s in (0, 60, 600):

@@ -1,4 +1,4 @@
-"""State file of GPU faults and of values at start, and its background writer.
+"""State file of GPU faults and of the machine's values at the agent's start, with its background writer.
 
 A changed fault is written at once, changed event counts once a minute: a flood of events must not cause a
 thousand writes.
@@ -66,7 +66,7 @@ class _FaultsFile(msgspec.Struct):
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
-    """Load the GPU faults and values at start from the state file, and the problem of the file.
+    """Load GPU faults and the machine's values at start from the state file; also return its problem.
 
     The problem is empty if there is none. Raises nothing.
     """

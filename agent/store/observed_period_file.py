@@ -1,7 +1,7 @@
-"""File with the end of the present observed period, next to the history file.
+"""File with the end of the period in which the agent observes the devices, next to the history file.
 
 The file has one line, which is overwritten with each report, without a sync: much less work for the disk than
-a transaction of the history file. After a kill of the agent it shows the time of the last report.
+a transaction of the history file. After a kill of the agent the file shows the time of the last report.
 """
 
 import os

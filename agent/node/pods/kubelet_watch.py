@@ -31,7 +31,7 @@ _FileId = tuple[int, ...] | None
 
 
 class _DirectoryState(NamedTuple):
-    """State of the kubelet's directory and claims checkpoint; two states differ if one has changed."""
+    """Identity of the kubelet's directory and claims checkpoint, which differs after a change of either."""
 
     directory: _FileId = None
     checkpoint: _FileId = None
@@ -66,8 +66,9 @@ class KubeletDirWatcher:
         return self._descriptor is not None and not self._last_state.is_link
 
     async def has_changed(self) -> bool:
-        """Return whether directory or claims checkpoint changed since the last call; False if the disk
-        hangs.
+        """Return whether the kubelet's directory or its claims checkpoint changed since the last call.
+
+        False if the disk hangs.
         """
         try:
             state = await self._guard.run(self._path, self._read_state, DISK_TIMEOUT_S)

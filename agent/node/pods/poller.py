@@ -135,7 +135,7 @@ class PodsSourceState(NamedTuple):
 class PodPoller:
     """Poller of the kubelet and of drivers: which pods and claims use which devices. Event loop only.
 
-    If the kubelet's checkpoint is unreadable, the last result stays.
+    If the kubelet's checkpoint of prepared claims is unreadable, the last known uses of devices stay.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Recorder of which pod used which device and when: compares successive consumer maps, writes a SQLite file.
 
 Uses of devices that cannot be written yet are queued in memory, up to a limit. Modules that take memory are
-imported with the first map.
+imported with the first consumer map.
 """
 
 import logging
@@ -62,7 +62,7 @@ class UsageRecorder:
         Args:
             consumers: Map of claims, devices and pods.
             report: Newest health report.
-            now: Time of the map.
+            now: Time at which the consumer map was built.
         """
         if not self._limits.rows or report.starting:
             return

@@ -48,8 +48,8 @@ SEVERITIES: Final = {
 class StreamHealth:
     """Current health of all devices of a health stream, merged from its lists as in the kubelet.
 
-    A device that a list omits keeps its last verdict until its lease ends, and is Unknown from then on. No
-    device is ever removed.
+    A device that a list omits keeps its last health until its lease (``health_check_timeout_seconds``) ends,
+    and is Unknown from then on. No device is ever removed.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class StreamHealth:
             self._devices[key] = _merged(entry, self._devices.get(key), now)
 
     def expire(self, now: Instant) -> None:
-        """Set the health of every device whose lease has ended to Unknown."""
+        """Set devices to Unknown whose lease (validity of their last health) has ended."""
         for key, device in self._devices.items():
             if device.health is not Health.UNKNOWN and _expiry_ns(device) <= now.mono_ns:
                 self._devices[key] = device._replace(
@@ -73,7 +73,7 @@ class StreamHealth:
                 )
 
     def expires_in_s(self, now: Instant) -> float | None:
-        """Return the time until the first lease ends [s]; None: no device has a running lease."""
+        """Return the time until the first health of a device expires [s]; None: no health can expire."""
         leases = [
             _expiry_ns(device) for device in self._devices.values() if device.health is not Health.UNKNOWN
         ]
@@ -277,7 +277,7 @@ async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[R
 async def _messages_or_expiry(
     stream: Any, merged: StreamHealth
 ) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
-    """Yield each message of a health stream, and None whenever a device's lease ends before the next."""
+    """Yield each message of a health stream, and None when a device's health expires before the next."""
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:

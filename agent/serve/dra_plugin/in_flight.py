@@ -116,7 +116,7 @@ class InFlightClaims:
         return run
 
     def _forget(self, run: _ClaimRun) -> None:
-        """Remove a finished run of a claim; if it never began, keep the unfinished run before it."""
+        """Stop tracking a claim's ended run; if it never began, track the unfinished run before it."""
         del self._of_task[run.task]
         if self._last.get(run.ref.uid) is run:
             holder = run.unfinished_run()

@@ -95,7 +95,7 @@ class DriverLinkService:
         return mapping | {f"{SERVICE}/WatchTaints": Handler(self._watch, streaming, bytes, bytes)}
 
     async def close(self) -> None:
-        """Wait at most :data:`DRAIN_S` for calls that are not recorded yet, then end the threads.
+        """Wait at most :data:`DRAIN_S` until ReportPrepare calls are recorded, then end the threads.
 
         Call it after the server has stopped.
         """
@@ -129,9 +129,9 @@ class DriverLinkService:
             self.streams -= 1
 
     async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
-        """Encode the taints of a version once for all streams.
+        """Encode the driver's taints with a version number, once for all streams.
 
-        Returns the version and the message; those of newer taints if they are encoded already.
+        Returns the version and the message; if newer taints are encoded already, theirs.
         """
         async with self._encoding:
             if self._encoded[0] < version:

@@ -166,7 +166,7 @@ class _ConnectionHandler(server.Handler):
             super().cancel(stream)
 
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
-        """Count an ended request no longer, and reset its stream if the request got no answer."""
+        """Stop counting a request that has ended, and reset its stream if the request got no answer."""
         assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
         self.idle_since_s = asyncio.get_running_loop().time()

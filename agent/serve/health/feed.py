@@ -1,9 +1,9 @@
 """Selection of the devices that each health stream must send next. Pure: reports in, encoded lists out.
 
-The kubelet keeps a device's verdict until its lease ends. A list must not repeat an old verdict, because
-that would renew the lease although no sensor was read. A device is pending for a subscriber if one of three
-things happened since the subscriber's last list: the agent read the device's sources again, the verdict
-changed, or the device was reported Unknown.
+The kubelet keeps a device's verdict until its lease (health_check_timeout_seconds) ends. A list must not
+repeat an old verdict, because that would renew the lease although no sensor was read. A device is pending for
+a subscriber if one of three things happened since the subscriber's last list: the agent read the device's
+sources again, the verdict changed, or the device was reported Unknown.
 """
 
 from collections import Counter
@@ -76,8 +76,8 @@ class HealthFeed:
     def pending_messages(self, since_number: int, extra_lease_s: int = 0) -> tuple[bytes, ...]:
         """Return the encoded lists for a subscriber that last received publication ``since_number``.
 
-        They hold the devices that have been pending since then, in the order of the report, with leases that
-        are ``extra_lease_s`` longer. Empty: no device is pending.
+        They hold the devices that have been pending since then, in the order of the report. Each lease
+        (health_check_timeout_seconds) is ``extra_lease_s`` longer. Empty: no device is pending.
         """
         messages = self._encoded.get((since_number, extra_lease_s))
         if messages is None:
@@ -88,16 +88,19 @@ class HealthFeed:
         return messages
 
     def is_current(self, age_s: float) -> bool:
-        """Whether the last report may be sent to a new stream ``age_s`` after its publication: only before
-        the end of the smallest lease. Clients would take the verdicts of a core that hangs for new ones."""
+        """Return whether the last report may be sent to a new stream, ``age_s`` after its publication.
+
+        It may before the smallest lease (validity of a verdict) ends: later, clients would take the old
+        verdicts of a hanging engine loop for new ones.
+        """
         leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
         return age_s < min(leases, default=0)
 
     def is_repeatable(self, age_s: float) -> bool:
         """Return whether the last report may be sent again, ``age_s`` seconds after its publication.
 
-        It may before half of the smallest lease has passed. Clients take a longer silence for a core that
-        hangs, and a repeated list for a sign of life.
+        It may before half of the smallest lease (validity of a verdict) has passed. To clients a repeated
+        list is a sign of life, and a longer silence means that the engine loop hangs.
         """
         leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
         return age_s < min(leases, default=0) / 2

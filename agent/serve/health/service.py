@@ -164,7 +164,7 @@ class HealthSubscriber:
     """Health stream and the number of the last publication that it received in full, 0 if none."""
 
     def __init__(self, stream: HealthStream, extra_lease_s: int = 0) -> None:
-        """Create the subscriber of a stream; `extra_lease_s` is added to each of its leases [s]."""
+        """Create the subscriber of a stream; its verdicts are valid for `extra_lease_s` longer [s]."""
         self.stream = stream
         self.extra_lease_s = extra_lease_s
         self.has_sent = False
@@ -178,8 +178,9 @@ class HealthService:
 
     After a crash the kubelet loads its last verdicts, finds them expired, and shows Unknown. If the first
     list of the new stream equals the last list of the stream before, the kubelet sees no change, and its pods
-    stay Unknown until their next sync. So each stream has other leases than the stream that ended last: with
-    or without :data:`EXTRA_LEASE_S`, for the whole stream, because a change would sync every pod again.
+    stay Unknown until their next sync. So each stream has other leases (health_check_timeout_seconds) than
+    the stream that ended last: with or without :data:`EXTRA_LEASE_S`, for the whole stream, because a change
+    would sync every pod again.
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
