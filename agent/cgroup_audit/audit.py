@@ -1,7 +1,7 @@
 """Audit of the cgroups of a pod or of the QoS classes: compares each cgroup with its expected values.
 
 Pure; the caller passes ``read_cgroup``. A cgroup with a wrong value is read twice: it may be ending,
-and the v1 hierarchies are removed one after another.
+and its directories in the v1 hierarchies are removed one after another.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -204,7 +204,7 @@ def node_cgroup_path(name: str, node: AuditedNode) -> str:
 QOS_REWRITE_S: Final = 60
 """Interval in which the kubelet rewrites the cgroups of QoS classes [s].
 
-In between, they are outdated after a deletion, a resize or a restart of the kubelet.
+A deleted or resized pod, or a restart of the kubelet, makes them outdated until the next rewrite.
 """
 
 
@@ -213,7 +213,7 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Settings of QoS classes and protections of kubepods that one audit found to differ."""
+    """Wrong settings of QoS classes, and wrong memory protections of kubepods, as one audit found them."""
 
     at_wall_s: float
     """Time of the audit that found the differences [s since 1970]."""
@@ -251,7 +251,7 @@ def confirmed_qos_comparisons(
 def _may_be_rewritten(compared: SettingComparison) -> bool:
     """Return whether the kubelet's next rewrite may change a wrong setting.
 
-    It writes weight and memory limit of kubepods and of reservations at its start only.
+    The kubelet writes weight and memory limit of kubepods and of reservations at its start only.
     """
     is_rewritten = compared.cgroup.level is CgroupLevel.QOS or compared.setting.kind in PROTECTIONS
     return compared.verdict in REWRITTEN_VERDICTS and is_rewritten
@@ -342,7 +342,7 @@ def _expects_more_than_zero(setting: ExpectedSetting) -> bool:
 def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingComparison:
     """Change the verdict on a missing quota to UNKNOWN if the kubelet may have lifted the quota.
 
-    It does so when it assigns exclusive CPUs, which could not be read.
+    The kubelet lifts it for exclusive CPUs; whether it assigned any could not be read.
     """
     is_lifted = compared.verdict is AuditVerdict.UNLIMITED and compared.setting.kind is SettingKind.QUOTA
     if not is_lifted or pod.qos is not QosClass.GUARANTEED or not _could_be_exclusive(pod):

@@ -9,7 +9,7 @@ from agent.model.cpuset import format_cpus
 UNLIMITED_FROM: Final = 2**62
 """Smallest value of a setting that means no limit.
 
-It is the kubelet's for hugepages; that of cgroup v1 for memory is larger.
+The kubelet writes this value for hugepages; cgroup v1 shows a larger one for unlimited memory.
 """
 
 

@@ -43,7 +43,7 @@ def tighter_pod_limits(
 ) -> Mapping[CgroupSettingId, str]:
     """Return the settings whose actual limit is tighter in the pod's cgroup than in its containers' cgroups.
 
-    Settings whose expected limits already differ in this way are left out: a claim that containers share
+    Settings whose expected limits are tighter in the pod, too, are left out: a claim that containers share
     counts once in the pod. The value of each setting is a text with the containers' limit.
     """
     tight = {}
@@ -88,9 +88,9 @@ def _expected_and_actual(
 
 
 def _without_unlimited(amounts: _Amounts) -> _Amounts:
-    """Replace a container's actual limit, if it has none, by its expected limit.
+    """Return the amounts of a container; one without an actual limit counts as limited to the expected limit.
 
-    The container needs no more than that from the pod's limit.
+    A container needs no more than its expected limit from the pod's limit.
     """
     return amounts._replace(actual=Fraction(amounts.expected)) if amounts.actual >= NO_LIMIT else amounts
 
@@ -143,10 +143,10 @@ def _has_no_process(expected: ExpectedSetting, read: ActualCgroup | None) -> boo
 
 
 def compare_inherited_limit(compared: SettingComparison, pod_limit: int) -> SettingComparison:
-    """Compare the pod's limit with the expected limit of a container whose own cgroup has no limit.
+    """Compare the pod's limit with a container's expected limit, if the container's own cgroup has no limit.
 
-    The pod's limit is then in effect for the container. It may exceed the container's expected limit, since
-    the pod's other containers share it.
+    The kernel then enforces the pod's limit only. A pod's limit above the container's expected limit is
+    correct, since all containers of the pod share it.
     """
     expected, kind = compared.expected, compared.setting.kind
     verdict, _ = _compare_number(expected, pod_limit)

@@ -292,7 +292,7 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
 
 
 def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
-    """Add the values that follow from the text of KEP-5517 to the accepted values, with the note ``why``."""
+    """Accept the values ``by_text``, which follow from the text of KEP-5517, too; ``why`` is their note."""
     known = {option.value for option in expected.accepted}
     others = (
         AcceptedValue(one.value, f"KEP-5517's text: {why}")
@@ -320,9 +320,9 @@ def _or_with_sidecars(
     facts: NodeFacts,
     convert: Callable[[ResourceSums], ExpectedSetting],
 ) -> ExpectedSetting:
-    """Add the limit that kubelets up to 1.36 set to the accepted values of a setting.
+    """Accept the limit that kubelets up to 1.36 set, too, where only they count a sidecar's limit.
 
-    It is added if the kubelet's version is unknown and only a kubelet up to 1.36 sets a limit.
+    It is accepted if the kubelet's version is unknown and only a kubelet up to 1.36 sets a limit.
 
     Args:
         convert: Function that converts the sum of the pod's limits to the expected setting.

@@ -91,8 +91,8 @@ def class_memory_qos(
 def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[ExpectedSetting]:
     """Yield the expected memory protections of a cgroup: ``memory.min`` and ``memory.low``.
 
-    If the kubelet protects no request, a value that is left over has no effect, since the cgroups above
-    protect nothing.
+    Nothing is yielded if the kubelet protects no requests: a value that is left over in the file has no
+    effect then, since the cgroups above protect nothing.
     """
     if any(one.reserves for one in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
         for kind in (SettingKind.MIN, SettingKind.LOW):
@@ -189,7 +189,7 @@ def container_swap(pod: Pod, container: PodContainer, facts: NodeFacts) -> Itera
 def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[ExpectedSetting]:
     """Yield the expected limit of a container on memory and swap together (cgroup v1).
 
-    It equals the memory limit, since no container swaps there. Without a memory limit the kubelet sets none.
+    It equals the memory limit, since no container swaps on v1. Without a memory limit the kubelet sets none.
 
     Args:
         memory: Expected memory limit of the container.
@@ -295,7 +295,7 @@ def _scored_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int |
 
 
 def _pod_level_share(pod: Pod) -> int | UnknownAmount:
-    """Return each container's share of the pod-level request that no container requests."""
+    """Return a container's equal share of the pod-level memory request that exceeds the containers' sum."""
     level = pod.pod_level_requests.get(MEMORY)
     if not level:
         return 0

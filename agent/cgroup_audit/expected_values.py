@@ -93,7 +93,7 @@ class ExpectedSetting:
     period_us: int = 0
     """CFS period of a quota [us]; 0 for other settings."""
     doubt: str = ""
-    """Reason why another value may be correct, too, so that it has the verdict UNKNOWN; empty: none is."""
+    """Reason why an unexpected value may be correct, too: its verdict is then UNKNOWN; empty: no reason."""
 
 
 class ResourceSums(NamedTuple):
@@ -119,7 +119,7 @@ def unknown_setting(
     """Return the expectation for a setting whose correct value is unknown, with the reason.
 
     Args:
-        least: Values without claims, which only add to them; empty: unknown, too.
+        least: Values without claims, which claims can only raise; empty: these are unknown, too.
         period_us: CFS period of a quota.
     """
     at_least = min((option.value for option in least), default=None)
@@ -152,7 +152,7 @@ def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting
 
 
 def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedSetting:
-    """Return the CPU weight or shares that the kubelet writes for an amount of CPU, with its text."""
+    """Return the CPU weight or shares that the kubelet writes for an amount of CPU, which ``text`` names."""
     return _weighted(shares_from_millicores(milli), text, facts, runtimes=False)
 
 
@@ -176,7 +176,7 @@ def cpu_quota(
     """Yield the expected quota and, if there is one, the expected period.
 
     Args:
-        sums: CPU limit.
+        sums: Sums of the CPU limits.
         lifted_reason: Reason why there is no quota despite the limit; empty: the limit applies.
         no_limit_text: Arithmetic text for a missing CPU limit.
     """
@@ -261,7 +261,7 @@ def _convert_known(
 
 
 def explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
-    """Add the values of a kubelet that does not count claims to the explained wrong values."""
+    """Add ``uncounted``, values of a kubelet that does not count claims, to the explained wrong values."""
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
     explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)

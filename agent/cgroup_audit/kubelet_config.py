@@ -74,7 +74,7 @@ class KubeletConfig:
         return self.gates.get("QOSReserved", False)
 
     def possible_gate(self, gate: str, default: bool) -> tuple[bool, ...]:
-        """Return the possible values of a feature gate; ``default`` is the gate's default in the release."""
+        """Return the possible values of a feature gate; ``default`` is its default in the kubelet release."""
         if gate in self.gates:
             return (self.gates[gate],)
         groups = {self.gates[name] for name in ("AllAlpha", "AllBeta") if name in self.gates}
@@ -190,7 +190,7 @@ _MAPS: Final = frozenset({"feature-gates", "kube-reserved", "system-reserved"})
 
 
 def parse_flags(arguments: list[str]) -> dict[str, str]:
-    """Return the kubelet's flags that decide cgroup values, by name; a repeated map is joined.
+    """Return the kubelet's flags that decide cgroup values, by name; the maps of a repeated flag are joined.
 
     Args:
         arguments: Command line of the kubelet's process, without the program.
@@ -265,7 +265,7 @@ _DEFAULT_FACTOR: Final = 0.9
 """``memoryThrottlingFactor`` up to 1.36, if it is not set; from 1.37 on there is no default."""
 _TIERED_FROM: Final = 36
 MEMORY_QOS_DEFAULT_FROM: Final = 37
-"""First minor version with the gate MemoryQoS on by default, and without a default factor."""
+"""First minor version with the gate MemoryQoS on by default, and no default ``memoryThrottlingFactor``."""
 
 
 def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[MemoryQosMode, ...]:

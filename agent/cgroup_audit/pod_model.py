@@ -142,7 +142,7 @@ class Pod:
     phase: str = ""
     resize: UnfinishedResize | None = None
     is_critical: bool = False
-    """True: a static pod, or a pod with one of the system's priorities."""
+    """True: a static pod, or a pod with the priority of a system class, such as system-cluster-critical."""
     is_node_critical: bool = False
     """True: a critical pod of the class system-node-critical, which the kernel kills last."""
     is_changed: bool = False

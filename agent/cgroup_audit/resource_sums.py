@@ -179,7 +179,7 @@ def _effective_requests(pod: Pod, resource: str) -> Callable[[PodContainer], Res
 def _containers_terms(
     pod: Pod, resource: str, amounts: Callable[[PodContainer], ResourceAmounts | UnknownAmount]
 ) -> Terms | UnknownAmount | None:
-    """Return the amounts of the containers that need the most at the same time; None: none has an amount."""
+    """Return the amounts of the containers that run at the same time and need the most; None: no amounts."""
     found: dict[str, ResourceAmounts] = {}
     for container in pod.containers:
         resources = amounts(container)
@@ -197,7 +197,7 @@ def _containers_terms(
 def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
     """Yield the sets of containers of a pod that run at the same time.
 
-    The app containers with the sidecars come first, then the stages of initialisation.
+    First the app containers with all sidecars, then each init container with the sidecars before it.
     """
     yield tuple(container for container in pod.containers if container.role is not ContainerRole.INIT)
     sidecars: tuple[PodContainer, ...] = ()
@@ -221,7 +221,7 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
 def _pod_terms(
     own: Terms | UnknownAmount | None, given: Terms | UnknownAmount, level: Quantity | None
 ) -> Terms | UnknownAmount | None:
-    """Return the addends of a pod's sum; a pod-level amount replaces the amounts of containers and claims."""
+    """Join the addends of containers (own) and claims (given); a pod-level amount (level) replaces both."""
     if level is not None:
         return (SumTerm(level, "pod level, claims included" if given else "pod level"),)
     if isinstance(own, UnknownAmount):

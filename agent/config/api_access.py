@@ -28,7 +28,7 @@ class ApiAccess:
     ca_file: StrPath | None = None
     """File with the CA certificates of the API server; None: they are in ``ca_data``."""
     ca_data: str = ""
-    """CA certificates in PEM; empty and without a file: those of the system."""
+    """CA certificates in PEM; empty, and no ``ca_file``: the CA certificates of this machine are used."""
     token_file: StrPath | None = None
     """File with the bearer token; None: the token is in ``token``."""
     token: str = field(default="", repr=False)
@@ -55,7 +55,7 @@ class ApiAccess:
 def pod_access(
     environ: Mapping[str, str] = os.environ, directory: Path = SERVICE_ACCOUNT
 ) -> ApiAccess | None:
-    """Return the access of a pod's service account; None: the process does not run in a pod."""
+    """Return the API server's address and credentials of a pod's service account; None: not in a pod."""
     host, port = (environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
     if not host or not port:
         return None

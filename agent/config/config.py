@@ -69,11 +69,12 @@ CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
 """Environment variable with the path of the configuration file."""
 SERVICE_LINK: Final = re.compile(r"DRAHEALTH_(\w+_)?(SERVICE_(HOST|PORT)|PORT)(_|$)")
 FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
-"""Environment variables that are no settings; the command line or the systemd unit reads them."""
+"""Environment variables that begin with ``DRAHEALTH_`` and are no settings."""
 
 
 LEASE_MAX_S: Final = 86_399
-"""Longest lease [s]: one day, less a second that is sometimes added so that two messages differ."""
+"""Longest lease, the time for which the kubelet accepts a health message [s]: one day less a second.
+The agent sometimes adds this second, so that two messages differ."""
 WEEK_S: Final = 7 * 86_400
 YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
@@ -363,13 +364,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gpu_cpu_ns: int = 2 * MS
     """CPU time per second of the threads that read GPUs [ns]; 0: no limit.
 
-    To keep within it, the time between two passes becomes longer, at most 10 s. With a period below 1 s the
-    default grows as the number of passes.
+    To keep within it, the agent prolongs the time between two passes to at most 10 s. With a ``period_ns``
+    below 1 s, the default grows with the number of passes per second.
     """
     gpu_deadline_ns: int = 5 * S
     """Time limit of an NVML call, after which the GPU is Unknown [ns]."""
     gpu_dead_ns: int = 60 * S
-    """Time without an answer after which a GPU is Unhealthy [ns]; longer than the deadline."""
+    """Time without an answer after which a GPU is Unhealthy [ns]; longer than ``gpu_deadline_ns``."""
     gpu_probation_ns: int = 60 * S
     """Time without a new fault for which a recovered GPU stays Unhealthy [ns]."""
     gpu_correctable_errors: int = 1000
@@ -562,8 +563,8 @@ def load_runtime_dir(
 ) -> Path:
     """Return the runtime directory of the agent that a command connects to.
 
-    That is the directory that :func:`load` would set. A user whose own default has no agent gets that of
-    root's agent, ``system_dir``, if one is there or this user may not see whether it is.
+    That is the directory that :func:`load` would set. If this user's default directory has no agent, it is
+    ``system_dir``, the directory of root's agent, if that has an agent or this user may not read it.
 
     Arguments and errors are those of :func:`load`, but the limits of other settings are not checked.
     """

@@ -1,7 +1,7 @@
 """Decision which taints a DRA driver publishes for its devices, from their health.
 
-A taint appears with its cause, and disappears when the cause has been gone for the quiet time, so that a
-flapping cause is published once. While a device is Unknown its taints stay, but no longer evict pods.
+A taint appears with its fault, and disappears when the fault has been gone for ``TaintPolicy.quiet_s``, so
+that a flapping fault is published once. While a device is Unknown its taints stay, but no longer evict pods.
 agent.driver.taint_callback_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
@@ -254,7 +254,7 @@ def _step_taint(
 ) -> PublishedTaint | None:
     """Return the next state of a published taint. None: it is to be removed.
 
-    A stronger effect applies at once; a weaker effect and the removal after the quiet time.
+    A stronger effect applies at once; a weaker effect and the removal, after ``TaintPolicy.quiet_s``.
     """
     effect = published.taint.effect
     if required is effect:

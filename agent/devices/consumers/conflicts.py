@@ -1,4 +1,4 @@
-"""Contradictions between the sources of the consumer map, such as two UIDs of one claim name.
+"""Contradictions between sources that report claims and pods, such as two UIDs of one claim name.
 
 The agent reports the statements of all sources and does not decide which is right. A source that does not
 report an object contradicts no other source.

@@ -1,6 +1,6 @@
-"""Construction of the consumer map from the answers of all sources, whatever their order.
+"""Construction of the consumer map: which claims, pods and containers use which devices.
 
-Queries on the map are in agent.devices.consumers.consumer_queries.
+It does not depend on the order of the sources' answers. agent.devices.consumers.consumer_queries has queries.
 """
 
 from collections import defaultdict

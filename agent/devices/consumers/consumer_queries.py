@@ -206,7 +206,7 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
 
 
 def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
-    """Return the names that the objects of pods with prepared claims give to this Kubernetes node."""
+    """Return the names of this Kubernetes node, according to the objects of pods with prepared claims."""
     pods = {
         edge.consumer.pod
         for claim in known.claims.values()

@@ -1,8 +1,8 @@
 """Edges of the consumer map: the relations between claims, devices, pods and containers that sources report.
 
 An object that a source reports without a UID gets the UID of the only known object with its name; the edge
-then has ``by_name``. A pod that podresources lists with a claim which the kubelet has prepared for other pods
-only names the claim.
+then has ``by_name``. If podresources lists a claim for a pod, but the kubelet has prepared it only
+for other pods, the edge is NAMED: the pod names the claim.
 """
 
 from collections.abc import Iterator

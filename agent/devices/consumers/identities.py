@@ -4,8 +4,8 @@ A name can be reused within seconds, so sources can disagree. A name gets a UID 
 sources agree on one UID; else the object is known by its name alone.
 
 The kubelet finds the claims of a pod by name. Podresources therefore lists a new pod with the devices of an
-older claim of the same name, until the older claim is unprepared. The UIDs in the checkpoint and in the
-reservations decide which claim the pod has.
+older claim of the same name, until the older claim is unprepared. The UIDs in the kubelet's checkpoint and in
+``status.reservedFor`` decide which claim the pod has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -121,17 +121,17 @@ class Identities:
     def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:
         """Return the identity of a pod that podresources lists with a claim.
 
-        Of several pods with the name, it is the one for which the checkpoint has the claim.
+        Of several pods with the name, it is the one for which the kubelet's checkpoint has the claim.
         """
         uids = self.pods.by_name.get((namespace, name), {})
         found = [uid for uid in uids if uid in self.prepared_for.get(claim.uid, ())]
         return PodRef(namespace, name, found[0]) if len(found) == 1 else self.pod_by_name(namespace, name)
 
     def is_prepared_for_others(self, claim: ClaimRef, pod: PodRef) -> bool:
-        """Return True if the checkpoint shows that a claim is not prepared for a pod.
+        """Return True if the kubelet's checkpoint shows that a claim is not prepared for a pod.
 
-        Podresources lists the claim for the pod. If the checkpoint lacks the claim, the result is True for a
-        pending pod, for which nothing need be prepared.
+        The kubelet's podresources API lists the claim for the pod. If the checkpoint lacks the claim, the
+        result is True for a pending pod, since nothing is prepared for it yet.
         """
         uids = {pod.uid} if pod.uid else self.pods.by_name.get((pod.namespace, pod.name), {}).keys()
         prepared_for = self.prepared_for.get(claim.uid)

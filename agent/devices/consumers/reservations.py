@@ -1,4 +1,4 @@
-"""Reservations of a claim (``status.reservedFor``), and pods that the kubelet does not start for them.
+"""Reservations of a claim (``status.reservedFor``), and pods that the kubelet refuses because of them.
 
 A reservation names a pod, a pod group (KEP-5729) or another object, anywhere in the cluster. The kubelet
 evaluates reservations only when it creates a pod's sandbox, so a running pod can be refused after a reboot.

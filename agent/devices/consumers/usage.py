@@ -277,7 +277,7 @@ def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsag
 def _keys_by_name(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> frozenset[UsageKey]:
-    """Return the identities with names of all tracked usages: a source without UIDs lists them by these."""
+    """Return the identities by name of all tracked usages, under which a source without UIDs lists them."""
     if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in usage_keys_with_names(one.use))
