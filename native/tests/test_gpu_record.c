@@ -319,10 +319,49 @@ static void test_period_keeps_the_passes_within_the_budget(void)
     CHECK_U64(dh_gpu_period_ns(&o, 60 * DH_NS, MS, 8), 60 * DH_NS);         /* never shorter than configured */
 }
 
+/* The driver spun for half a minute in a call of one pass. */
+static void test_one_expensive_pass_hardly_stretches_the_period(void)
+{
+    struct dh_gpus_options o = { .period_ns = DH_NS, .slow_ns = 10 * DH_NS, .cpu_budget_ns = 2 * MS };
+    uint64_t mean_ns = dh_gpu_mean_ns(&o, MS / 10, 30 * DH_NS, 16, 8);
+
+    CHECK(dh_gpu_period_ns(&o, DH_NS, mean_ns, 8) <= 2 * DH_NS);
+    for (int i = 0; i < 16; i++)
+        mean_ns = dh_gpu_mean_ns(&o, mean_ns, MS / 10, 16, 8);
+    CHECK_U64(dh_gpu_period_ns(&o, 2 * DH_NS, mean_ns, 8), DH_NS);
+    for (int i = 0; i < 100; i++)
+        mean_ns = dh_gpu_mean_ns(&o, mean_ns, 30 * DH_NS, 16, 8);
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, mean_ns, 8), 10 * DH_NS); /* each pass is expensive */
+    CHECK_U64(dh_gpu_mean_ns(&o, 0, 2 * MS, 1, 8), 2 * MS);         /* a slow pass every 10 s is in the budget */
+    o.slow_ns = 60 * DH_NS;
+    CHECK_U64(dh_gpu_mean_ns(&o, 0, 14 * MS, 1, 8), 14 * MS); /* and a longer one every minute, too */
+    o.cpu_budget_ns = 0;
+    CHECK_U64(dh_gpu_mean_ns(&o, 0, 30 * DH_NS, 1, 8), 30 * DH_NS);
+    o.cpu_budget_ns = 1; /* the smallest budget, and most GPUs */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, dh_gpu_mean_ns(&o, 0, MS, 1, 64), 64), 10 * DH_NS);
+}
+
+/* A reader that knows the shorter period only would take the GPU's thread for stalled. */
+static void test_longer_period_is_published_before_a_pass_is_delayed_by_it(void)
+{
+    struct dh_gpu_slot *s = gx_slot(NULL, 0);
+    uint64_t due_ns = GX_NOW_NS;
+
+    s->pub.period_ns = DH_NS;
+    s->work.period_ns = 10 * DH_NS;
+    CHECK_U64(dh_gpu_next_pass_ns(s, due_ns, due_ns), due_ns + DH_NS);
+    dh_gpu_publish(s);
+    CHECK_U64(dh_gpu_next_pass_ns(s, due_ns, due_ns), due_ns + 10 * DH_NS);
+    CHECK_U64(dh_gpu_next_pass_ns(s, due_ns, due_ns + 10 * DH_NS), due_ns + 20 * DH_NS); /* it was too long */
+    gx_slot_free(s);
+}
+
 int main(void)
 {
     fx_begin();
     test_period_keeps_the_passes_within_the_budget();
+    test_one_expensive_pass_hardly_stretches_the_period();
+    test_longer_period_is_published_before_a_pass_is_delayed_by_it();
     test_code_classifies_field_and_gpu();
     test_gpu_status_is_its_worst_result();
     test_field_is_read_at_its_pace();

@@ -38,6 +38,23 @@ void dh_call_measured(struct dh_caller *c, uint64_t call)
 }
 
 /*
+ * Return the mean CPU time of the last @weight passes over a GPU, from the mean before the last pass and the time
+ * of that pass. One pass counts as at most what the budget has for the longest period, or for the time between
+ * two slow passes: the driver may spin for seconds in a call to a GPU that hangs, and that one pass must not
+ * stretch the period for a quarter of an hour.
+ */
+uint64_t dh_gpu_mean_ns(const struct dh_gpus_options *o, uint64_t mean_ns, uint64_t took_ns, uint64_t weight,
+                        uint32_t gpus)
+{
+    uint64_t span_ns = o->slow_ns > STRETCHED_MAX_NS ? o->slow_ns : STRETCHED_MAX_NS;
+    double most_ns = (double)span_ns / (double)DH_NS * (double)o->cpu_budget_ns / (gpus ? gpus : 1) + 1;
+
+    if (o->cpu_budget_ns && (double)took_ns > most_ns)
+        took_ns = (uint64_t)most_ns;
+    return (mean_ns * (weight - 1) + took_ns) / weight;
+}
+
+/*
  * Return the time between two passes over a GPU at which the passes over all @gpus keep within the budget: the
  * configured one, or up to 10 s. @now_ns, the time in force, stays until it is wrong by a quarter, because a change
  * of it is published.
@@ -63,6 +80,7 @@ void dh_gpu_pass_measured(struct dh_gpu_slot *s)
 {
     struct rusage used;
     uint64_t cpu_ns, took_ns, weight;
+    uint32_t gpus;
 
     if (getrusage(RUSAGE_THREAD, &used))
         return;
@@ -73,9 +91,10 @@ void dh_gpu_pass_measured(struct dh_gpu_slot *s)
     if (s->work.passes <= LEARNED_PASSES)
         return;
     weight = s->work.passes - LEARNED_PASSES < AVERAGED_PASSES ? s->work.passes - LEARNED_PASSES : AVERAGED_PASSES;
-    s->pass_cpu_ns = (s->pass_cpu_ns * (weight - 1) + took_ns) / weight;
+    gpus = atomic_load(&s->w->gpus);
+    s->pass_cpu_ns = dh_gpu_mean_ns(&s->w->opt, s->pass_cpu_ns, took_ns, weight, gpus);
     if (weight == AVERAGED_PASSES)
-        s->work.period_ns = dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->pass_cpu_ns, atomic_load(&s->w->gpus));
+        s->work.period_ns = dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->pass_cpu_ns, gpus);
 }
 
 static void costs_add(struct dh_gpu_costs *to, const struct dh_caller *c)

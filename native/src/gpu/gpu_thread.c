@@ -252,6 +252,18 @@ bool dh_gpu_pass_once(struct dh_gpu_slot *s)
     return true;
 }
 
+/*
+ * Return when the pass after the one that was due at @due_ns is due: one period later as the record has it, so
+ * that a longer period is published before the reader waits for it. After a pass longer than the period the
+ * thread rests for one period.
+ */
+uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns)
+{
+    uint64_t next_ns = due_ns + s->pub.period_ns;
+
+    return next_ns > now_ns ? next_ns : now_ns + s->pub.period_ns;
+}
+
 void *dh_gpu_main(void *arg)
 {
     struct dh_gpu_slot *s = arg;
@@ -260,10 +272,7 @@ void *dh_gpu_main(void *arg)
 
     while (sleep_until_due(s, next_ns) && dh_gpu_pass_once(s)) {
         dh_gpu_pass_measured(s);
-        /* after a pass longer than the period the thread rests for one period */
-        next_ns += s->work.period_ns;
-        if (next_ns <= dh_now_ns())
-            next_ns = dh_now_ns() + s->work.period_ns;
+        next_ns = dh_gpu_next_pass_ns(s, next_ns, dh_now_ns());
     }
     dh_gpus_thread_exit(w);
     return NULL;

@@ -13,8 +13,11 @@ void dh_gpus_publish_start(struct dh_gpu_watch *w);
 void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested);
 void dh_opener_shutdown(struct dh_gpu_watch *w);
 bool dh_gpu_pass_once(struct dh_gpu_slot *s);
+uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns);
 
 /* gpu_budget.c */
+uint64_t dh_gpu_mean_ns(const struct dh_gpus_options *o, uint64_t mean_ns, uint64_t took_ns, uint64_t weight,
+                        uint32_t gpus);
 uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus);
 void dh_gpu_pass_measured(struct dh_gpu_slot *s);
 void *dh_opener_main(void *arg);
