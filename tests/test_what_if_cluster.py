@@ -42,7 +42,7 @@ class Cluster:
         self._file = directory / "scheduler.json"
         self._environ = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environ
         # A scheduler without a dashboard needs no port that another one may have.
-        self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
         self.address = wait_for(self._address)
 
     def worker(self, cwd: Path = REPOSITORY, **environ: str) -> "subprocess.Popen[bytes]":
@@ -215,6 +215,25 @@ def test_record_on_which_workers_die_is_named_and_left_out(
     assert document["records"][0]["evaluations"] == 0
     assert document["records"][1:] == local["records"]
     assert document["changes"] == local["changes"]
+
+
+@needs_dask
+def test_scheduler_lost_during_the_comparison_is_named_in_one_line(
+    stack: ExitStack, tmp_path: Path, config: Path
+) -> None:
+    places = write_fleet(tmp_path / "fleet")
+    cluster = Cluster(stack, tmp_path)
+    worker = cluster.worker()
+    fifo = segment_path(places[0], 1)
+    make_trap(fifo)
+    process = run_on(cluster, places, config, stack)
+    reader_of(fifo, [worker], stack)
+    kill(cluster.scheduler)
+    done = ended(process)
+    assert (done.returncode, done.stderr) == (
+        70,
+        "drahealth: dask cluster: the scheduler was lost; run the command again\n",
+    )
 
 
 def refused(address: str, limit_s: str) -> None:

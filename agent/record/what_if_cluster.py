@@ -4,6 +4,7 @@ dask gives the tasks of a lost worker to other workers. A record on which severa
 left out.
 """
 
+import logging
 import pickle
 import pkgutil
 import queue
@@ -17,10 +18,12 @@ from agent.record.segment_file import RecordPath, UrlPath
 from agent.record.what_if import RecordComparison, compare_record
 from agent.version import VERSION
 
-CONNECT_S: Final = 10.0
+CONNECT_S: Final = 30.0
 """Longest wait for the scheduler [s]."""
 WORKERS_S: Final = 60.0
 """Longest time in which the cluster may have no worker [s]: a restart of a worker takes less."""
+CHECK_S: Final = 5.0
+"""Time without a result after which the command checks that the cluster has a worker [s]."""
 RESULT_S: Final = 60.0
 """Longest wait for a result that is ready [s]; then dask may compute it again on another worker."""
 IN_FLIGHT: Final = 1000
@@ -60,6 +63,8 @@ def compare_on_cluster(
         get_address_host_port(scheduler, strict=True)
     except ValueError as error:
         raise UsageError(f"--scheduler: {error}; write a URL such as tcp://HOST:8786") from None
+    for name in ("distributed", "distributed.client"):  # the errors below need none of dask's tracebacks
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         security = Security()
         if scheduler.startswith("tls:") and not security.get_connection_args("client").get("ssl_context"):
@@ -160,7 +165,7 @@ def _outcomes(client: Any, tasks: Iterable[tuple[int, bytes]]) -> Iterator[tuple
         if not running:
             return
         try:
-            future = ready.get(timeout=RESULT_S)
+            future = ready.get(timeout=CHECK_S)
         except queue.Empty:
             _require_worker(client)
             continue
