@@ -1,9 +1,7 @@
 """Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals.
 
-Reports print the goals, which no check enforces.
-
-Absolute times depend on the machine and fail no check. The file is in the checkout only; an installed package
-has no budgets.
+Goals, such as absolute times, depend on the machine: reports print them, and they fail no check. The file is
+in the checkout only; an installed package has no budgets.
 """
 
 import re

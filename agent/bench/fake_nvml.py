@@ -61,7 +61,7 @@ class FakeNvml:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator["FakeNvmlControl"]:
-        """Connect to the control socket of the process that loaded the library. Blocks up to WAIT_S."""
+        """Connect to the control socket of the process that loaded the fake NVML. Blocks up to WAIT_S."""
         deadline = time.monotonic() + WAIT_S
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_S)

@@ -111,7 +111,7 @@ def _hierarchies() -> dict[str, Path]:
 
 
 def _make_cgroup(mount: Path, group: Path, *, v2: bool) -> None:
-    """Make a cgroup and its parents; in v2, enable the available controllers on the way."""
+    """Make a cgroup and its missing parents; in v2, enable all available controllers in the parents."""
     path = mount
     for part in group.parts:
         if v2 and path != mount:
@@ -204,7 +204,7 @@ def shrink_pool(sysfs: Path) -> None:
 
 
 def write_machine_files(root: Path, controllers: int) -> None:
-    """Write the rarely changing files of the machine of :func:`write_sysfs`: ``sys`` and ``proc``.
+    """Write files in ``sys`` and ``proc`` that seldom change, for the machine of :func:`write_sysfs`.
 
     Args:
         root: Parent directory of both.

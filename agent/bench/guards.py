@@ -65,8 +65,8 @@ RATIOS: Final = {
     "poll.groups100.core_to_python": GuardedRatio(100, "core", "good"),
     "poll.groups500.core_to_python": GuardedRatio(500, "core", "good"),
 }
-"""Guarded ratios by key, which is that of the result row if a suite has one. The ``situ`` rows are left out,
-because the pauses between their passes take minutes."""
+"""Guarded ratios by key, which is that of the result row if a suite has one.
+Keys with ``situ`` (one pass after a pause) are left out, because the pauses take minutes."""
 
 
 class GuardResult(NamedTuple):
@@ -187,9 +187,9 @@ def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
 
 
 def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:
-    """Compare the waits of a thread per heartbeat with their budget.
+    """Compare how often a thread waits in the kernel per heartbeat with the budget.
 
-    A busy machine divides a wait of an idle thread, so the guard fails only if several counts differ from the
+    On a busy machine one wait can become two, so the guard fails only if several counts differ from the
     budget. A wait that the agent's code adds is in each count.
     """
     budget = context.budget("heartbeat_waits", name)
@@ -207,7 +207,7 @@ def _check_modules(context: GuardContext, name: str) -> GuardResult:
 
 
 def _check_opcodes(context: GuardContext, name: str) -> GuardResult:
-    """Compare the opcodes of a change with the budget of this version of Python."""
+    """Compare the number of Python opcodes for one change with the budget of this version of Python."""
     try:
         measured = idle_counts.count_change_opcodes(name)
     except FakeNvmlUnavailable as error:

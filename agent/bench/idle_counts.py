@@ -1,8 +1,8 @@
-"""Exact counts of an agent's Python: wakeups and retained memory while idle, opcodes of a change, modules.
+"""Exact counts of an agent's Python: wakeups and memory while idle, opcodes for one change, loaded modules.
 
 The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
-seconds. The engine loop runs on a mock clock; the waits of a heartbeat are those of a whole agent. The
-opcodes of a change are those between the eventfd and the encoded message.
+seconds. The engine loop runs on a mock clock; the waits per heartbeat are counted in a whole agent. The
+opcodes for a change are those from the wake by the eventfd to the encoded message.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ def count_sampler_wakes(passes: int = PASSES) -> int:
 
 
 def count_evaluations() -> int:
-    """Count the evaluations of the engine loop in a quiet minute, with the default timing of an agent."""
+    """Count the evaluations of the engine loop in a minute without changes, with the default timing."""
     source = _IdleSource()
     try:
         return trio.run(_count_minute, source, clock=MockClock(autojump_threshold=0))
@@ -163,7 +163,7 @@ def _read_heartbeat_waits(root: Path, pid: int, tracer: "subprocess.Popen[bytes]
 
 
 def _waits_between(beat: re.Pattern[str], text: str) -> list[int]:
-    """Return the number of waits between each two heartbeats in the system calls of a thread."""
+    """Return the number of waits from each heartbeat to the next in the strace output of one thread."""
     counts: list[int] = []
     for line in text.splitlines():
         if beat.match(line):
@@ -174,7 +174,7 @@ def _waits_between(beat: re.Pattern[str], text: str) -> list[int]:
 
 
 def count_retained_blocks() -> float:
-    """Return how many blocks of Python's allocator each quiet evaluation retains.
+    """Return how many blocks of Python's allocator each evaluation without changes retains.
 
     The result is the median of several counts, because unrelated blocks may be freed during one of them.
     """
@@ -295,7 +295,7 @@ _WARM_UP: Final = 3
 
 
 def count_modules(name: str) -> int:
-    """Return the number of modules that a process of START_IMPORTS loads, the interpreter's excepted."""
+    """Return the number of modules that a process of START_IMPORTS loads, without those of Python's start."""
     program = (
         f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; print(len(set(sys.modules) - before))"
     )
@@ -337,7 +337,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def _print_opcodes(root: str, library: str, gpus: int) -> None:
-    """Count the opcodes of a change in this process, and print the number."""
+    """Count Python's opcodes for one change in this process, and print the number."""
     directory = Path(root)
     write_sysfs(directory / "sys")
     write_machine_files(directory, 0)

@@ -53,10 +53,10 @@ DECADES_FROM: Final = 100
 SAMPLES_MIN: Final = 10
 """Number of samples that each result row needs for a distribution."""
 EDGE_MIN: Final = 1.15
-"""Smallest ratio after / before at the right edge of a comparison."""
+"""Smallest ratio at the right edge of the plot that compares two revisions."""
 COMPARISON_STEPS: Final = (1.05, 1.1, 1.25, 1.5, 2, 4, 16)
-"""Possible ratios of two neighbouring ticks on the axis of a comparison. The smallest that gives few ticks is
-used."""
+"""Possible ratios of two neighbouring ticks in the plot that compares two revisions.
+The smallest ratio that gives few ticks is used."""
 TICKS_PER_SIDE: Final = 4
 LOWER_BOUND: Final = "lower bound"
 

@@ -274,7 +274,7 @@ COALESCE_S: Final = 0.1  # the agent combines changes within this time; causes a
 def sleep_past_coalescing() -> None:
     """Sleep until the agent no longer combines the next change with the last one.
 
-    The time is random, so that changes fall on all phases of the agent's polling period.
+    The time is random, so that changes happen at any moment of the agent's polling period.
     """
     time.sleep(COALESCE_S * (1.2 + random.random()))
 

@@ -62,7 +62,7 @@ def read_host() -> HostFacts:
 
 
 def core_compiler() -> str:
-    """Return name and version of the compiler that built the C core, which it wrote into the module."""
+    """Return name and version of the compiler that built the C core, as recorded in the built module."""
     spec = importlib.util.find_spec("agent.native._core")
     data = Path(spec.origin).read_bytes() if spec and spec.origin else b""
     signature = re.search(rb"GCC: \([^)]*\) ([\d.]+)|clang version ([\d.]+)", data)
@@ -95,7 +95,7 @@ WIDTH: Final = 100
 HEADINGS: Final = ("95 % interval", "p99", "max", "ratio", "memory", "budget", "")
 STABLE: Final = ((0.02, "good"), (0.05, "fair"))
 MAX_OUTLIER_SHARE: Final = 0.01
-"""Share of samples that are outliers from which they determine the 99th percentile."""
+"""Share of outliers among the samples from which the outliers alone determine the 99th percentile."""
 VERDICTS: Final[Mapping[bool | None, str]] = {True: "ok", False: "OVER", None: "unsure"}
 CORE_KEY: Final = "core"
 LOWER_BOUND_KEY: Final = "floor"
@@ -153,7 +153,7 @@ def header_lines(host: HostFacts, outcomes: Iterable[SuiteOutcome]) -> tuple[str
 
 
 def stability_lines(reference_ns: Sequence[float]) -> tuple[str, ...]:
-    """Rate the stability of a run by the variation of a fixed computation timed between the blocks."""
+    """Rate how stable the machine was, by the times of a fixed computation between the blocks of samples."""
     if not reference_ns:
         return ("stability: unknown; no suite timed a loop",)
     deviation, outliers = relative_deviation(reference_ns), outlier_share(reference_ns)
@@ -294,7 +294,7 @@ def _row_labels(table: ResultTable) -> list[str]:
 
 
 def _table_remarks(table: ResultTable, section: ReportSection) -> Iterator[str]:
-    """Return the remarks below a table: the comparison, and remarks not common to the section."""
+    """Return the remarks below a table: how the C core compares, and remarks not common to the section."""
     if compared := compare_core_row(table):
         yield compared
     yield from (remark for remark in _remarks(table) if remark not in section.common)
@@ -312,9 +312,9 @@ def _remarks(table: ResultTable) -> list[str]:
 
 
 def compare_core_row(table: ResultTable) -> str:
-    """Describe how the core compares with the alternatives: ``core: 4.1x less than good Python``.
+    """Describe how the C core compares with alternatives: ``core: 4.1x less than good Python``.
 
-    The text is empty without a core row.
+    The text is empty if the table has no row of the C core.
 
     The lower bound is left out, because it is no alternative.
     """
@@ -340,7 +340,7 @@ def _ratio_to_reference(row: ResultRow) -> float:
 
 
 def format_factor(factor: float) -> str:
-    """Format how the core compares with a contender that takes ``factor`` times as much: ``13x less``."""
+    """Format how the C core compares with a contender that needs ``factor`` times as much: ``13x less``."""
     big = max(factor, 1 / factor)
     return f"{big:.{0 if big >= 10 else 1}f}x {'less' if factor >= 1 else 'more'}"
 

@@ -80,7 +80,7 @@ class SuiteOutcome:
     skipped: list[str] = field(default_factory=list)
     """Measurements skipped on this machine, with reasons."""
     reference_ns: list[float] = field(default_factory=list)
-    """Samples of the reference computation, for the stability of the run."""
+    """Times of a fixed computation during the run, which show how stable the machine was [ns]."""
 
     def merge(self, other: "SuiteOutcome") -> None:
         """Add the tables of another part of the same suite."""
@@ -103,7 +103,7 @@ def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) 
 
 
 def rows_from_race(prefix: str, race_result: InterleavedTimings, reference: str) -> tuple[ResultRow, ...]:
-    """Return a result row for each contender of a race, with its ratio to the contender ``reference``."""
+    """Return a result row for each contender timed in turns, with its ratio to contender ``reference``."""
     rows = []
     for key, timed in race_result.timed.items():
         samples = [sample / NS_PER_S for sample in timed.samples]

@@ -81,7 +81,7 @@ def time_contenders(
 
     Args:
         contenders: At least one; each call runs the workload once.
-        rounds: Blocks of each contender.
+        rounds: Number of rounds, each with a block of calls of every contender.
         limit_s: No new round begins after this time, but at least three rounds are run.
         pause_s: 0 for calls back to back, where the first call of each block is not timed. Otherwise each
             sample is a single call after a sleep of this length, as in an agent between two passes.

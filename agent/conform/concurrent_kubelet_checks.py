@@ -42,7 +42,7 @@ UNUSUAL_FACTOR: Final = 2
 PAUSES_MIN: Final = 3
 """Least number of other pauses between health lists for a pause to be called unusual."""
 LONGER_FACTOR: Final = 3
-"""Factor by which a longer session is recommended if no health list arrived while the reader was stopped."""
+"""Factor by which a longer session is recommended if no health list arrived while a reader had stopped."""
 REOPENED: Final = {"cancel": "after a cancel", "close": "on a new connection"}
 NOT_CONCURRENT: Final = "no two streams were open at a time: see health.unavailable"
 ENDED_BY_SERVER: Final = "the server ends streams: see health.ends and health.goaway"
@@ -50,7 +50,7 @@ ENDED_BY_SERVER: Final = "the server ends streams: see health.ends and health.go
 
 def check_reconnect(session: SessionRecord) -> CheckOutcome:
     """Opens a stream on a new connection, cancels it and opens another on the same connection, three times.
-    Each must report every device whose lease still runs."""
+    Each must report every device whose lease (health_check_timeout_seconds) still runs."""
     found, slowest_s = [], 0.0
     for reopening in session.reopenings:
         reopened, stream = REOPENED[reopening.after], reopening.stream

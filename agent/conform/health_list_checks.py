@@ -49,28 +49,29 @@ LIST_LIMIT: Final = 4 << 20
 LARGE_LIST: Final = 1 << 20
 """Size of a health list above which a check warns [bytes]."""
 FUTURE_S: Final = 60
-"""Time by which a device's last_updated_time may be ahead of the clock before a check warns [s]."""
+"""Time by which a device's last_updated_time may be ahead of this machine's clock without a warning [s]."""
 MILLISECONDS: Final = 100_000_000_000
 """Value of last_updated_time from which it must be in milliseconds: in seconds it is the year 5138."""
 SHORT_LEASE_S: Final = 2
 LONG_LEASE_S: Final = 86_400
-"""Longest lease at which a check does not warn [s]; SHORT_LEASE_S: longest lease that is too short."""
+"""Longest lease (health_check_timeout_seconds) without a warning [s].
+SHORT_LEASE_S: longest lease that is too short."""
 MARGIN_S: Final = 5
-"""Time by which a recommended session is longer than the lease [s]."""
+"""Time by which a recommended session is longer than the longest lease of a device [s]."""
 HEARTBEAT_FRACTION: Final = 0.6
-"""Fraction of the lease above which a check warns of the time between two reports.
+"""Fraction of a device's lease above which a check warns of the time between two reports on the device.
 
-It is half a lease, and a tenth for delays of a busy machine.
+It is half of the lease, and a tenth of it for delays of a busy machine.
 """
 TIME_ROUNDING_S: Final = 2.0
-"""Age of a device's last_updated_time that is not counted [s].
+"""Age that a device's last_updated_time may have on arrival without a fault of the driver [s].
 
-The time is in whole seconds, and the health list takes time.
+The time is in whole seconds, and the transfer of the health list takes time.
 """
 REPORTED_ONCE: Final = "no device was reported twice: try a longer --for"
 EMPTY_LISTS: Final = "every list is empty"
 EXPIRING: Final = (1, 2)
-"""Health values that become Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
+"""Health values that the kubelet changes to Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
 
 _LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 LABEL: Final = re.compile(_LABEL)
@@ -278,7 +279,8 @@ def check_update_times(session: SessionRecord) -> CheckOutcome:
 
 
 def check_fresh_times(session: SessionRecord) -> CheckOutcome:
-    """Compares the age of each last_updated_time at receipt with the lease, unless the device is Unknown."""
+    """Compares the age of each last_updated_time at receipt with the lease (health_check_timeout_seconds),
+    unless the device is Unknown."""
     ages: list[float] = []
 
     def old(stream: StreamRecord) -> Iterator[CheckOutcome]:
@@ -335,7 +337,8 @@ def check_known_health(session: SessionRecord) -> CheckOutcome:
 
 
 def check_heartbeat(session: SessionRecord) -> CheckOutcome:
-    """Compares the time between two reports on a device, and since its last report, with its lease."""
+    """Compares the time between two reports on a device, and since its last report, with its lease
+    (health_check_timeout_seconds)."""
     kept: list[float] = []
     waiting: list[float] = []
 

@@ -221,7 +221,7 @@ class PrepareStage(StrEnum):
     OTHER_UID = "other uid"
     """Prepares a claim by its name and another UID."""
     BAD = "bad"
-    """Prepares bad claims and the good ones in one call, twice."""
+    """Prepares, in one call, claims that must fail and all other claims; twice."""
     RESTARTED = "restarted"
     """Prepares all claims after a restart of the driver."""
     REBOOTED = "rebooted"
@@ -318,7 +318,7 @@ NO_CDI: Final = CdiSnapshot()
 
 
 class ClaimSessionRecord(NamedTuple):
-    """Record of the stages that prepare and unprepare claims."""
+    """Record of the part of a session that prepares and unprepares claims, stage by stage."""
 
     version: str
     """Advertised service that was called, such as ``v1.DRAPlugin``; empty: none."""
@@ -366,9 +366,9 @@ class SessionRecord(NamedTuple):
     directory: RegistrationDirRecord | None = None
     """Record of the driver's registration; None: registration was not tested."""
     recorded_s: float = 0.0
-    """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
+    """Time for which health lists were recorded: less than ``window_s`` if the server ended all streams."""
     prepare: ClaimSessionRecord | None = None
-    """Record of the stages that prepare claims; None: claims were not prepared."""
+    """Record of the prepared and unprepared claims; None: the session prepared no claims."""
 
     def version(self, version: str) -> ApiVersionStreams:
         """Return the streams of an API version; there are none if nothing was recorded."""

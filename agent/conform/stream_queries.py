@@ -17,9 +17,9 @@ from agent.conform.session_record import (
 )
 
 DEFAULT_LEASE_S: Final = 30
-"""Lease that the kubelet uses if the driver sends 0 or a negative lease [s]."""
+"""Lease that the kubelet uses if a driver sends 0 or less as health_check_timeout_seconds [s]."""
 LEASE_OVERFLOW_S: Final = 9_223_372_036
-"""Longest lease that the kubelet can count in 64-bit nanoseconds [s]."""
+"""Longest lease (health_check_timeout_seconds) that the kubelet can count in 64-bit nanoseconds [s]."""
 PROPAGATION_S: Final = 1.0
 """Time that a driver may take to send a change on every stream [s]."""
 
@@ -37,7 +37,7 @@ def format_device(key: RawDeviceKey) -> str:
 
 
 def effective_lease_s(device: DeviceEntry) -> float:
-    """Return the lease of a device entry: how long the kubelet uses its health [s].
+    """Return how long the kubelet uses the health in a device entry, its lease [s].
 
     0: the lease is too long and overflows.
     """
@@ -94,9 +94,9 @@ def evaluate_streams(
 ) -> CheckOutcome:
     """Evaluate the health streams of the API version that kubelet 1.37 uses.
 
-    If they have no outcome, those of the other version are evaluated.
+    If `evaluate` yields no outcome for them, evaluate those of the other API version.
 
-    Returns the worst outcome; `otherwise` if there are no outcomes.
+    Returns the worst outcome; `otherwise` if there is none for both versions.
     """
     found = [outcome for stream in session.main.streams if stream.lists for outcome in evaluate(stream)]
     if found:

@@ -95,7 +95,7 @@ class TaintState:
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
-    """Taints by device, worst first; ``taints`` has at most sixteen of them per device."""
+    """All taints by device, worst first; ``taints`` has those of them to publish, up to sixteen a device."""
     unknown_ns: Mapping[DeviceRef, int] = field(default_factory=dict)
     """Monotonic time since which each Unknown device is Unknown [ns]."""
     due_ns: int | None = None

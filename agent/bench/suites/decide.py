@@ -1,8 +1,8 @@
 """Time of the engine: ``step()`` without and with a change, and the decoding of snapshots.
 
 The devices are CPUs of this machine, declared by a driver; the cgroups are files that look like cgroups,
-because their origin has no effect on the engine. An evaluation has no lower bound; ratios are to a quiet
-step.
+because their origin has no effect on the engine. An evaluation has no lower bound; ratios are to a
+step without a change.
 """
 
 from collections.abc import Callable

@@ -193,7 +193,7 @@ def _write_number(path: Path, value: int) -> int:
 def fixture_pool(sysfs: Path) -> Callable[[int], int]:
     """Return a function that changes the number of pages in a file tree.
 
-    The function adds its argument to the first number and returns its start time [ns].
+    The function adds its argument to the original number and returns its start time [ns].
     """
     files = [directory / "nr_hugepages" for directory in sysfs.rglob("hugepages-2048kB")]
     before = int(files[0].read_text())

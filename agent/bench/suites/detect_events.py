@@ -42,9 +42,9 @@ from agent.bench.run_size import RunSize
 
 CONTAINER: Final = r"container ([0-9a-f]{64})"
 BATCH: Final = 4
-"""Containers of a pod, and limit hits per agent; the agent's report grows with each hit."""
+"""Number of containers of a pod, and of limit hits per agent; the agent's report grows with each hit."""
 LOG_BATCH: Final = 3
-"""Log lines per agent; a note lists as many filesystems."""
+"""Number of log lines per agent, each about another filesystem; the agent's note lists as many."""
 FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report grows with each"
 
 
@@ -223,7 +223,7 @@ def _cpu_switch() -> Iterator[Callable[[bool], None]]:
     """Yield a function that sets the last CPU of this machine online or offline; set it online afterwards.
 
     Raises:
-        OSError: The CPU has no such file, is offline, or may not be switched.
+        OSError: The CPU has no file ``online``, is offline, or may not be switched.
     """
     file = Path(f"/sys/devices/system/cpu/cpu{(os.cpu_count() or 1) - 1}/online")
     if file.read_text() != "1\n":

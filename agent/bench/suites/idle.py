@@ -40,7 +40,7 @@ PERIOD_MS: Final = 100
 LOWER_BOUND: Final = "lower bound: a bare timerfd thread of the same period"
 READY_S: Final = 60.0
 NEW_GROUP_S: Final = 120.0
-"""Time after the creation of a cgroup for which each sweep reads all of its counters [s]."""
+"""Time after a cgroup's creation in which the agent reads all of its counters in each sweep [s]."""
 SAMPLER: Final = "dh-sampler"
 LABELS: Final = {
     SAMPLER: "the C sampler",
@@ -202,9 +202,9 @@ def _cpu_rows(
 def _heartbeat_rows(
     before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], heartbeats: int
 ) -> list[ResultRow]:
-    """Return the wakeups of Python per heartbeat, by thread.
+    """Return the wakeups of the two Python threads of an idle agent per heartbeat.
 
-    They include those of Python's interpreter and for answers of the subscriber.
+    They include wakeups by Python's interpreter, and by answers of the subscriber.
     """
     wakeups = dict.fromkeys(("main", "I/O"), 0)
     for tid in before.keys() & after.keys():

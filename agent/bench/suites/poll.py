@@ -82,7 +82,7 @@ def open_sampler(tree: CgroupTree | None, held_bytes: int = HELD_ALL) -> Sampler
 def cgroup_contenders(
     tree: CgroupTree, sampler: Sampler, files: Sequence[ReadFile], stack: contextlib.ExitStack
 ) -> list[Contender]:
-    """Return the contenders of a sweep over all cgroup files, which a race times in turns.
+    """Return the contenders of a sweep over all cgroup files, to be timed in turns.
 
     They are the C core with all and with half of the files kept open, the bare system calls of both, the bare
     system calls that open each file again, and Python with kept descriptors.

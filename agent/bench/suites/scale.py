@@ -190,7 +190,7 @@ def parse_audited_pods(output: str) -> list[Any]:
 
 
 AGENTS: Final = 3
-"""Number of different device counts at which an agent's memory is measured, with smallest and largest."""
+"""Number of device counts at which an agent's memory is measured, including the smallest and the largest."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:

@@ -32,13 +32,13 @@ Then v1alpha1 is used instead of v1, or a late stream is given up.
 """
 
 LEAVES_AT_FRACTION: Final = 0.45
-"""Fraction of the recording after which the second kubelet closes its connection."""
+"""Fraction of the session's duration after which the second simulated kubelet closes its connection."""
 RESUMES_AT_FRACTION: Final = 0.6
-"""Fraction of the recording after which the kubelet that stopped reading resumes."""
+"""Fraction of the session's duration after which the kubelet that stopped reading reads again."""
 REOPENINGS: Final = ("close", "cancel") * 3
 """How the stream before each reopened stream ends, ``cancel`` or ``close``: see ReopenedStream.after."""
 PAUSE_FRACTION: Final = 0.02
-"""Pause between two reopened streams, as a fraction of the recording."""
+"""Pause between two reopened streams, as a fraction of the session's duration."""
 
 UNKNOWN_METHODS: Final = (
     "/v1.DRAResourceHealth/DrahealthConform",
@@ -63,7 +63,7 @@ class HealthStreamClients:
 
     Args:
         socket: Service socket.
-        window_s: Duration of the recording [s], which begins now.
+        window_s: Duration for which health lists are recorded [s], from now on.
     """
 
     def __init__(self, socket: str, window_s: float) -> None:
@@ -138,7 +138,7 @@ class HealthStreamClients:
                 await work
 
     async def _run_visitors(self) -> None:
-        """Run the kubelets that disconnect, stop reading or reconnect, after the first list."""
+        """Run the kubelets that disconnect, stop reading or reconnect, once a health list has arrived."""
         await self._run_until(
             min(FIRST_LIST_S, self._window_s), self._wait_until(lambda: self._is_first_stream_over(V1))
         )

@@ -41,7 +41,7 @@ REFUSAL_TEXT: Final = "test by drahealth conform: reports one failed registratio
 async def find_plugins(directory: str, clock: SessionClock) -> tuple[RegistrationFile, ...]:
     """Call GetInfo on every socket below the directory of registration sockets.
 
-    Returns all files below the directory, with the answers.
+    Returns all files below the directory, with the answers of those that are sockets.
 
     Raises:
         UsageError: The directory does not exist.

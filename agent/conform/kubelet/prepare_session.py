@@ -55,7 +55,7 @@ UNPREPARE: Final = "NodeUnprepareResources"
 COMMAND_S: Final = 300.0
 """Timeout of a command that the user gives, such as ``--restart-command`` [s]."""
 READY_S: Final = 60.0
-"""Time to wait for a restarted driver, or for a device that was restored [s]."""
+"""Longest wait for a restarted driver, or for the prepare of a restored device [s]."""
 RETRY_S: Final = 1.0
 CDI_BYTES: Final = 4 << 20
 """Largest size of a CDI file that is read [bytes]."""
@@ -68,7 +68,7 @@ REQUEST: Final = "device"
 
 
 class PrepareOptions(NamedTuple):
-    """Options of the stages that prepare claims; a command that is empty is not run."""
+    """Options of the part of a session that prepares claims; an empty command is not run."""
 
     claims: tuple[JsonObject, ...]
     """Allocated ResourceClaims that the session prepares."""
@@ -147,7 +147,7 @@ def _invented_claim(name: str) -> ClaimRef:
 
 
 def omit_all(outcome: CheckOutcome) -> ClaimSessionRecord:
-    """Return the record of a session that prepared no claim, with the same outcome for all stages."""
+    """Return the record of a session that prepared no claim: one outcome for every :class:`PrepareStage`."""
     return ClaimSessionRecord("", (), (), {}, dict.fromkeys(PrepareStage, outcome))
 
 
@@ -198,7 +198,7 @@ class PrepareSession:
         self._is_device_removed = False
 
     async def __aenter__(self) -> Self:
-        """Create the claims of chosen and given devices.
+        """Create a claim for each device that the options name, or that is chosen from ResourceSlices.
 
         Raises:
             UsageError: No device is free, or the command failed.
@@ -253,7 +253,7 @@ class PrepareSession:
         )
 
     async def clean_up(self) -> None:
-        """Restore the device, unprepare all claims that may be prepared, and delete those of this session.
+        """Restore a removed device, unprepare all claims that may be prepared, delete this session's claims.
 
         Never raises an error of the driver or of a command: a text on each remaining claim goes to `warn`.
         """
@@ -344,7 +344,7 @@ class PrepareSession:
         return ""
 
     def _own_cdi_files(self) -> list[str]:
-        """Return the paths of CDI files that appeared with the first prepare and define returned ids."""
+        """Return the paths of CDI files that the first prepare created, with CDI ids that it returned."""
         [first] = self._calls[PrepareStage.FIRST]
         ids = {cdi_id for answer in first.answers for device in answer.devices for cdi_id in device.cdi_ids}
         known = {file.path for file in self._cdi["before"].files}
@@ -437,7 +437,7 @@ class PrepareSession:
     # --- commands -------------------------------------------------------------------------------------------
 
     async def _create(self, obj: JsonObject) -> JsonObject:
-        """Create a claim at the API server or with the command; return the created one.
+        """Create a claim at the API server or with ``claim_command``; return the created object.
 
         Raises:
             UsageError: The command failed.
