@@ -16,6 +16,7 @@ import pytest
 import trio
 from agents import Agent, short_tmp
 from machine import unified_root
+from no_threads import no_threads
 from other_user import skip_unless_user_can_change
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -195,6 +196,30 @@ def test_killed_run_returns_at_once() -> None:
     assert results[0].problem == "the command was killed by SIGKILL"
 
 
+class PolledCommand(CheckCommand):
+    """Command whose end is polled between the end of its process and the read of the exit code."""
+
+    def kill(self) -> None:
+        super().kill()
+        self.is_ended()
+
+
+def test_poll_of_a_running_command_takes_no_exit_code() -> None:
+    other = subprocess.Popen(["/bin/sh", "-c", "exit 9"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    command = PolledCommand(["/bin/sh", "-c", "exit 3"], {}, timeout_s=PATIENCE_S, user="", cgroup=None)
+    assert command.run() == CommandResult(3, "")
+    assert command.is_ended()
+    assert other.wait() == 9, "the exit code of another child was taken"
+
+
+def test_command_before_its_start_has_not_ended() -> None:
+    command = CheckCommand(["/bin/true"], {}, timeout_s=PATIENCE_S, user="", cgroup=None)
+    assert not command.is_ended()
+    command.run()
+    assert command.is_ended()
+
+
 # --- cgroups ------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +381,20 @@ async def test_hung_check_delays_no_other() -> None:
         nursery.start_soon(runner.run)
         await results.wait("fast", 2)
         assert ("hung", "") not in results.newest
+        nursery.cancel_scope.cancel()
+
+
+async def test_check_without_a_thread_runs_again_in_its_next_period() -> None:
+    results = Results()
+    runner = CustomCheckRunner([shell("fabric", "exit 0")], "node-a", results.set, lambda: (None, ""))
+    async with trio.open_nursery() as nursery:
+        with no_threads():
+            nursery.start_soon(runner.run)
+            result = await results.wait("fabric")
+        assert "thread" in result.no_result_reason
+        assert runner.running == 0
+        result = await results.wait("fabric", result.passes + 1)
+        assert (result.finding, result.no_result_reason) == (None, "")
         nursery.cancel_scope.cancel()
 
 

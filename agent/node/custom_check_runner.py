@@ -192,6 +192,7 @@ class CustomCheckRunner:
         try:
             return await call_in_thread(command.run, "dh-check")
         except ThreadStartError as error:
+            del self._commands[key]  # it never runs, so it never ends
             return CommandResult(None, "", str(error))
         except trio.Cancelled:
             command.kill()

@@ -74,9 +74,16 @@ class CheckCommand:
         self._pid = 0
         self._pidfd = -1
         self._is_killed = False
+        self._has_run = False
 
     def run(self) -> CommandResult:
         """Run the command, and return its exit code and output. Blocks up to the timeout and 2 s."""
+        try:
+            return self._run()
+        finally:
+            self._has_run = True
+
+    def _run(self) -> CommandResult:
         with ExitStack() as at_end:
             try:
                 output = _Output(at_end)
@@ -167,6 +174,8 @@ class CheckCommand:
 
     def _collect(self) -> int | None:
         with self._lock:
+            if not self._pid:  # waitpid(0) takes the exit code of any other child
+                return None
             try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
             except ChildProcessError:  # this program ignores SIGCHLD, or waits for all its children elsewhere
@@ -178,12 +187,14 @@ class CheckCommand:
             return status
 
     def is_ended(self) -> bool:
-        """Return whether the command's first process has ended, and remove it from the process table.
+        """Return whether :meth:`run` has returned and the command's first process has ended.
 
-        For a run that exceeded its time.
+        A process that exceeded its time is removed from the process table; before, its exit code is for the
+        thread of :meth:`run`.
         """
-        if self._pid:
-            self._collect()
+        if not self._has_run:
+            return False
+        self._collect()
         return not self._pid
 
     def _result(
