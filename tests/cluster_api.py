@@ -105,6 +105,8 @@ class ClusterApi:
         self.requests: list[Request] = []
         self.used: set[Right] = set()
         self.refuse: Callable[[Request], Refusal | None] = lambda request: None
+        self.garbage: Callable[[Request], object] = lambda request: None
+        """Returns the answer of another program to a request; None: the API server answers."""
         self.objects: dict[str, dict[str, Any]] = {}
         self._owners: dict[tuple[str, str], str] = {}
         """Manager of each condition of a Node, by path and type."""
@@ -169,12 +171,14 @@ class ClusterApi:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, content_type: str) -> dict[str, Any]:
+    def answer(self, request: Request, content_type: str) -> object:
         """Return the answer to a request. Raises Refusal."""
         with self._lock:
             self.requests.append(request)
             if (refusal := self.refuse(request)) is not None:
                 raise refusal
+            if (garbage := self.garbage(request)) is not None:
+                return garbage
             found = _PATH.fullmatch(request.path)
             if found is None or found["resource"] not in COLLECTIONS or not self._is_served(found):
                 raise Refusal(404, "NotFound", "the server could not find the requested resource")

@@ -41,6 +41,8 @@ class FakeKubeApi(ApiServer):
         self.calls: list[ApiCall] = []
         self.refuse: Callable[[ApiCall], ApiError | None] = lambda call: None
         """Returns the refusal of a call."""
+        self.garbage: dict[str, Any] | None = None
+        """Answer of another program to lists; None: the API server answers."""
         self.oldest = 0
         """Oldest version from which a watch may begin."""
 
@@ -79,6 +81,8 @@ class FakeKubeApi(ApiServer):
         return super().get(path)
 
     def all_of(self, path: str, selector: Mapping[str, str]) -> dict[str, Any]:
+        if self.garbage is not None:
+            return self.garbage
         if path != f"{RESOURCE}/resourceclaims":
             return super().all_of(path, selector)
         with self._changed:

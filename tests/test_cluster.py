@@ -310,6 +310,25 @@ def test_refused_condition_is_written_later(api: ClusterApi, status: int) -> Non
     assert agent.publisher.status.error == ""
 
 
+@pytest.mark.parametrize(
+    "garbage", [{}, [], {"kind": "Status", "metadata": {}}, {"kind": "Lease", "metadata": None}]
+)
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH"])
+def test_answer_of_another_program_is_no_lease_and_no_node(
+    api: ClusterApi, caplog: pytest.LogCaptureFixture, method: str, garbage: object
+) -> None:
+    agent = SteppedAgent(api, k8s_events=False)
+    agent.show(device())
+    api.garbage = lambda request: garbage if request.method == method else None
+    agent.run_for(300, lambda: [device("gpu-0", XID)])
+    assert len(caplog.records) <= 6
+    api.garbage = lambda request: None
+    agent.run_for(2 * RETRY_MAX_S, lambda: [device("gpu-1", XID)])
+    assert agent.publisher.status.is_held
+    assert agent.publisher.status.error == ""
+    assert condition_of(api)[2] == "gpu-1: gpu.xid.79"
+
+
 def test_retry_after_of_the_api_server_is_respected(api: ClusterApi) -> None:
     agent = SteppedAgent(api)
     api.refuse = lambda request: Refusal(429, "TooManyRequests", retry_after="120")

@@ -316,16 +316,34 @@ def test_closed_discovery_means_the_newest_version(kube_api: FakeKubeApi) -> Non
 
 
 def test_list_has_the_objects_of_all_pages(kube_api: FakeKubeApi) -> None:
+    item = {"metadata": {"name": "n", "resourceVersion": "1"}}
     pages = {
-        "": {"kind": "NodeList", "apiVersion": "v1", "metadata": {"continue": "next"}, "items": [{"n": 1}]},
+        "": {"kind": "NodeList", "apiVersion": "v1", "metadata": {"continue": "next"}, "items": [item]},
         "next": {"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": None},
     }
     kube_api.all_of = lambda path, selector: pages[  # type: ignore[method-assign]
         "next" if "continue=next" in kube_api.calls[-1].target else ""
     ]
     found = client(kube_api).list_objects(NODES)
-    assert found.items == [{"kind": "Node", "apiVersion": "v1", "n": 1}]
+    assert found.items == [{"kind": "Node", "apiVersion": "v1", **item}]
     assert found.resource_version == "7"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {},
+        {"kind": "Status", "metadata": {}},
+        {"kind": "NodeList", "metadata": None, "items": []},
+        {"kind": "NodeList", "items": {"a": "b"}},
+        {"kind": "NodeList", "items": [1]},
+        {"kind": "NodeList", "items": [{"metadata": {"name": "n"}}]},
+    ],
+)
+def test_list_of_another_program_is_not_an_empty_list(kube_api: FakeKubeApi, garbage: dict[str, Any]) -> None:
+    kube_api.garbage = garbage
+    with pytest.raises(drahealth.ApiUnreachableError, match="is this an API server"):
+        client(kube_api).list_objects(NODES)
 
 
 class Follower:

@@ -467,6 +467,32 @@ def test_repair_is_tried_until_the_api_server_answers(
     assert caplog.text.count("ResourceSlices not compared with the API server: 503") == 1
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {},
+        {"kind": "ResourceSliceList", "items": ["a"]},
+        {
+            "kind": "ResourceSliceList",
+            "metadata": {"resourceVersion": "1"},
+            "items": [{"metadata": {"name": "a", "resourceVersion": "1"}}],
+        },
+    ],
+)
+def test_repair_continues_after_answers_of_another_program(
+    started: drahealth.SlicePublisher, kube_api: FakeKubeApi, garbage: dict[str, Any]
+) -> None:
+    kube_api.garbage = garbage
+    kube_api.calls.clear()
+    kube_api.break_streams()
+    started.set_devices(CARDS[:1])
+    eventually(lambda: len([one for one in kube_api.calls if "watch" not in one.target]) > 2, "attempts")
+    assert not [one for one in kube_api.calls if one.method == "DELETE"]
+    kube_api.garbage = None
+    kube_api.wipe(DRIVER)
+    eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+
+
 def test_stop_ends_both_threads_and_keeps_the_slices(
     quick: None, api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> None:

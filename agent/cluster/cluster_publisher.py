@@ -31,7 +31,7 @@ from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
 from agent.model.report import ClusterCondition, ClusterStatus, Report
 from agent.model.time import NS, Instant
-from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, path_of
+from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.sources.kubeconfig import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
@@ -258,8 +258,9 @@ class ClusterPublisher:
         except (ApiUnreachableError, OSError) as error:
             failure = str(error)
         except Exception:  # a bug here must end neither the thread nor the agent
-            log.exception("cluster: task %s: internal error; will retry", task.name)
             failure = "internal error"
+            if failure != task.logged:
+                log.exception("cluster: task %s: internal error; will retry", task.name)
         task.error = failure
         if failure:
             pause = self._note_failure(task, failure, asked_s)
@@ -393,8 +394,8 @@ class ClusterPublisher:
             self._note_node(self._api.call("GET", self._node_path))
 
     def _note_node(self, node: dict[str, Any]) -> None:
+        self._node_uid = str(metadata_of(node).get("uid", ""))
         self._node_conditions = conditions_by_type(node)
-        self._node_uid = str(node["metadata"].get("uid", ""))
         self._node_is_fresh = True
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agent.errors import ApiError
 from agent.model.time import NS, Instant
-from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, path_of
+from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.store.state_files import StateWriteError, write_and_rename
 from agent.system.files import ReadError, read_bounded
 
@@ -105,9 +105,9 @@ class NodeLease:
         Raises:
             ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
         """
-        if self._object is not None and self._try_write(self._object, now):
+        known, self._object = self._object, None  # after a failure, the Lease is read again
+        if known is not None and self._try_write(known, now):
             return True
-        self._object = None
         found = self._read()
         if found is None:
             return self._try_create(now, owner)
@@ -122,11 +122,13 @@ class NodeLease:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            return self._api.call("GET", f"{self._collection}{path_of(self.name)}")
+            found = self._api.call("GET", f"{self._collection}{path_of(self.name)}")
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
             return None
+        metadata_of(found)
+        return found
 
     def _try_create(self, now: Instant, owner: dict[str, Any]) -> bool:
         metadata = {"name": self.name, "ownerReferences": [owner]}
@@ -151,11 +153,13 @@ class NodeLease:
         }
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
         try:
-            self._object = self._api.call(method, path, body | {"metadata": found["metadata"]})
+            written = self._api.call(method, path, body | {"metadata": found["metadata"]})
         except ApiError as error:
             if error.status in {CONFLICT, NOT_FOUND} and not (method == "POST" and error.status == NOT_FOUND):
                 return False
             raise
+        metadata_of(written)
+        self._object = written
         self._held_until_ns = now.mono_ns + DURATION_S * NS
         self._note_holder(self._identity)
         return True

@@ -144,7 +144,8 @@ class SentinelPublisher:
             except AgentUnreachable as error:
                 return self._note_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
-                log.exception("nvsentinel: health events not sent: internal error; will retry")
+                if self._error != "internal error":
+                    log.exception("nvsentinel: health events not sent: internal error; will retry")
                 return self._note_failure("internal error", now)
             self._note_success(due, found, now)
         return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)

@@ -17,7 +17,7 @@ from agent.embed.slices import SliceDevice, count_taints, is_up_to_date, plan_sl
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.json_values import JsonObject
 from agent.model.taint import Taints
-from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, path_of
+from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
@@ -206,7 +206,7 @@ class SlicePublisher:
             "spec": spec,
         }
         result = self._api.call(method, path, obj)
-        name = result["metadata"]["name"]
+        name = metadata_of(result)["name"]
         self._versions[name] = result["metadata"]["resourceVersion"]
         self._accepted[name] = (spec, result["spec"])
         if count_taints(result["spec"]) < count_taints(spec) and not self._has_dropped_taints:
@@ -229,7 +229,7 @@ class SlicePublisher:
 
     def _owner(self) -> JsonObject:
         """Return the owner reference to the Node; Kubernetes deletes ResourceSlices with their Node."""
-        node = self._api.call("GET", path_of("api", "v1", "nodes", self._node))["metadata"]
+        node = metadata_of(self._api.call("GET", path_of("api", "v1", "nodes", self._node)))
         return {
             "apiVersion": "v1",
             "kind": "Node",
@@ -319,6 +319,14 @@ class SlicePublisher:
             except (ApiError, ApiUnreachableError, OSError) as error:
                 failure = str(error)
                 self._request_comparison()
+            except Exception:  # a bug here must not end the repair of ResourceSlices
+                failure = "internal error"
+                if failure != logged:
+                    log.exception(
+                        "driver %s: ResourceSlices not compared: %s; will retry", self._driver, failure
+                    )
+                logged = failure
+                self._request_comparison()
             if failure and failure != logged:
                 log.warning(
                     "driver %s: ResourceSlices not compared with the API server: %s; changes are not "
@@ -358,6 +366,8 @@ class SlicePublisher:
                         COMPARE_S,
                     )
                 logged = str(error)
+            except Exception:  # a bug here must not end the comparisons
+                log.exception("driver %s: watch of ResourceSlices: internal error; will retry", self._driver)
             with self._state:
                 if self._state.wait_for(lambda: self._stopping, COMPARE_S):
                     return

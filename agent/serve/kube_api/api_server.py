@@ -21,7 +21,7 @@ from agent.errors import ApiError, ApiForbiddenError, ApiUnreachableError, Confi
 from agent.model.json_values import JsonObject
 from agent.model.prepare import Operation
 from agent.prepare.errors import doing
-from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStream
+from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStream, is_stored
 from agent.version import VERSION
 
 if TYPE_CHECKING:  # imported with the first call: the agent never needs it
@@ -143,9 +143,14 @@ class ApiServer:
         while True:
             chosen = urlencode({key: value for key, value in query.items() if value})
             page = self.call("GET", f"{path}?{chosen}")
-            metadata, kind = page.get("metadata") or {}, str(page.get("kind", "")).removesuffix("List")
-            common = {"apiVersion": page.get("apiVersion"), "kind": kind}  # which items of a list lack
-            items += [common | item for item in page.get("items") or []]
+            metadata, kind, found = page.get("metadata", {}), str(page["kind"]), page.get("items") or []
+            if not kind.endswith("List") or not isinstance(found, list) or not all(map(is_stored, found)):
+                raise ApiUnreachableError(
+                    f"API server {self.url}: answer to {path} is no list of objects, but of kind {kind}; "
+                    "is this an API server?"
+                )
+            common = {"apiVersion": page.get("apiVersion"), "kind": kind.removesuffix("List")}
+            items += [common | item for item in found]  # items of a list lack both
             if not (following := metadata.get("continue")):
                 return ObjectList(items, str(metadata.get("resourceVersion", "")))
             query["continue"] = str(following)
@@ -259,7 +264,7 @@ class ApiServer:
         if not 200 <= answer.status < 300:
             raise _refusal(method, path, answer, data)
         try:
-            return _decode_object(data)
+            return _decode_answer(data)
         except ValueError as error:
             raise ApiUnreachableError(
                 f"API server {self.url}: answer to {path} is no object, but {data[:64]!r}; "
@@ -303,6 +308,19 @@ def path_of(*parts: str) -> str:
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
+def metadata_of(obj: dict[str, Any]) -> Any:
+    """Return the metadata of an object that the API server has stored.
+
+    Raises:
+        ApiUnreachableError: The answer is no such object, as that of another program.
+    """
+    if not is_stored(obj):
+        raise ApiUnreachableError(
+            f"API server: answer of kind {obj.get('kind')} has no name or no version; is this an API server?"
+        )
+    return obj["metadata"]
+
+
 def verb_and_resource(method: str, path: str) -> tuple[str, str]:
     """Return verb and resource of a call as they are written in a role, such as ``list`` and
     ``resourceslices.resource.k8s.io``."""
@@ -336,6 +354,15 @@ def _decode_object(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except RecursionError:
         raise ValueError("objects are nested too deeply") from None
+
+
+def _decode_answer(data: bytes) -> dict[str, Any]:
+    """Decode an object or a list of the API server, which has a kind. Raises ValueError for other data."""
+    answer = _decode_object(data)
+    is_object = isinstance(answer.get("kind"), str) and isinstance(answer.get("metadata", {}), dict)
+    if not is_object:
+        raise ValueError("the data have no kind, or metadata of another form")
+    return answer
 
 
 def _make_context(access: ApiAccess) -> ssl.SSLContext:

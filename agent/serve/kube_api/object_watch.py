@@ -213,6 +213,15 @@ class ObjectWatch:
         return line
 
 
+def is_stored(obj: object) -> bool:
+    """Return whether an answer's value is an object that an API server has stored: it has a name and a
+    version."""
+    metadata = obj.get("metadata") if isinstance(obj, dict) else None
+    return isinstance(metadata, dict) and all(
+        isinstance(metadata.get(key), str) for key in ("name", "resourceVersion")
+    )
+
+
 class _WireEvent(msgspec.Struct):
     """Watch event as the API server sends it in a line of JSON."""
 
@@ -242,5 +251,7 @@ def _parse_event(line: bytes) -> tuple[WatchEvent | None, str]:
     version = str(metadata.get("resourceVersion", "")) if isinstance(metadata, dict) else ""
     if event.type == "BOOKMARK":
         return None, version
+    if not is_stored(obj):
+        raise ApiUnreachableError("API server: watch event has no object with a name and a version")
     kind = WatchEventKind.DELETED if event.type == "DELETED" else WatchEventKind.CHANGED
     return WatchEvent(kind, (obj,)), version
