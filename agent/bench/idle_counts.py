@@ -58,7 +58,7 @@ PASSES: Final = 600
 """Number of passes of the C core in one minute at 10 Hz."""
 STALL_S: Final = 10.0
 SLOW_HEARTBEAT_S: Final = 5.0
-"""Time of one heartbeat on a machine that is too busy to measure; one is due each 250 ms [s]."""
+"""Longest time to wait for one heartbeat, since a busy machine delays it; one is due each 250 ms [s]."""
 EVALUATIONS: Final = 100
 COUNTS: Final = 5
 WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is due
@@ -283,7 +283,7 @@ def _discard(_: object) -> None:
 
 
 CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
-"""Number of GPUs in each workload of count_change_opcodes(). It declares as many CPUs, too."""
+"""Number of GPUs in each workload of count_change_opcodes(), which declares as many CPUs, too."""
 START_IMPORTS: Final = {
     "run": "import agent.cli.main, agent.cli.run, agent.app.daemon",
     "drahealth": "import drahealth",

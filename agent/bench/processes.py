@@ -37,7 +37,7 @@ class ProcessError(MeasurementError):
 def start_agent(
     runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Run ``python -m agent run`` within the block; yield its PID.
+    """Run ``python -m agent run`` in a ``with`` block; yield its PID.
 
     Args:
         runtime_dir: Directory of the agent's sockets, configuration and log.
@@ -159,7 +159,7 @@ class Subscriber(ChildProcess):
 
 @contextlib.contextmanager
 def start_child(command: Sequence[str], child_type: type[ChildProcess] = ChildProcess) -> Iterator[Any]:
-    """Run a command within the block; yield it as ``child_type``."""
+    """Run a command in a ``with`` block; yield it as ``child_type``."""
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -172,12 +172,12 @@ def start_child(command: Sequence[str], child_type: type[ChildProcess] = ChildPr
 
 
 def start_module(module: str, *arguments: object) -> contextlib.AbstractContextManager[ChildProcess]:
-    """Run a module with ``python -m`` within the block."""
+    """Run a module with ``python -m`` in a ``with`` block."""
     return start_child([sys.executable, "-m", module, *map(str, arguments)])
 
 
 def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
-    """Run ``agent.bench.subscriber SOCKET METHOD MARKER`` within the block."""
+    """Run ``agent.bench.subscriber SOCKET METHOD MARKER`` in a ``with`` block."""
     command = [sys.executable, "-m", "agent.bench.subscriber", str(socket), method, marker]
     return start_child(command, Subscriber)
 
@@ -230,7 +230,7 @@ class LowerBoundUnavailable(Exception):
 
 @contextlib.contextmanager
 def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
-    """Compile ``benchmarks/lower_bound.c``, a measurement's least work, and run it within the block.
+    """Compile ``benchmarks/lower_bound.c``, a measurement's least work, and run it in a ``with`` block.
 
     Args:
         arguments: Arguments of the program, as texts.

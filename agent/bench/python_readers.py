@@ -140,7 +140,7 @@ def format_page_size(size_kib: int) -> str:
 
 
 def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[ReadFile]:
-    """Return the cgroup files that a sweep of the C core reads, without page sizes that the machine lacks."""
+    """Return the cgroup files that the C core reads in one sweep, for the page sizes of this machine."""
     sizes = [
         pool.size_kib for pool in snapshot.pools if pool.numa_node is None and (pool.nr or pool.overcommit)
     ]

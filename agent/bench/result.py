@@ -60,7 +60,7 @@ class ResultTable:
     reference: str = ""
     """Label of the row to which the ratios of the table refer; empty without ratios."""
     notes: tuple[str, ...] = ()
-    """Remarks: what the figures include or exclude, their bounds, and the checked equality."""
+    """Remarks: what the figures include or exclude, their limits, and which equality was checked."""
     section: str = ""
     """Heading shared with the neighbouring tables; empty without one."""
     grows_with: str = ""

@@ -15,7 +15,7 @@ class RunSize:
     cold_rounds: int
     """Number of rounds with a pause before each call, per contender."""
     cold_baselines: bool
-    """Whether the Python baselines are also timed after pauses."""
+    """Whether the readers in Python are also timed after pauses."""
     groups: tuple[int, ...]
     """Numbers of cgroups at which polling is timed."""
     gpus: tuple[int, ...]

@@ -55,7 +55,7 @@ def pod_memory_qos(pod: Pod, facts: NodeFacts) -> Iterator[ExpectedSetting]:
 
 
 def container_memory_qos(pod: Pod, container: PodContainer, facts: NodeFacts) -> Iterator[ExpectedSetting]:
-    """Yield the expected throttling limit of a container and, if requests may be protected, protection."""
+    """Yield the expected ``memory.high`` of a container and, if requests may be protected, its protection."""
     if not facts.memory_qos:
         return
     request, given = _container_request(pod, container), _claim_memory(pod, container, facts)

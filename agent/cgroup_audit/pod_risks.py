@@ -107,7 +107,7 @@ def _not_counted_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:
 
 
 def _over_pod_level_risks(pod: Pod, _: NodeFacts) -> RiskDetails:
-    """Yield pod-level requests and limits that are lower than the claims' resources, which they include."""
+    """Yield pod-level requests and limits below the claims' resources, although they include these."""
     for resource, given in _claim_amounts(pod).items():
         for kind, level in (("request", pod.pod_level_requests), ("limit", pod.pod_level_limits)):
             if resource in level and level[resource] < given:

@@ -14,7 +14,7 @@ NANO: Final = 10**9
 MILLI: Final = 10**6
 """Number of nanos in one thousandth."""
 MAX_VALUE: Final = 2**63 - 1
-"""Largest result of a quantity; the kubelet's integers end here."""
+"""Largest amount that a quantity returns: larger ones are cut to it, the largest 64-bit integer."""
 _LONGEST: Final = 256
 _EXPONENT_MAX: Final = 1000
 """Largest exponent. Kubernetes has no limit and needs minutes for 1e2147483648."""

@@ -50,7 +50,7 @@ _drahealth() {{
 }}
 complete -o bashdefault -o default -F _drahealth drahealth
 """
-"""Completion function of bash. Without words, the shell completes names of files."""
+"""Completion function of bash. If it has no words to offer, the shell completes names of files."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

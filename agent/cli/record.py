@@ -71,9 +71,9 @@ def main(args: Namespace) -> int:
 
 
 def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
-    """Return a redactor that knows all sensitive texts of the segment files, and each file's evaluations.
+    """Return a redactor that knows all sensitive texts of the segment files.
 
-    The number of evaluations is counted for each file.
+    Also return the number of recorded evaluations in each file.
     """
     import secrets
 

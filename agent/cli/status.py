@@ -110,7 +110,7 @@ def _nvsentinel(state: SentinelStatus | None) -> Iterator[ListEntry]:
 
 
 def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[ListEntry]:
-    """Yield what the calls to NVML cost, and the period in force; nothing if NVML is not called."""
+    """Yield what the calls to NVML cost, and their present period; nothing if NVML is not called."""
     if costs is None:
         return
     calls = (

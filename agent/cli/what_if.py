@@ -42,7 +42,7 @@ CHANGES_SHOWN: Final = 40
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
-"""Keys that an incident in a file of labels may have."""
+"""Keys that an incident in the file of ``--labels`` may have."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -183,7 +183,7 @@ def _show_progress(done: int, total: int) -> None:
 
 
 def _read_labels(path: Path) -> list[Incident]:
-    """Read a file of incidents.
+    """Read the incidents in the file of ``--labels``.
 
     Raises:
         ConfigError: The file cannot be read, or an incident is not valid.
@@ -294,7 +294,7 @@ def _text(
 
 
 def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
-    """Return the pods on Unhealthy devices only as recorded, and those only with the other configuration."""
+    """Return the pods with an Unhealthy device: only as recorded, and only with the other configuration."""
     spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
     exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
     return sorted(spared), sorted(exposed)

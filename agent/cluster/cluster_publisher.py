@@ -82,7 +82,7 @@ class TaskIntervals(NamedTuple):
 
 
 class _ClusterTask:
-    """Work at the API server with retries of its own: a missing permission of one task stops no other."""
+    """Task at the API server with its own retries: if one task lacks a permission, the others still run."""
 
     def __init__(self, name: str, run: Callable[[Instant], TaskIntervals]) -> None:
         self.name = name

@@ -76,7 +76,7 @@ class SavedEvent(NamedTuple):
 
 
 class SentDeviceEvents:
-    """Memory of the faults of devices that have had a Kubernetes event. For one thread."""
+    """Record of the device faults about which Kubernetes events were written. For one thread."""
 
     def __init__(self) -> None:
         self._sent: dict[EventKey, _Sent] = {}

@@ -98,7 +98,7 @@ def decide_conditions(report: Report, kinds: Iterable[str]) -> tuple[NodeConditi
 
 
 def device_name(device: DeviceHealth) -> str:
-    """Return a device's name in messages: that of a host device alone, of others with driver and pool."""
+    """Return a device's name in messages: its name alone for a host device, else with driver and pool."""
     return str(DeviceRef(*device.key)) if device.driver else device.device
 
 

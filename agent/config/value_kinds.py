@@ -46,7 +46,7 @@ class ValueKind(NamedTuple):
     show: Callable[[Any], Any]
     """Function that converts the value of the field in Config to the value that a file has for it."""
     schema: Mapping[str, Any]
-    """JSON schema of such a value in a configuration file."""
+    """JSON schema of a value of this kind in a configuration file."""
     merge: Callable[[Any, Any], Any] | None = None
     """Function that joins the values of two files, the later one second.
 

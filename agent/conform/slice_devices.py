@@ -7,7 +7,7 @@ from typing import Final
 from agent.model.json_values import JsonObject, get_mapping, get_mappings, get_text
 
 CLAIMS_MADE: Final = 2
-"""Number of claims that a session makes: two, since one cannot show errors that name another claim."""
+"""Number of claims that a session makes: two, so that a check sees errors that name another claim."""
 KEEPING_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of device taints that keep pods off a device."""
 SHARING: Final = ("consumesCounters", "allowMultipleAllocations")

@@ -128,7 +128,7 @@ def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:
 def _next_reported(
     before: _Reported | None, result: DriverCheckResult, subject: str, now_ns: int
 ) -> _Reported:
-    """Return the newest result of a check on a device after a report, with the number of its runs."""
+    """Return the newest result of a check on a device, with the number of runs that had this result."""
     outcome = result.finding, result.no_result_reason
     passes, same_results = 0, 0
     if before is not None:

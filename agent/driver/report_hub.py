@@ -18,8 +18,8 @@ class ReportHub:
         self._changed = threading.Condition()
         self._report: Report | None = None
         self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
-        """Health of each device by its reference, with the report that it is from. Updated at the first query
-        of a device."""
+        """Health of each device by its reference, with the report that it is from.
+        Updated at the first query after a new report."""
         self._subscribers: list[LatestValue[Report]] = []
         self._evaluated: Report | None = None
 

@@ -26,11 +26,11 @@ from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 
 MAX_THREADS: Final = 16
-"""Largest number of plain health checks that run at once; a hung check no longer counts after its timeout."""
+"""Largest number of health checks without ``async`` that run at once; hung ones count until their timeout."""
 DEVICES_MAX: Final = 4096
 """Largest number of devices of a driver, as in a declaration file."""
 MIN_FIRST_PERIOD: Final = 0.5
-"""Shortest first period of a health check, as a share of its normal period; the rest is random."""
+"""Shortest first period of a health check, as a share of its period; random between this and 1."""
 
 log = logging.getLogger(__name__)
 

@@ -253,7 +253,8 @@ class Monitor:
         return decorate
 
     def recheck(self, name: str = "") -> None:
-        """Run one health check now on all its devices; empty name: all checks. Raises ConfigError."""
+        """Run one health check now on all its devices; empty name: all checks.
+        Raises ConfigError: no check has the name."""
         self._scheduler.run_now(name)
 
     # --- state: never blocks --------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ HELD_ALL: Final = 64 << 20
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
-    """Measure passes over the machine's files and cgroups, warm and in situ, and over GPUs, warm."""
+    """Measure passes over the machine's files and cgroups, back to back and after pauses, and over GPUs."""
     outcome = SuiteOutcome()
     _measure_machine(run_size, outcome)
     for count in run_size.groups:
@@ -223,7 +223,7 @@ def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree)
 
 @contextlib.contextmanager
 def raised_descriptor_limit() -> Iterator[None]:
-    """Raise the descriptor limit of this process to the hard limit within the block."""
+    """Raise the descriptor limit of this process to the hard limit in a ``with`` block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

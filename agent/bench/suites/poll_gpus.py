@@ -175,7 +175,7 @@ P = ParamSpec("P")
 REAL: Final = "libnvidia-ml.so.1"
 HOUR_NS: Final = 3600 * NS
 SETTLING: Final = 3
-"""Number of passes until the C core knows all unsupported fields and no slow field is due."""
+"""Number of passes after which the C core knows all unsupported fields and reads fast fields only."""
 VARYING: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP, GpuField.CLOCK_REASONS})
 """Fields of a real GPU that change between two readings."""
 LOWER_BOUND: Final = "lower bound: bare NVML calls"

@@ -66,7 +66,7 @@ class BundleFile(NamedTuple):
 
     name: str
     content: str
-    """What the file has, for the list of files in the archive."""
+    """Description of the file's content, for the list of files in the archive."""
     data: bytes
     secrets: int
     """Number of secrets that were left out of the file."""

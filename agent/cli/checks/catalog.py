@@ -64,7 +64,7 @@ class CheckDescription(NamedTuple):
     """Reason why the finding matters; for an XID, the mildest sufficient repair; for an SXid, its scope."""
     advice: str
     repair: Repair
-    """Repair that the advice describes; a decision on readings can report another."""
+    """Repair that the advice names; for some XIDs the GPU's readings decide on another one."""
     try_command: str = ""
     """Command of a fake-NVML scenario that provokes the finding, or a text that explains how; empty: none."""
 
@@ -230,7 +230,7 @@ LOG_LINES: Final = {
         "570.86.10."
     ),
 }
-"""Kernel log line that provokes the finding, by code; for findings without an NVML event."""
+"""Kernel log line that provokes a finding, by finding code, for findings without an NVML event."""
 
 
 def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:

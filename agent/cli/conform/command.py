@@ -240,7 +240,7 @@ def _session_options(args: Namespace) -> SessionOptions:
 
 
 def _prepare_options(args: Namespace) -> PrepareOptions | None:
-    """Return the options of preparing claims; None without ``--prepare``. Reads the files of claims.
+    """Return the options for preparing claims; None without ``--prepare``. Reads the files with claims.
 
     Raises:
         UsageError: The flags contradict each other, or a file cannot be used.

@@ -170,7 +170,7 @@ def _recorded_text(record: SessionRecord) -> str:
 
 
 def _reason_lines(results: Sequence[CheckResult], verdict: CheckVerdict, style: TextStyle) -> Iterator[str]:
-    """Yield text lines on the conformance checks with this verdict, one text for each reason."""
+    """Yield lines on the conformance checks with this verdict; checks with the same reason share a text."""
     results = [result for result in results if result.verdict is verdict]
     badge = VERDICT_BADGES[verdict]
     for reason in dict.fromkeys(result.observation for result in results):

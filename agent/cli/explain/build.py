@@ -170,7 +170,7 @@ def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[Cla
 
 
 def _claims_only_in_prepares(answers: NodeAnswers, known: ConsumerMap) -> Iterator[PreparedClaim]:
-    """Yield the claims whose UID only a driver's file of prepares has: failed or unprepared claims."""
+    """Yield the claims, failed or unprepared, that only the file with a driver's prepare results has."""
     uids = {ref.uid for ref in known.claims}
     for record in answers.prepares:
         if record.claim.uid not in uids:
@@ -184,7 +184,7 @@ def _ended_uses(
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[PodDeviceUsage]:
-    """Yield the ended uses of devices in the agent's history of the given devices, claims or pods."""
+    """Yield the ended uses of these devices, claims or pods that the agent's history has."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
         uid = use.claim.uid if kind == CLAIM else use.pod.uid
@@ -347,7 +347,7 @@ class SourceFactIndex:
     """Index of what sources report, by device, claim and pod, since a node has thousands of them."""
 
     def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
-        """Index `answers`; `known` is the map of claims, pods and devices derived from them."""
+        """Index `answers` and `known`, the map of which pods and claims use which devices."""
         self._known = known
         self._reported = _agent_health(answers)
         self._driver_reported = {
@@ -401,7 +401,7 @@ class SourceFactIndex:
         return ClaimFacts(view, self._prepares.get(ref.uid, ()), orphans)
 
     def pod_facts(self, ref: PodRef) -> PodFacts:
-        """Return everything that the sources report about the pod `ref`, which the map must contain."""
+        """Return everything that the sources report about a pod, which the consumer map must contain."""
         view = self._known.pods[ref]
         notes = self._notes_of_pods.get(ref.uid, ()) if ref.uid else ()
         return PodFacts(view, possibly_same=self._possibly_same_pods(view), notes=notes)

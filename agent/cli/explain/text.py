@@ -280,7 +280,7 @@ def _finding_entries(explanation: Explanation) -> list[ListEntry]:
 
 
 def _other_consumers(explanation: Explanation) -> Iterator[str]:
-    """Yield texts on consumers other than pods of a device's claims; nothing for a pod or claim."""
+    """Yield texts on consumers of a device's claims that are no pods; none for an explained pod or claim."""
     if explanation.kind != "device":
         return
     for claim in explanation.claims:

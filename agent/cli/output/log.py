@@ -47,7 +47,7 @@ MAX_LINES: Final = 4
 WINDOW_S: Final = 10.0
 """Window of the rate limit of log lines [s].
 
-A topic gets MAX_LINES lines in it; its further changes share one later line.
+Each object of the report gets at most MAX_LINES lines in it; further changes share one later line.
 """
 
 CLOSE_TIMEOUT_S: Final = 0.5
@@ -89,7 +89,7 @@ class LineFormatter(logging.Formatter):
         return "\n".join(lines)
 
     def format_failure(self, text: str) -> str:
-        """Return `text` of the error that ends the agent; for the journal with a priority on each line."""
+        """Return `text` of the error that ends the agent; for the journal, with a priority on each line."""
         return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
 
 

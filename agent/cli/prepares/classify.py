@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLAIM: Final = Claim(
     "<namespace>", "<claim>", "<uid>", devices=(ClaimDevice("<request>", "<driver>", "<pool>", "<device>"),)
 )
-"""Claim that the error is assumed to belong to. It has one device, so that the failed one is known."""
+"""Claim that the error is assumed to belong to. It has one device, which is then the failed one."""
 ERRNO_MAX: Final = 4095
 """Largest errno of the kernel; drivers use numbers for which the C library has no name."""
 NVML_MAX: Final = 999

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CheckedParameters(NamedTuple):
-    """Parameters of one object of the file, with the error with which a prepare would fail."""
+    """Parameters of one object in the file of ``--parameters``, and the error of a prepare with them."""
 
     kind: str
     namespace: str

@@ -383,7 +383,8 @@ class PrepareSession:
             await self._unprepare(PrepareStage.DELETED_CLAIM, own)
 
     async def _is_prepared_again(self, refs: Sequence[ClaimRef]) -> bool:
-        """Prepare missing claims, repeatedly for READY_S; return whether all of ``refs`` are prepared."""
+        """Prepare those claims of ``refs`` that are not prepared, repeatedly for READY_S.
+        Returns whether all are prepared then."""
         until_s = self._clock.now_s() + READY_S
         while missing := [ref for ref in refs if ref.uid not in self._held]:
             call = await self._prepare(PrepareStage.CLEANUP, missing)
