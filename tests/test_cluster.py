@@ -265,7 +265,7 @@ def test_identity_without_a_state_directory_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_identity(tmp_path / "missing", NODE).startswith(f"{NODE}_")
-    assert "waits until its own lease has expired" in caplog.text
+    assert "waits until the Lease that it holds now has expired" in caplog.text
 
 
 # --- an API server that fails -------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
       for code in (NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND)],
     ("gpu.failing", status(NvmlStatus.UNKNOWN),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned UNKNOWN (999)")),
-    ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML returned code 77")),
+    ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML returned unknown code 77")),
     ("gpu.failing", status(NvmlStatus.DRIVER_NOT_LOADED),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned DRIVER_NOT_LOADED (9)")),
     # gpu.driver.init reports it

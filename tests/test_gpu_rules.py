@@ -307,7 +307,7 @@ def test_duration_uses_largest_unit_with_whole_number(seconds: float, text: str)
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(("code", "text"), [(15, "GPU_IS_LOST (15)"), (77, "code 77")])
+@pytest.mark.parametrize(("code", "text"), [(15, "GPU_IS_LOST (15)"), (77, "unknown code 77")])
 def test_return_code_has_nvml_name(code: int, text: str) -> None:
     assert nvml_code_text(code) == text
 

@@ -156,7 +156,7 @@ def test_read_before_start_is_none_then_all_starting(tmp_path: Path, procfs: Pat
         assert one.machine.read() is None
         one.machine.start()
         assert {it.state for it in one.read().sources} == {SourceState.STARTING}
-        with pytest.raises(ProbeError, match="while its own"):
+        with pytest.raises(ProbeError, match="own thread reads them"):
             one.machine.run_pass()
         counts.write_text("3\n")
         assert one.until(lambda s: bool(s.dimms)).dimms[0].controller == 0

@@ -508,7 +508,7 @@ def test_invalid_option_is_named_with_its_value(change: dict[str, object], culpr
 
 def test_pass_is_refused_while_the_thread_runs(fixture: SamplerOptions) -> None:
     with started(fixture) as (sampler, _):
-        with pytest.raises(ProbeError, match="while its own"):
+        with pytest.raises(ProbeError, match="own thread reads them"):
             sampler.run_pass()
         with pytest.raises(ProbeError, match="sampler thread"):
             sampler.start()

@@ -51,8 +51,8 @@ def load_identity(state_dir: Path, node: str) -> str:
         write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
     except (OSError, StateWriteError) as error:
         log.warning(
-            "cluster: lease holder file %s: not written: %s; after a restart the agent waits until its own "
-            "lease has expired",
+            "cluster: lease holder file %s: not written: %s; after a restart the agent waits until the "
+            "Lease that it holds now has expired",
             path,
             error,
         )

@@ -6,15 +6,21 @@ from enum import StrEnum
 from typing import Final
 
 NATIVE_CORE_ERRORS: Final = {
+    -4096: "the C core and the Python package have different versions; reinstall drahealth",  # DH_EABI
     -4097: "text cannot be parsed",  # DH_EPARSE
     -4099: "more data than the buffer holds",  # DH_EFULL
 }
-"""Text of each error code that the native core defines itself."""
+"""Text of each error code that the native core (the C core) defines itself."""
 
 
 def error_text(code: int) -> str:
     """Return the text of an error code: an errno (positive) or a code of the native core (negative)."""
-    return os.strerror(code) if code > 0 else NATIVE_CORE_ERRORS.get(code, f"code {code}")
+    return os.strerror(code) if code > 0 else NATIVE_CORE_ERRORS.get(code, f"unknown C core error {code}")
+
+
+def return_code_text(code: int) -> str:
+    """Return the text of a negative return code of the native core: -errno, or a code that it defines."""
+    return error_text(code if code <= max(NATIVE_CORE_ERRORS) else -code)
 
 
 class Absence(StrEnum):

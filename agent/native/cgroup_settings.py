@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.cgroup import CgroupSettings, HugepageLimits
-from agent.model.reading import NEVER_READ, Absence, Missing, Reading, error_text
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading, return_code_text
 from agent.native._core import ffi, lib
 from agent.native.sampler_records import ABSENT
 
@@ -90,7 +90,7 @@ class CgroupSettingReader:
 
 def _open_error(subject: str, code: int) -> PermissionDeniedError | ProbeError:
     kind = PermissionDeniedError if -code in {errno.EACCES, errno.EPERM} else ProbeError
-    return kind(f"{subject}: {error_text(-code if -code < 4096 else code)}")
+    return kind(f"{subject}: {return_code_text(code)}")
 
 
 def _decode_settings(record: Any, own_cpus: bool) -> CgroupSettings:

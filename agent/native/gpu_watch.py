@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, NvmlSample
+from agent.model.reading import return_code_text
 from agent.model.report import NvmlCallCost, NvmlCosts
 from agent.model.source_state import PassDurations
 from agent.model.time import NS
@@ -133,7 +134,7 @@ class GpuWatch:
         number = int(function(self._watch))
         if number < 0:
             raise ProbeError(
-                "GPU watch: GPUs cannot be read on this thread while its own threads run; stop them"
+                "GPU watch: GPUs not read: the watch's own threads read them; stop the watch first"
             )
         return number
 
@@ -273,6 +274,4 @@ def _open_error(code: int, options: GpuWatchOptions) -> Exception:
         return ConfigError(
             f"GPU watch: NVML library path is {library} bytes, limit 4000, or sysfs root {sysfs}, limit 200"
         )
-    return ProbeError(
-        f"GPU watch: cannot be opened: {os.strerror(-code) if -code < 4096 else f'code {code}'}"
-    )
+    return ProbeError(f"GPU watch: cannot be opened: {return_code_text(code)}")

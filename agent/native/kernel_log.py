@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent.errors import ProbeError
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.reading import error_text
+from agent.model.reading import error_text, return_code_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (
@@ -71,10 +71,7 @@ class KernelLogReader:
         out = ffi.new("struct dh_kmsg **")
         code = lib.dh_kmsg_open(options, os.fsencode(path), table, len(table), wake_fd, out)
         if code:
-            raise ProbeError(
-                f"kernel log {path}: cannot be opened: "
-                f"{os.strerror(-code) if -code < 4096 else f'code {code}'}"
-            )
+            raise ProbeError(f"kernel log {path}: cannot be opened: {return_code_text(code)}")
         self._path = path
         self._kmsg = out[0]
         self._lines = RecordTable(_LINE, _decode_line, lambda line: (line.first_us, line.seq))

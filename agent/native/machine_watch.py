@@ -15,7 +15,7 @@ from agent.model.machine_samples import (
     PerCpuSample,
     PressureSample,
 )
-from agent.model.reading import Reading
+from agent.model.reading import Reading, return_code_text
 from agent.model.source_state import PassDurations, SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
@@ -109,9 +109,7 @@ class MachineWatch:
                 f"machine watch: root path {os.fsdecode(longest)!r} is {len(longest)} bytes, limit 200"
             )
         if code:
-            raise ProbeError(
-                f"machine watch: cannot be opened: {os.strerror(-code) if -code < 4096 else f'code {code}'}"
-            )
+            raise ProbeError(f"machine watch: cannot be opened: {return_code_text(code)}")
         self._machine = out[0]
         named = {lib.DH_MACHINE_SYSFS: sysfs_root, lib.DH_MACHINE_PROCFS: procfs_root}
         self._publication = PublicationReader(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.errors import ConfigError, ProbeError
+from agent.model.reading import return_code_text
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import PassDurations
 from agent.model.time import NS
@@ -141,7 +142,7 @@ class Sampler:
         """Read all files once on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_sampler_pass(self._sampler):
             raise ProbeError(
-                "sampler: the files cannot be read on this thread while its own thread runs; stop it first"
+                "sampler: files not read: the sampler's own thread reads them; stop the sampler first"
             )
 
     def run_sweep(self) -> int:
@@ -179,4 +180,4 @@ def _open_error(code: int, options: SamplerOptions) -> Exception:
         roots = (str(options.sysfs_root), str(options.cgroupfs_root), options.kubelet_cgroup_root)
         longest = max(roots, key=lambda root: len(os.fsencode(root)))
         return ConfigError(f"sampler: root path {longest!r} is {len(os.fsencode(longest))} bytes, limit 200")
-    return ProbeError(f"sampler: cannot be opened: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+    return ProbeError(f"sampler: cannot be opened: {return_code_text(code)}")

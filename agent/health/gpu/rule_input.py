@@ -82,7 +82,7 @@ NVML_NAMES: Final = {
 
 def nvml_code_text(code: int) -> str:
     """Format a return code of NVML: ``GPU_IS_LOST (15)``."""
-    return f"{NVML_NAMES[code]} ({code})" if code in NVML_NAMES else f"code {code}"
+    return f"{NVML_NAMES[code]} ({code})" if code in NVML_NAMES else f"unknown code {code}"
 
 
 def nvml_library_error(gpus: NvmlSample) -> int:
