@@ -19,7 +19,12 @@ from wire.serving import eventually, report
 
 from agent.errors import ConfigError
 from agent.http.server import CONNECTIONS_MAX
-from agent.http.web_config import read_web_config
+from agent.http.web_config import (
+    RETRY_S,
+    WebConfig,
+    WebConfigFile,
+    read_web_config,
+)
 
 __all__ = ["short_tmp"]
 
@@ -102,6 +107,65 @@ def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> 
     with serving(FakeAgent().app, web_config=path) as server:
         path.write_text("basic_auth_users: {}\n")
         assert get(server.addresses[0], "/healthz").status == 200
+
+
+@pytest.mark.parametrize("begin", ["", "basic_auth_users:\n", "http_server_config: {http2: true}\n"])
+def test_begin_of_a_rewritten_file_opens_no_server(short_tmp: Path, begin: str) -> None:
+    path = web_file(short_tmp, USERS)
+    with serving(FakeAgent().app, web_config=path) as server:
+        path.write_text(begin)
+        assert get(server.addresses[0], "/healthz").status == 401
+        path.write_text("basic_auth_users: {}\n")
+        assert get(server.addresses[0], "/healthz").status == 200
+
+
+def test_begin_of_a_rewritten_file_drops_no_client_certificates(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    text = f"{TLS}  client_ca_file: tls.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+    path = web_file(short_tmp, text)
+    context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
+    with serving(FakeAgent().app, web_config=path) as server:
+        path.write_text(TLS)
+        assert status_line(server.addresses[0], context) == b""
+        path.write_text(f"{TLS}  client_auth_type: NoClientCert\n")
+        assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"
+
+
+def test_file_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = web_file(tmp_path, USERS)
+    contents = [USERS.replace("ops", "second"), USERS.replace("ops", "third")]
+
+    def read_and_replace(file: Path) -> WebConfig:
+        found = read_web_config(file)
+        if contents:
+            new = tmp_path / "new.yml"
+            new.write_text(contents.pop(0))
+            new.rename(path)
+        return found
+
+    monkeypatch.setattr("agent.http.web_config.read_web_config", read_and_replace)
+    web = WebConfigFile(path)
+    for _ in range(3):
+        web.read()
+    assert list(web.read().users) == ["third"]
+
+
+def test_refused_file_is_read_again_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The missing file of a certificate is in no list of known files."""
+    path, now_s = web_file(tmp_path, TLS), [0.0]
+    write_certificate(tmp_path)
+    web = WebConfigFile(path, clock=lambda: now_s[0])
+    first = web.read().tls
+    path.write_text(TLS.replace("tls.", "new."))
+    for _ in range(3):
+        assert web.read().tls is first
+        now_s[0] += RETRY_S
+    assert caplog.text.count("No such file or directory") == 1
+    write_certificate(tmp_path, "new")
+    now_s[0] += RETRY_S
+    assert web.read().tls is not first
 
 
 def test_prometheus_scrapes_with_tls_and_password(short_tmp: Path) -> None:

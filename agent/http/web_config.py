@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +32,8 @@ FILE_BYTES: Final = 64 << 10
 USERS_MAX: Final = 64
 COST_MAX: Final = 12
 """Largest accepted cost of a bcrypt hash: one check takes 0.3 s, during which all clients wait."""
+RETRY_S: Final = 10.0
+"""Pause before a refused web configuration is read again although no known file has changed [s]."""
 REFUSAL_S: Final = 0.5
 """Pause after a wrong password [s], so that attempts to guess passwords cost at most a tenth of a core."""
 PASSED_MAX: Final = 64
@@ -60,42 +63,85 @@ class WebConfig(NamedTuple):
     """bcrypt hashes of passwords by user; empty: no authentication."""
     files: tuple[Path, ...]
     """Paths of the files that were read: the web configuration, certificates and keys."""
+    switched_off: frozenset[str] = frozenset()
+    """Keys whose values switch a protection off: ``basic_auth_users`` and ``client_auth_type``."""
 
 
 class WebConfigFile:
     """Web configuration file that is read again when it or a file named in it changes. Event loop only."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the web configuration file. Raises ConfigError if it is not valid."""
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the web configuration file. Raises ConfigError if it is not valid.
+
+        Args:
+            clock: Returns the time on a clock that never goes back [s].
+        """
         self._path = path
-        self._current = read_web_config(path)
-        self._seen = _file_states(self._current.files)
+        self._clock = clock
+        self._current, self._seen = _read_settled(path)
+        self._refusal = ""
+        self._retry_s = 0.0
 
     def read(self) -> WebConfig:
         """Return the newest valid web configuration; its files are read again if one has changed."""
         seen = _file_states(self._current.files)
-        if seen != self._seen:
+        if seen != self._seen or (self._refusal and self._clock() >= self._retry_s):
             self._seen = seen
-            try:
-                config = read_web_config(self._path)
-            except ConfigError as error:
-                self._refuse(str(error))
-            else:
-                if (config.tls is None) != (self._current.tls is None):
-                    self._refuse("TLS is switched on and off by a restart of the agent only")
-                    return self._current
-                self._current = config
-                self._seen = _file_states(config.files)
-                log.info(
-                    "http.web-config: file %s or one that it names has changed; the new content is in effect",
-                    self._path,
-                )
+            self._update()
         return self._current
 
-    def _refuse(self, reason: str) -> None:
-        log.warning(
-            "http.web-config: changed content not applied: %s; the earlier content stays in effect", reason
+    def _update(self) -> None:
+        try:
+            config, seen = _read_settled(self._path)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        if reason := _lost_protection(self._current, config):
+            self._refuse(reason)
+            return
+        self._current, self._seen, self._refusal = config, seen, ""
+        log.info(
+            "http.web-config: file %s or one that it names has changed; the new content is in effect",
+            self._path,
         )
+
+    def _refuse(self, reason: str) -> None:
+        self._retry_s = self._clock() + RETRY_S  # of its files only those of the valid content are known
+        if reason != self._refusal:
+            log.warning(
+                "http.web-config: changed content not applied: %s; the earlier content stays in effect",
+                reason,
+            )
+        self._refusal = reason
+
+
+def _read_settled(path: Path) -> tuple[WebConfig, tuple[object, ...]]:
+    """Read a web configuration, and the states that its files had before the read. Raises ConfigError.
+
+    A state that was read after the content could hide a change between the two reads.
+    """
+    config = read_web_config(path)
+    while True:
+        seen, files = _file_states(config.files), config.files
+        config = read_web_config(path)
+        if config.files == files:
+            return config, seen
+
+
+def _lost_protection(before: WebConfig, after: WebConfig) -> str:
+    """Return why a changed web configuration is refused; empty: it is not.
+
+    A program that rewrites the file may have written its begin only, which is valid but lacks a protection.
+    """
+    if (before.tls is None) != (after.tls is None):
+        return "TLS is switched on and off by a restart of the agent only"
+    if before.users and not after.users and "basic_auth_users" not in after.switched_off:
+        return "it has no users; write 'basic_auth_users: {}' to serve without passwords"
+    if before.tls is None or after.tls is None or before.tls.verify_mode is ssl.CERT_NONE:
+        return ""
+    if after.tls.verify_mode is ssl.CERT_NONE and "client_auth_type" not in after.switched_off:
+        return "it has no client_auth_type; write 'client_auth_type: NoClientCert' to verify no certificates"
+    return ""
 
 
 def read_web_config(path: Path) -> WebConfig:
@@ -121,7 +167,12 @@ def read_web_config(path: Path) -> WebConfig:
         users = _users(_table(content.get("basic_auth_users"), "basic_auth_users"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"file {path}: {error}", key="http.web-config") from None
-    return WebConfig(tls, users, (path, *files))
+    is_off = {
+        "basic_auth_users": content.get("basic_auth_users") == {},
+        "client_auth_type": (content.get("tls_server_config") or {}).get("client_auth_type")
+        == "NoClientCert",
+    }
+    return WebConfig(tls, users, (path, *files), frozenset(key for key, is_set in is_off.items() if is_set))
 
 
 def _table(value: object, name: str) -> dict[str, Any]:
