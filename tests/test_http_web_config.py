@@ -1,12 +1,15 @@
 """TLS and passwords of the HTTP server, in the form of Prometheus' web configuration."""
 
+import asyncio
 import base64
 import shutil
 import socket
 import ssl
 import subprocess
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import bcrypt
 import pytest
@@ -15,12 +18,15 @@ from http_agents import FakeAgent, serving
 from http_client import get
 from patience import PATIENCE_S
 from prometheus import Prometheus
+from starlette.responses import PlainTextResponse
 from wire.serving import eventually, report
 
 from agent.errors import ConfigError
 from agent.http.server import CONNECTIONS_MAX
 from agent.http.web_config import (
+    PEER_CHECKS_MAX,
     RETRY_S,
+    BasicAuthentication,
     WebConfig,
     WebConfigFile,
     read_web_config,
@@ -91,6 +97,44 @@ def test_request_needs_the_right_user_and_password(short_tmp: Path) -> None:
         assert get(address, "/metrics", {"Authorization": "Basic !"}).status == 401
         for _ in range(2):
             assert get(address, "/healthz", authorization("ops", PASSWORD)).status == 200
+
+
+class Peer(NamedTuple):
+    """Client of an application with passwords."""
+
+    host: str | None
+    password: str
+
+    async def status(self, app: BasicAuthentication) -> int:
+        """Request the application, and return the status of the answer."""
+        header = authorization("ops", self.password)["Authorization"].encode()
+        client = None if self.host is None else (self.host, 1)
+        scope = {"type": "http", "client": client, "headers": [(b"authorization", header)]}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, None, send)  # type: ignore[arg-type]
+        return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize("host", ["10.0.0.9", "2001:db8::{}", None])
+def test_wrong_passwords_of_one_address_hold_a_limited_place_in_the_queue(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    monkeypatch.setattr("agent.http.web_config.REFUSAL_S", 0)
+    app = BasicAuthentication(PlainTextResponse("ok"), WebConfigFile(web_file(short_tmp, USERS)))
+    attempts = [Peer(host and host.format(number), f"wrong {number}") for number in range(20)]
+
+    async def attempt_twice() -> None:
+        for _ in range(2):
+            peers = [*attempts, Peer("10.0.0.10", PASSWORD)]
+            *refused, other = await asyncio.gather(*(peer.status(app) for peer in peers))
+            assert Counter(refused) == {401: PEER_CHECKS_MAX, 429: len(attempts) - PEER_CHECKS_MAX}
+            assert other == 200
+
+    asyncio.run(attempt_twice())
 
 
 def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> None:
@@ -221,7 +265,9 @@ def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> No
             "basic_auth_users: {ops: secret}",
             "user ops: the value is not the bcrypt hash of a password; create it with htpasswd -B",
         ),
-        ("basic_auth_users: {ops: $2b$31$" + "a" * 53 + "}", "ops: cost 31 is over the limit of 12"),
+        ("basic_auth_users: {ops: $2b$31$" + "." * 53 + "}", "ops: cost 31 is not within .* 4 to 12"),
+        ("basic_auth_users: {ops: $2b$03$" + "." * 53 + "}", "ops: cost 03 is not within .* 4 to 12"),
+        ("basic_auth_users: {ops: $2b$04$" + "a" * 53 + "}", "ops: the value is not the bcrypt hash"),
         ("tls_server_config: {cert_file: a}", "cert_file and key_file are both needed"),
         ("tls_server_config: {cert_file: a, key_file: b}", "a: cannot be used: No such file or directory"),
         ("tls_server_config: {cert: a}", "tls_server_config.cert: does not exist"),

@@ -9,12 +9,15 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import ipaddress
 import logging
 import os
 import re
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,18 +33,28 @@ from agent.system.files import ReadError, read_bounded
 FILE_BYTES: Final = 64 << 10
 """Largest accepted web configuration [bytes]."""
 USERS_MAX: Final = 64
+COST_MIN: Final = 4
 COST_MAX: Final = 12
 """Largest accepted cost of a bcrypt hash: one check takes 0.3 s, during which all clients wait."""
 RETRY_S: Final = 10.0
 """Pause before a refused web configuration is read again although no known file has changed [s]."""
 REFUSAL_S: Final = 0.5
 """Pause after a wrong password [s], so that attempts to guess passwords cost at most a tenth of a core."""
+PEER_CHECKS_MAX: Final = 8
+"""Largest number of waiting password checks of one client address: the HTTP/2 streams of a connection.
+
+With more, a first login from another address would wait for all attempts to guess passwords.
+"""
 PASSED_MAX: Final = 64
 """Largest number of accepted passwords that are remembered as hashes, because a check takes 60 ms."""
 
-_HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
+_HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
 _UNKNOWN_USER_HASH: Final = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
 """Hash that is checked for an unknown user, so that the answer takes as long as for a known one."""
+_REFUSAL_HEADERS: Final = {
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Basic"},
+    HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
+}
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH: Final = {
     "NoClientCert": ssl.CERT_NONE,
@@ -272,10 +285,10 @@ def _users(table: Mapping[str, Any]) -> dict[str, bytes]:
                 f"basic_auth_users: user {user}: the value is not the bcrypt hash of a password; create it "
                 "with htpasswd -B"
             )
-        if int(found[1]) > COST_MAX:
+        if not COST_MIN <= int(found[1]) <= COST_MAX:
             raise ValueError(
-                f"basic_auth_users: user {user}: cost {found[1]} is over the limit of {COST_MAX}; make the "
-                f"hash with htpasswd -B -C {COST_MAX}"
+                f"basic_auth_users: user {user}: cost {found[1]} is not within the limits of {COST_MIN} to "
+                f"{COST_MAX}; make the hash with htpasswd -B -C {COST_MAX}"
             )
         users[user] = value.encode()
     return users
@@ -301,33 +314,64 @@ class BasicAuthentication:
         self._app = app
         self._web = web
         self._lock = asyncio.Lock()
+        self._checks: Counter[str] = Counter()
+        """Number of password checks that run or wait, by address of the client."""
         self._passed: dict[bytes, None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         users = self._web.read().users
-        if not users or (scope["type"] == "http" and await self._is_right(users, scope)):
+        if not users:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            answer = PlainTextResponse("Unauthorized\n", 401, {"WWW-Authenticate": "Basic"})
+            status = await self._check(users, scope)
+            if status == HTTPStatus.OK:
+                await self._app(scope, receive, send)
+                return
+            answer = PlainTextResponse(f"{status.phrase}\n", status, _REFUSAL_HEADERS[status])
             await answer(scope, receive, send)
 
-    async def _is_right(self, users: Mapping[str, bytes], scope: Scope) -> bool:
+    async def _check(self, users: Mapping[str, bytes], scope: Scope) -> HTTPStatus:
+        """Return OK if user and password of a request are right; else the status of the refusal."""
         credentials = _credentials(scope)
         if credentials is None:
-            return False
+            return HTTPStatus.UNAUTHORIZED
         user, password = credentials
         expected = users.get(user)
         known = hashlib.sha256(b"%b\0%b\0%b" % (user.encode(), password, expected or b"")).digest()
         if known in self._passed:
-            return True
+            return HTTPStatus.OK
+        peer = _peer_network(scope)
+        if self._checks[peer] >= PEER_CHECKS_MAX:
+            return HTTPStatus.TOO_MANY_REQUESTS
+        self._checks[peer] += 1
+        try:
+            return await self._check_in_turn(password, expected, known)
+        finally:
+            self._checks[peer] -= 1
+            if not self._checks[peer]:
+                del self._checks[peer]
+
+    async def _check_in_turn(self, password: bytes, expected: bytes | None, known: bytes) -> HTTPStatus:
         async with self._lock:
+            if known in self._passed:  # the request before this one had the same password
+                return HTTPStatus.OK
             if bcrypt.checkpw(password[:72], expected or _UNKNOWN_USER_HASH) and expected is not None:
                 if len(self._passed) >= PASSED_MAX:
                     self._passed.clear()
                 self._passed[known] = None
-                return True
+                return HTTPStatus.OK
             await asyncio.sleep(REFUSAL_S)
-        return False
+        return HTTPStatus.UNAUTHORIZED
+
+
+def _peer_network(scope: Scope) -> str:
+    """Return the client's address; of IPv6 the first 64 bits, since a client may have all addresses below."""
+    host = str((scope.get("client") or ("",))[0])
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a unix socket
+        return ""
+    return host if address.version == 4 else address.packed[:8].hex()
 
 
 def _credentials(scope: Scope) -> tuple[str, bytes] | None:
