@@ -495,8 +495,8 @@ def _snapshot_recorder(
 def _cluster_publisher(
     config: Config, consumer_map: "Callable[[], ConsumerMap | None]"
 ) -> "ClusterPublisher | None":
-    """Return the publisher to the API server; None: ``k8s.enabled`` is false. Raises the same errors as
-    :func:`run`."""
+    """Return the publisher to the API server; None: ``k8s.enabled`` is false.
+    Raises the same errors as :func:`run`."""
     if not config.k8s_enabled:
         return None
     from agent.cluster.cluster_publisher import open_cluster_publisher  # with the HTTP client, 3 MiB
@@ -622,8 +622,8 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
 
 
 def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
-    """Lock a directory of the agent; ``name`` and ``use`` describe the directory in error texts. Raises
-    OSError if the lock file cannot be opened."""
+    """Lock a directory of the agent; ``name`` and ``use`` describe the directory in error texts.
+    Raises OSError if the lock file cannot be opened."""
     try:
         return DirectoryLock(directory)
     except LockHeld as error:

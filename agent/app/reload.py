@@ -47,8 +47,8 @@ class ConfigReloader:
         self._wall_clock = wall_clock
         self._requested = trio.Event()
         self._is_reading = False
-        """True: the thread that reads the configuration files has not returned. No second one starts, even if
-        the disk hangs."""
+        """True: the thread that reads the configuration files has not returned.
+        No second one starts, even if the disk hangs."""
         self.last: ConfigReload | None = None
         """Result of the last reload of the configuration; None: there was none. Thread-safe."""
 

@@ -46,8 +46,8 @@ class BudgetVerdict(NamedTuple):
     text: str
     """Upper limit of the budget as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
     met: bool | None
-    """True: the row is within its budget. False: over budget. None: no budget, or undecided by the
-    samples."""
+    """True: the row is within its budget. False: over budget.
+    None: no budget, or undecided by the samples."""
     measured: str = ""
     """Figure that was measured, in the same form as the limit in ``text``."""
     reason: str = ""

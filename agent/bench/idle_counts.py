@@ -65,8 +65,7 @@ WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is du
 
 
 class SamplerStalled(MeasurementError):
-    """The C sampler makes no passes, or its first pass does not wake its reader, so wakeups cannot be
-    counted."""
+    """Wakeups cannot be counted: the C sampler makes no passes, or does not wake its reader."""
 
 
 def count_sampler_wakes(passes: int = PASSES) -> int:

@@ -189,8 +189,8 @@ def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[],
 
 
 def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
-    """Return a function that adds a connection to a bare socket. Each connection counts as a subscriber with
-    its first message."""
+    """Return a function that adds a connection to a bare socket.
+    Each connection counts as a subscriber with its first message."""
 
     def begin(_: socket.socket) -> Receive:
         rounds.received()
@@ -215,8 +215,8 @@ class FixedSizeMessageCounter:
 def _polled_adder(
     path: str, begin: Callable[[socket.socket], Receive], rounds: DeliveryRounds
 ) -> Callable[[], None]:
-    """Return a function that adds a subscriber's connection to ``path``. One thread reads from all
-    connections."""
+    """Return a function that adds a subscriber's connection to ``path``.
+    One thread reads from all connections."""
     selector = selectors.EpollSelector()
 
     def read() -> None:

@@ -158,8 +158,8 @@ def _scale_axis(axes: Axes, name: Literal["x", "y"], values: Sequence[float], un
 
 
 def plot_comparison(comparison: RevisionComparison) -> str:
-    """Plot each figure's ratios after / before: all pairs, median and interval. Return the content of an SVG
-    file."""
+    """Plot each figure's ratios after / before: all pairs, median and interval.
+    Return the content of an SVG file."""
     figures = comparison.figures
     ratios = [value for figure in figures for value in (*figure.ratio, *figure.pairs)]
     edge = max(EDGE_MIN, *ratios, *(1 / ratio for ratio in ratios)) * 1.02

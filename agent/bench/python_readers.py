@@ -107,8 +107,8 @@ def machine_values(snapshot: Snapshot) -> ReadValues:
 
 
 def psutil_machine() -> int:
-    """Read CPU count, CPU times and memory with psutil, which knows neither hugepages nor CPU lists. Return
-    the CPU count."""
+    """Read CPU count, CPU times and memory with psutil, which knows neither hugepages nor CPU lists.
+    Return the CPU count."""
     psutil.cpu_times(percpu=True)
     psutil.virtual_memory()
     return psutil.cpu_count() or 0

@@ -136,8 +136,8 @@ def _time_calls(call: Callable[[], object], loops: int) -> float:
 
 
 def _measure_peak_memory(call: Callable[[], object]) -> int:
-    """Return the peak of Python's memory in one call [bytes]. It runs after all timing, because tracing makes
-    calls several times slower."""
+    """Return the peak of Python's memory in one call [bytes].
+    It runs after all timing, because tracing makes calls several times slower."""
     tracemalloc.start()
     try:
         call()

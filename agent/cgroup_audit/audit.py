@@ -83,8 +83,8 @@ def _hugepage_readings(settings: CgroupSettings) -> Mapping[CgroupSettingId, Rea
 
 
 ReadCgroup = Callable[[str, bool], CgroupSettings | None]
-"""Function that reads a cgroup: takes its path, and True to include the cpuset. Returns None if it is
-gone."""
+"""Function that reads a cgroup: takes its path, and True to include the cpuset.
+Returns None if it is gone."""
 
 INCONCLUSIVE_VERDICTS: Final = frozenset({AuditVerdict.UNKNOWN, AuditVerdict.VANISHED, AuditVerdict.QUIET})
 """Verdicts that leave open whether the value is correct."""

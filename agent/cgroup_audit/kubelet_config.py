@@ -37,8 +37,8 @@ class MemoryQosMode(NamedTuple):
     reserves: bool = False
     """True: requests are protected from reclaim."""
     is_tiered: bool = True
-    """True: Guaranteed pods have ``memory.min``, Burstable ones ``memory.low``. False: all have
-    ``memory.min``, as up to 1.35."""
+    """True: Guaranteed pods have ``memory.min``, Burstable ones ``memory.low``.
+    False: all have ``memory.min``, as up to 1.35."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ class NodeFacts:
 
     @property
     def allocatable_memory(self) -> int | None:
-        """Memory of all pods together, without the eviction threshold [bytes]; None: unknown
-        configuration."""
+        """Memory of all pods together, without the eviction threshold [bytes].
+        None: unknown configuration."""
         if self.kubelet is None or self.memory_bytes is None:
             return None
         return max(0, self.memory_bytes - self.reserved(MEMORY).value)
@@ -91,5 +91,5 @@ class ExclusiveCpus(NamedTuple):
     container: str
     cpus: CpuSet
     by_kubelet: bool
-    """True: the kubelet's CPU manager assigned the CPUs and lifts the quota. False: a driver assigned them,
-    and the kubelet keeps the quota."""
+    """True: the kubelet's CPU manager assigned the CPUs and lifts the quota.
+    False: a driver assigned them, and the kubelet keeps the quota."""

@@ -60,8 +60,7 @@ RETRY_MAX_S: Final = 60.0
 EVENTS_S: Final = 10.0
 """Interval at which the agent writes due Kubernetes events although no report changed [s]: pods change."""
 EVENTS_FILE: Final = "cluster-events.json"
-"""Name of the file in the state directory with the events of lasting faults, which a restart must not
-repeat."""
+"""Name of the file in the state directory with the events that a restart of the agent must not repeat."""
 EVENTS_BYTES: Final = 4 << 20
 """Largest size of the events file that the agent reads [bytes]."""
 RULES_S: Final = 5.0

@@ -1,5 +1,4 @@
-"""Recorder of Kubernetes events with the limits of client-go's: combination, counts of repetitions, a spam
-filter.
+"""Recorder of Kubernetes events, which combines, counts and limits them as client-go does.
 
 Events of one object, type and reason with many different messages are combined into one event; an event with
 the same message is counted up; and one object gets 25 events at once and one in five minutes afterwards. All
@@ -113,8 +112,8 @@ class EventRecorder:
         return (bucket is None or bucket.has_token(now)) and self._all.has_token(now)
 
     def record(self, event: DeviceEvent, now: Instant) -> None:
-        """Write an event, or raise the count of an earlier event. Blocks up to 10 s for the connect and each
-        read.
+        """Write an event, or raise the count of an earlier event.
+        Blocks up to 10 s for the connect and each read.
 
         Called only after :meth:`may_record`.
 

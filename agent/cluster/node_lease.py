@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def load_identity(state_dir: Path, node: str) -> str:
-    """Return the identity of the agent that owns a state directory; a new one if the file is missing or
-    unusable.
+    """Return the identity of the agent that owns a state directory; a new one without a usable file.
 
     Blocks on the disk. Without a file that can be written, the identity lasts until the agent ends.
     """
@@ -84,8 +83,7 @@ class NodeLease:
         self._identity = identity
         self._collection = path_of("apis", "coordination.k8s.io", "v1", "namespaces", namespace, "leases")
         self._object: dict[str, Any] | None = None
-        """Lease object as this agent has last written it; None: another agent holds it, or it is not
-        known."""
+        """Lease object as this agent has last written it; None: not known, or another agent holds it."""
         self._held_until_ns = 0
         self._observed: tuple[object, ...] = ()
         """Holder, renewal time and resource version of another agent's Lease, when they last changed."""

@@ -45,8 +45,8 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
 
 
 def _text(setting: Setting, value: Any) -> str:
-    """Return the text of a setting's value in a configuration file, cut to VALUE_CHARS. ``unset`` without
-    value."""
+    """Return the text of a setting's value in a configuration file, cut to VALUE_CHARS.
+    ``unset`` without value."""
     if value is None:
         return "unset"
     text = json.dumps(setting.kind.show(value), ensure_ascii=False)

@@ -1,5 +1,5 @@
-"""Parser of ``[[rules]]``: changes of single rules by the operator. Imported only if configured: it needs the
-tables of all rules."""
+"""Parser of ``[[rules]]``: changes of single rules by the operator.
+Imported only if configured: it needs the tables of all rules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain

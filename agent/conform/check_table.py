@@ -28,8 +28,8 @@ def missing_socket(session: SessionRecord) -> CheckOutcome | None:
 
 
 def missing_connection(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if no connection to the driver's service socket succeeded. None: one
-    succeeded."""
+    """Return the outcome NOT_RUN if no connection to the driver's service socket succeeded.
+    None: one succeeded."""
     missing = None if session.versions else not_run("the service socket takes no connection")
     return missing_socket(session) or missing
 
@@ -41,15 +41,15 @@ def missing_list(session: SessionRecord) -> CheckOutcome | None:
 
 
 def missing_device(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if the driver reported no device in its health lists. None: a list has a
-    device."""
+    """Return the outcome NOT_RUN if the driver reported no device in its health lists.
+    None: a list has a device."""
     has_device = any(item.devices for stream in session.watched_streams for item in stream.lists)
     return missing_list(session) or (None if has_device else not_run("no device was reported"))
 
 
 def missing_versions(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN unless v1 and v1alpha1 of the health API both reported a device. None: both
-    did."""
+    """Return the outcome NOT_RUN unless v1 and v1alpha1 of the health API both reported a device.
+    None: both did."""
     silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
     missing = not_run(f"no list was received of {' and '.join(silent)}") if silent else None
     return missing_connection(session) or missing or missing_device(session)
@@ -61,16 +61,16 @@ def missing_directory(session: SessionRecord) -> CheckOutcome | None:
 
 
 def missing_get_info(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if no registration socket of the driver answered GetInfo. None: one
-    answered."""
+    """Return the outcome NOT_RUN if no registration socket of the driver answered GetInfo.
+    None: one answered."""
     if session.directory and any(record.file.info for record in session.directory.registrations):
         return None
     return missing_directory(session) or not_run("no socket has answered GetInfo")
 
 
 def missing_get_info_or_connection(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if GetInfo or the connection to the service socket failed. None: both
-    succeeded."""
+    """Return the outcome NOT_RUN if GetInfo or the connection to the service socket failed.
+    None: both succeeded."""
     return missing_get_info(session) or missing_connection(session)
 
 

@@ -94,8 +94,8 @@ def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set
 
 
 def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
-    """Opens a second connection, and closes it before half of the session has passed. Compares the reports on
-    both connections until then, and continues with the first."""
+    """Opens a second connection, and closes it before half of the session has passed.
+    Compares the reports on both connections until then, and continues with the first."""
     leaver = session.second_kubelet
     first = _concurrent_stream(session.main, leaver)
     if leaver is None or first is None:
@@ -173,8 +173,8 @@ def _all_leases_ended(stream: StreamRecord, since_s: float) -> bool:
 
 
 def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
-    """Closes the HTTP/2 window of one connection for more than half of the time, then opens it again. Records
-    the lists on the other connections meanwhile, and on this one afterwards."""
+    """Closes the HTTP/2 window of one connection for more than half of the time, then opens it again.
+    Records the lists on the other connections meanwhile, and on this one afterwards."""
     stopped = session.stopped_reader
     others = [
         other
@@ -203,8 +203,8 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
 
 
 def _delay_by_stopped_reader(other: StreamRecord, stopped: StoppedReader) -> float | None:
-    """Return how long `other` received no health list while another reader had stopped [s]. None: not
-    unusually long."""
+    """Return how long `other` received no health list while another reader had stopped [s].
+    None: not unusually long."""
     before = [item.received_s for item in other.lists if item.received_s < stopped.resumed_s]
     after = [item.received_s for item in other.lists if item.received_s >= stopped.resumed_s]
     if not before or not after or after[0] - stopped.resumed_s > CAUSAL_DELAY_S:

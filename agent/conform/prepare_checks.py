@@ -65,8 +65,8 @@ def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome
 
 
 def missing_prepared_claims(session: SessionRecord) -> CheckOutcome | None:
-    """Return an outcome if not every claim is known to be prepared. None: the first prepare of all claims
-    succeeded."""
+    """Return an outcome if not every claim is known to be prepared.
+    None: the first prepare of all claims succeeded."""
     if missing := missing_stage(PrepareStage.FIRST)(session):
         return missing
     record = _record(session)
@@ -239,8 +239,8 @@ def check_cdi_ids(session: SessionRecord) -> CheckOutcome:
 
 
 def _undefined(ids: list[str], snapshot: CdiSnapshot) -> CheckOutcome | None:
-    """Return FAIL with those of ``ids`` that no CDI file defines, NOT_RUN if the files are unknown. None: all
-    are defined."""
+    """Return FAIL with those of ``ids`` that no CDI file defines, NOT_RUN if the files are unknown.
+    None: all are defined."""
     if snapshot.error:
         return not_run(f"{snapshot.error}; see --cdi-dir")
     missing = [shorten(cdi_id) for cdi_id in ids if cdi_id not in _defined(snapshot)]
@@ -449,8 +449,8 @@ def check_error_names(session: SessionRecord) -> CheckOutcome:
 
 
 def check_deadline(session: SessionRecord) -> CheckOutcome:
-    """Measures the duration of all prepare and unprepare calls. A call that fails may use the time for more
-    attempts."""
+    """Measures the duration of all prepare and unprepare calls.
+    A call that fails may use the time for more attempts."""
     found, slowest_s = [], 0.0
     for stage, calls in _record(session).calls.items():
         for call in calls:

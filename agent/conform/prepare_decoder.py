@@ -61,8 +61,8 @@ def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
 
 
 def _device(found: dict[int, list[str]]) -> ReturnedDevice:
-    """Return a device of a claim from its decoded protobuf fields. As in protobuf, the last of repeated
-    single fields counts."""
+    """Return a device of a claim from its decoded protobuf fields.
+    As in protobuf, the last of repeated single fields counts."""
     pool, name, share_id = (found.get(field, [""])[-1] for field in (POOL, NAME, SHARE_ID))
     return ReturnedDevice(tuple(found.get(REQUESTS, ())), pool, name, tuple(found.get(CDI_IDS, ())), share_id)
 

@@ -117,8 +117,8 @@ class ReopenedStream(NamedTuple):
     """Health stream that a simulated kubelet opened after it had closed another stream."""
 
     after: str
-    """``cancel``: the stream before was cancelled, on the same connection. ``close``: its connection was
-    closed."""
+    """``cancel``: the stream before was cancelled, on the same connection.
+    ``close``: its connection was closed."""
     stream: StreamRecord
 
 

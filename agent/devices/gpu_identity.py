@@ -67,8 +67,8 @@ def replaced_gpu_numbers(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) ->
 
 
 def _add_gpus_on_bus(registry: dict[int, KnownGpu], bus_addresses: Iterable[str]) -> None:
-    """Add the GPUs that the PCI bus lists and the registry lacks. The driver binds to GPUs one after
-    another."""
+    """Add the GPUs that the PCI bus lists and the registry lacks.
+    The driver binds to GPUs one after another."""
     known = {gpu.bus for gpu in registry.values()}
     free = (number for number in count() if number not in registry or not registry[number].bus)
     for address in bus_addresses:

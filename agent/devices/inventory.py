@@ -83,8 +83,8 @@ class InventoryDevice(NamedTuple):
         return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
 
     def sort_key(self) -> tuple[object, ...]:
-        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepages by size. ``node10``
-        follows ``node9``."""
+        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepages by size.
+        ``node10`` follows ``node9``."""
         owner = (self.driver, self.pool)
         if self.driver:
             return (*owner, _ORDER[self.kind], natural_key(self.name))
@@ -149,8 +149,8 @@ def declared_device(declared: DriverDevice) -> InventoryDevice:
 
 
 def parse_pool_name(name: str) -> InventoryDevice | None:
-    """Return the hugepage device with a canonical name such as ``hugepages-2mi-node0``. None: not such a
-    name."""
+    """Return the hugepage device with a canonical name such as ``hugepages-2mi-node0``.
+    None: not such a name."""
     device = _parse_pool(name)
     return device if device and device.name == name else None
 
@@ -172,8 +172,8 @@ def _parse_pool(name: str) -> InventoryDevice | None:
 
 
 def pools_by_device(snapshot: Snapshot) -> Mapping[InventoryDevice, HugepagePoolSample]:
-    """Return the page counts of each hugepage device. Without NUMA, machine-wide pools belong to NUMA node
-    0."""
+    """Return the page counts of each hugepage device.
+    Without NUMA, machine-wide pools belong to NUMA node 0."""
     return _pools_by_device(snapshot.pools)
 
 

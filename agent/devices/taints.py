@@ -22,8 +22,8 @@ from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.model.time import NS, Instant
 
 UNKNOWN_NS: Final = 60 * NS
-"""Time for which a device must be Unknown before it gets a taint [ns]. An agent's restart makes all devices
-Unknown for a moment."""
+"""Time for which a device must be Unknown before it gets a taint [ns].
+An agent's restart makes all devices Unknown for a moment."""
 QUIET_MAX_S: Final = 86_400
 UNDECLARED_CODE: Final = "declared.gone"
 """Code of the fault of a device that its driver no longer declares."""
@@ -34,8 +34,8 @@ _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaintPolicy:
-    """Operator's policy: which faults of devices become which taints. Raises ConfigError if a value is
-    invalid.
+    """Operator's policy: which faults of devices become which taints.
+    Raises ConfigError if a value is invalid.
     """
 
     evict: frozenset[str] = frozenset()
@@ -50,8 +50,8 @@ class TaintPolicy:
     report_unknown: bool = True
     """True: a device that is Unknown for a minute gets the taint ``unmonitored`` with effect ``None``."""
     inform: bool = True
-    """True: taints with effect ``None`` are published, for degraded and unmonitored devices. API servers
-    before 1.35 refuse a ResourceSlice with such a taint."""
+    """True: taints with effect ``None`` are published, for degraded and unmonitored devices.
+    API servers before 1.35 refuse a ResourceSlice with such a taint."""
 
     def __post_init__(self) -> None:
         evict: object = self.evict

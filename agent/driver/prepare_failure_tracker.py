@@ -38,8 +38,8 @@ TAINT_WAIT_S: Final = 2.0
 EVALUATION_WAIT_S: Final = 2.0
 """Longest time that a failure without a proven cause waits for newer health of the claim's devices [s]."""
 RECENT_S: Final = 900.0
-"""Age up to which a failed prepare is named in the errors of a pod's other drivers [s]. A cached failure is
-tried again after ten minutes, and the kubelet retries every minute or so."""
+"""Age up to which a failed prepare is named in the errors of a pod's other drivers [s].
+A cached failure is tried again after ten minutes, and the kubelet retries every minute or so."""
 OPEN_CLASSES: Final = frozenset({ErrorClass.UNKNOWN, ErrorClass.TRANSIENT})
 """Error classes of failed prepares whose cause can be a fault that the health engine is about to find."""
 

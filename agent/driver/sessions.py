@@ -98,8 +98,8 @@ class DriverSessions:
         ]
 
     def reconfigure(self, config: Config) -> None:
-        """Apply a reloaded configuration to all sessions, also to those that are opened later. Never
-        blocks."""
+        """Apply a reloaded configuration to all sessions, also to those that are opened later.
+        Never blocks."""
         with self._lock:
             self._reloaded = config
             for session in self._sessions.values():

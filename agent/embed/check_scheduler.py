@@ -186,8 +186,8 @@ class DriverCheckScheduler:
     def _update_schedule(
         self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()
     ) -> None:
-        """Add and remove scheduled checks, and pass the devices to the snapshot source. Caller holds the
-        lock."""
+        """Add and remove scheduled checks, and pass the devices to the snapshot source.
+        Caller holds the lock."""
         for scheduled in ended:
             del self._scheduled[scheduled.key]
         self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
@@ -308,8 +308,8 @@ class _CheckCall:
         return f"health check {self._check.name} of device {self._device.name}"
 
     async def run(self) -> None:
-        """Call the health check and store its result. Raises only the cancellation of this call's Trio
-        scope."""
+        """Call the health check and store its result.
+        Raises only the cancellation of this call's Trio scope."""
         try:
             with self.scope:
                 if self._check.is_async:

@@ -291,8 +291,8 @@ class PluginServer:
         self._plugin: DriverInstanceServer | None = None
         self._thread: AsyncioThread | None = None
         self._ended: SimpleQueue[object] = SimpleQueue()
-        """Signals and failures that end :meth:`run`. A signal handler may call put() at any moment; the lock
-        of an Event is not reentrant."""
+        """Signals and failures that end :meth:`run`.
+        A signal handler may call put() at any moment; the lock of an Event is not reentrant."""
 
     def start(self, timeout_s: float = START_S) -> None:
         """Start the server and block until the kubelet can find the driver.

@@ -97,8 +97,8 @@ class SlicePublisher:
     # --- publishing -----------------------------------------------------------------------------------------
 
     def publish(self, taints: Taints) -> None:
-        """Publish all devices with these taints; the monitor's taint callback. Up-to-date slices are not
-        written.
+        """Publish all devices with these taints; the monitor's taint callback.
+        Up-to-date slices are not written.
 
         Blocks up to 10 s for the connect and for each read of its calls.
 
@@ -122,8 +122,8 @@ class SlicePublisher:
         self._request_comparison()
 
     def delete(self) -> None:
-        """Delete all slices of the driver on this node, for a driver that leaves the node. Nothing is
-        published any more.
+        """Delete all slices of the driver on this node, for a driver that leaves the node.
+        Nothing is published any more.
 
         Blocks and raises like :meth:`publish`.
         """
@@ -133,8 +133,8 @@ class SlicePublisher:
                 self._delete(name)
 
     def _publish(self) -> None:
-        """Write the ResourceSlices that differ from the wanted ones. After a conflict, read all of them again
-        first."""
+        """Write the ResourceSlices that differ from the wanted ones.
+        After a conflict, read all of them again first."""
         for attempt in range(ATTEMPTS):
             try:
                 self._write_changes()

@@ -284,8 +284,8 @@ def _measure_agent_memory(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _start_agent_with_devices(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
-    """Start an agent with declared devices. Return its PID and a subscriber that waits for the last
-    device."""
+    """Start an agent with declared devices.
+    Return its PID and a subscriber that waits for the last device."""
     directory = stack.enter_context(temporary_directory())
     write_sysfs(directory / "sys")
     _write_declarations(directory / "run/devices.d", devices)

@@ -102,8 +102,8 @@ def _audit(
     answer: SourceAnswer[Mapping[str, object]],
     earlier_qos: QosDifferences | None = None,
 ) -> AuditReport:
-    """Audit the cgroups of the selected pods. Without POD on the command line, audit those of the QoS
-    classes, too.
+    """Audit the cgroups of the selected pods.
+    Without POD on the command line, audit those of the QoS classes, too.
 
     ``answer`` has the pod objects.
     """

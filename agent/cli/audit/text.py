@@ -174,8 +174,8 @@ def _pod_line(pod: PodAudit, style: TextStyle) -> str:
 def _comparison_table(
     compared: Sequence[SettingComparison], style: TextStyle, *, whole: bool
 ) -> Iterator[str]:
-    """Yield a table of settings: all if `whole`, else those with findings. A vanished cgroup takes one
-    line."""
+    """Yield a table of settings: all if `whole`, else those with findings.
+    A vanished cgroup takes one line."""
     rows = [
         comparison
         for comparison in _vanished_once(compared)

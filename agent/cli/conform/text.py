@@ -36,8 +36,8 @@ EXITS: Final = {
 """Exit code by verdict; the first verdict that any check has decides."""
 
 PROFILE: Final = "drahealth-conform/1"
-"""Name and version of a profile's set of checks. The number rises with each change of the set, so that an
-older result is never taken for a newer one."""
+"""Name and version of a profile's set of checks.
+The number rises with each change of the set, so that an older result is never taken for a newer one."""
 KUBELET: Final = "1.37"
 """Version of the newest kubelet whose behaviour the conformance checks describe."""
 AREAS: Final = {

@@ -100,8 +100,8 @@ def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:
 
 
 def _worst_since_s(health: DeviceHealth) -> float:
-    """Return since when the worst cause of a device exists [s since 1970]. ``health.since`` changes with any
-    cause."""
+    """Return since when the worst cause of a device exists [s since 1970].
+    ``health.since`` changes with any cause."""
     worst = (cause.since.wall_s for cause in health.causes if cause.severity is health.severity)
     return min(worst, default=health.since.wall_s)
 

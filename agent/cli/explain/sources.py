@@ -296,8 +296,8 @@ async def _driver_files(
 async def _read_state_file(
     source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, SourceResult]:
-    """Read a state file of a driver or of the agent with `read`. Return its content (None: none) and the
-    outcome."""
+    """Read a state file of a driver or of the agent with `read`.
+    Return its content (None: none) and the outcome."""
     absence = Absence.UNREADABLE
     try:
         content, found, written_s = await run_with_timeout(partial(read, path), DISK_TIMEOUT_S)

@@ -173,8 +173,8 @@ def _severity(source: SourceSample) -> Severity:
 
 
 def _cgroup_gaps(core: NativeCoreStats) -> str:
-    """Return a text on cgroups that the agent does not watch, or only reads periodically. Empty: it watches
-    all."""
+    """Return a text on cgroups that the agent does not watch, or only reads periodically.
+    Empty: it watches all."""
     facts = []
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")

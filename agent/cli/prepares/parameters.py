@@ -41,8 +41,8 @@ class CheckedParameters(NamedTuple):
 
 
 def check_file(args: Namespace, verdict_document: Callable[[PrepareVerdict], JsonObject]) -> int:
-    """Check the parameters in the file of ``--parameters`` and print the result. Return the command's exit
-    code.
+    """Check the parameters in the file of ``--parameters`` and print the result.
+    Return the command's exit code.
 
     Args:
         args: Arguments of the command line.

@@ -1,5 +1,5 @@
-"""ResourceSlices and claims of a conformance test at the API server. All functions block up to 10 s for the
-connect and for each read."""
+"""ResourceSlices and claims of a conformance test at the API server.
+All functions block up to 10 s for the connect and for each read."""
 
 from typing import Any, Final
 

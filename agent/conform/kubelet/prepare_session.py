@@ -118,8 +118,8 @@ def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[Co
 
 
 def parse_ref(obj: JsonObject) -> ClaimRef:
-    """Return the name and UID in the object of a claim whose prepare must fail. Raises UsageError: one is
-    missing."""
+    """Return the name and UID in the object of a claim whose prepare must fail.
+    Raises UsageError: one is missing."""
     try:
         metadata = get_mapping(obj, "metadata")
         return ClaimRef(*(get_required_text(metadata, key, "metadata") for key in ClaimRef._fields))
@@ -152,8 +152,8 @@ def omit_all(outcome: CheckOutcome) -> ClaimSessionRecord:
 
 
 class PrepareSession:
-    """Session that prepares claims. Use it as a context manager: its end unprepares and deletes the remaining
-    claims.
+    """Session that prepares claims.
+    Use it as a context manager: its end unprepares and deletes the remaining claims.
 
     Args:
         options: Claims and commands.

@@ -110,8 +110,8 @@ def _not_named_conflicts(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Ite
 
 
 def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict]:
-    """Yield a conflict for each container that runs according to the pod's status and has no cgroup. Pod
-    objects from files are skipped, since they may be old."""
+    """Yield a conflict for each container that runs according to the pod's status and has no cgroup.
+    Pod objects from files are skipped, since they may be old."""
     live = {one.id for one in pod.live}
     for obj, provenance in pod.objects:
         gone = [one for one in obj.containers if one.running and one.id and one.id not in live]

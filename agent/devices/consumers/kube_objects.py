@@ -38,8 +38,8 @@ def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:
 
 
 def parse_claims(answer: SourceAnswer[JsonObject]) -> SourceAnswer[ClaimObject]:
-    """Parse the ResourceClaim objects of a source's answer. The error of each invalid one is added to
-    ``invalid``."""
+    """Parse the ResourceClaim objects of a source's answer.
+    The error of each invalid one is added to ``invalid``."""
     return _parse_items(answer, parse_claim_object)
 
 

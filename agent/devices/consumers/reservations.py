@@ -80,8 +80,8 @@ class ExistingReservationTargets(NamedTuple):
     groups: frozenset[tuple[str, str]]
     """Existing pod groups, which have pods, as (namespace, name)."""
     workloads: Mapping[tuple[str, str], frozenset[tuple[str, str]]]
-    """(namespace, UID) of each other object, by (API group, resource). A missing key: no object of the
-    resource is given, so that nothing is known about it."""
+    """(namespace, UID) of each other object, by (API group, resource).
+    A missing key: no object of the resource is given, so that nothing is known about it."""
 
 
 def existing_reservation_targets(
