@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -364,6 +365,40 @@ def test_slow_disk_drops_queued_steps_and_the_next_segment_says_so(
     paths = segment_paths(tmp_path)
     found = [(count_steps(path)[0], SegmentReader(path).head.lost) for path in paths]
     assert sum(steps + lost for steps, lost in found) == 1002
+
+
+def is_recorded(directory: Path, steps: int) -> Callable[[], bool]:
+    """Return a condition: the segments in a directory have this number of evaluations."""
+
+    def is_done() -> bool:
+        try:
+            return sum(count_steps(path)[0] for path in segment_paths(directory)) == steps
+        except (FileNotFoundError, ProbeError):
+            return False
+
+    return is_done
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_removed_record_continues_in_a_new_segment(
+    short_day: list[Step], tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_moved: bool
+) -> None:
+    directory = tmp_path / "record"
+    recorder = SnapshotRecorder(directory, LIMITS, HEAD)
+    recorder.record(*short_day[0])
+    wait_for(is_recorded(directory, 1))
+    if is_moved:
+        directory.rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(directory)
+    for one in short_day[1:4]:
+        recorder.record(*one)
+    assert recorder.close(PATIENCE_S)
+    (path,) = segment_paths(directory)
+    assert SegmentReader(path).head.lost == 0
+    assert count_steps(path) == (3, "")
+    assert f"{path} was removed by another process" in caplog.text
+    assert not is_moved or is_recorded(tmp_path / "moved", 1)()
 
 
 def recorder_item(one: Step) -> Any:

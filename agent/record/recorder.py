@@ -218,6 +218,13 @@ class SnapshotRecorder:
             return
         written = 0
         try:
+            if self._writer is not None and not self._writer.is_in_place():
+                log.warning(
+                    "record: segment %s was removed by another process; its snapshots are lost, and a new "
+                    "segment begins",
+                    self._writer.path,
+                )
+                self._end_segment()
             for part in _by_settings(queue):
                 writer = self._writer
                 if writer is not None and (

@@ -20,6 +20,7 @@ from agent.engine.step import EngineState
 from agent.errors import ConfigError, ProbeError
 from agent.record.events import CLASSES, RecordedStep, SegmentDecoder, SegmentEncoder, SegmentHead
 from agent.record.value_codec import CodecError, ValueEncoder
+from agent.system.files import is_current_file
 
 MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
@@ -222,6 +223,10 @@ class SegmentWriter:
     def is_empty(self) -> bool:
         """True: the segment's file has a head only, no evaluation."""
         return self.size == self._head_size
+
+    def is_in_place(self) -> bool:
+        """Return whether the segment's path still leads to its file. Blocks on the disk. Raises OSError."""
+        return is_current_file(self._fd, self.path)
 
     def append(self, steps: list[RecordedStep]) -> None:
         """Append recorded evaluations as one frame. Blocks on the disk.
