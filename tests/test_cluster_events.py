@@ -227,6 +227,46 @@ def test_pod_in_a_namespace_that_ends_stops_no_other_event(
     assert sum("/team-a/" in one.path for one in api.requests) == 1
 
 
+@pytest.mark.parametrize("status", [400, 404, 409, 422, 500])
+def test_refused_event_of_a_pod_stops_no_other_event(api: ClusterApi, status: int) -> None:
+    api.refuse = lambda request: Refusal(status, "Refused") if "/team-a/" in request.path else None
+    agent = SteppedAgent(api)
+    agent.consumers = users_of("gpu-0", "gpu-1", "gpu-2")
+    sick = [device(f"gpu-{number}", XID, driver=DRIVER) for number in range(3)]
+    agent.show(*sick)
+    assert len(events(api)) == 3
+    assert events(api, "Pod") == []
+    api.refuse = lambda request: None
+    agent.run_for(60, lambda: sick)
+    assert len(events(api, "Pod")) == (3 if status in {409, 500} else 0)
+
+
+def test_events_before_a_failure_are_not_repeated_after_a_restart(api: ClusterApi, tmp_path: Path) -> None:
+    api.refuse = lambda request: (
+        Refusal(503, "ServiceUnavailable") if len(events(api)) == 5 and "/events" in request.path else None
+    )
+    sick = [device(f"gpu-{number}", XID) for number in range(8)]
+    first = SteppedAgent(api, state_dir=tmp_path)
+    first.show(*sick)
+    assert len(events(api)) == 5
+    api.refuse = lambda request: None
+    first.clock.advance(1)
+    second = SteppedAgent(api, state_dir=tmp_path, clock=first.clock)
+    second.run_for(60, lambda: sick)
+    assert reasons(api) == [("DeviceUnhealthy", 1)] * 8
+
+
+def test_events_that_wait_for_a_limit_cost_no_request(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    storm = [device(f"gpu-{number:03}", XID) for number in range(128)]
+    agent.run_for(60, lambda: storm)
+    api.requests.clear()
+    agent.run_for(3600, lambda: storm)
+    written = event_writes(api)
+    assert 0 < written <= 12
+    assert sum(one.method == "GET" for one in api.requests) <= written + 6
+
+
 def test_restarted_agent_repeats_no_event(api: ClusterApi, tmp_path: Path) -> None:
     first = SteppedAgent(api, state_dir=tmp_path)
     first.consumers = users_of("gpu-0")

@@ -10,6 +10,7 @@ from cluster_api import NODE, ClusterApi, Refusal, granted_rights
 from agent.cluster.taint_rules import (
     MANAGED_BY,
     NODE_LABEL,
+    REFUSALS_MAX,
     VERSIONS,
     WRITES_MAX,
     check_rule,
@@ -230,6 +231,24 @@ def test_refused_rule_is_written_later(api: ClusterApi, status: int) -> None:
     api.refuse = lambda request: next(refusals, None) if request.method == "PATCH" else None
     agent_of(api).run_for(60, lambda: [declared(*SICK)])
     assert set(rules(api)) == {"gpu-0"}
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 500])
+def test_refused_rules_stop_no_other_rule(api: ClusterApi, status: int) -> None:
+    names = [f"gpu-{number:03}" for number in range(WRITES_MAX + 8)]
+    refused = {rule_name(DeviceRef(DRIVER, NODE, name)) for name in names[:-4]}
+    api.refuse = lambda request: (
+        Refusal(status, "Refused") if request.path.rpartition("/")[2] in refused else None
+    )
+    agent = agent_of(api)
+    agent.show(*(declared(name, XID) for name in names))
+    assert sum("/devicetaintrules/" in one.path for one in api.requests) == REFUSALS_MAX
+    agent.run_for(1800, lambda: [declared(name, XID) for name in names])
+    assert set(rules(api)) == set(names[-4:])
+    assert agent.publisher.status.error.startswith(f"taint rules: {status}")
+    agent.run_for(300, lambda: [declared(name) for name in names])
+    assert rules(api) == {}
+    assert agent.publisher.status.error == ""
 
 
 @pytest.mark.parametrize(

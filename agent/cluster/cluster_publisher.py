@@ -7,13 +7,13 @@ holds the node's Lease object writes.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.cluster.device_events import SavedEvent, SentDeviceEvents
+from agent.cluster.device_events import SavedEvent, SentDeviceEvents, WantedEvent
 from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
     active_maintenance,
@@ -31,7 +31,7 @@ from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
 from agent.model.report import ClusterCondition, ClusterStatus, Report
 from agent.model.time import NS, Instant
-from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, ApiServer, metadata_of, path_of
+from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
 from agent.sources.kubeconfig import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
@@ -63,6 +63,10 @@ EVENTS_FILE: Final = "cluster-events.json"
 """Name of the file in the state directory with the events that a restart of the agent must not repeat."""
 EVENTS_BYTES: Final = 4 << 20
 """Largest size of the events file that the agent reads [bytes]."""
+LASTING: Final = frozenset({400, 413, 422})
+"""HTTP statuses with which an event is given up: another attempt would get the same answer."""
+LASTING_OF_POD: Final = frozenset({FORBIDDEN, NOT_FOUND})
+"""Further such statuses of a pod's event: its namespace is being deleted, or has no quota left."""
 RULES_S: Final = 5.0
 """Shortest time between two comparisons of the DeviceTaintRules with the report [s]."""
 MAINTENANCE_S: Final = 60.0
@@ -338,24 +342,45 @@ class ClusterPublisher:
         if report is None or not config.k8s_events:
             return TaskIntervals(EVENTS_S)
         node = EventObject("Node", self._node, self._node_uid)
-        due = self._events.due(report, self._consumer_map(), config.drivers, node, now)
+        wanted = self._events.due(report, self._consumer_map(), config.drivers, node, now)
+        due = [one for one in wanted if self._recorder.may_record(one.event.object, now)]
         if not due:
             return TaskIntervals(EVENTS_S)
         self._read_node()
         if active_maintenance(self._node_conditions):
             return TaskIntervals(MAINTENANCE_S, MAINTENANCE_S)
+        try:
+            self._write_events(due, now)
+        finally:
+            self._save_events(now)
+        return TaskIntervals(EVENTS_S)
+
+    def _write_events(self, due: Iterable[WantedEvent], now: Instant) -> None:
+        """Write the events that the limits allow. The refusal of one object's event stops no other event.
+
+        Raises:
+            ApiError: The first refusal that another attempt may end.
+            ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
+        """
+        refusals: dict[str, ApiError] = {}
         for key, event in due:
-            if not self._recorder.may_record(event.object, now):
+            obj = event.object
+            if obj.namespace in refusals or not self._recorder.may_record(obj, now):
                 continue  # stays due: events of other objects may still be allowed
             try:
                 self._recorder.record(event, now)
             except ApiError as error:
-                if event.object.kind != "Pod" or error.status not in {FORBIDDEN, NOT_FOUND}:
+                is_pod = obj.kind == "Pod"
+                if error.status in LASTING or (is_pod and error.status in LASTING_OF_POD):
+                    self._log_lost_event(obj, error)
+                elif is_pod and error.status not in SERVER_WIDE:  # such as a webhook of the namespace
+                    refusals[obj.namespace] = error
+                    continue
+                else:
                     raise
-                self._log_lost_event(event.object, error)  # the pod's namespace is being deleted
             self._events.note_sent(key, now)
-        self._save_events(now)
-        return TaskIntervals(EVENTS_S)
+        for refusal in refusals.values():
+            raise refusal
 
     def _save_events(self, now: Instant) -> None:
         path, data = self._events_path, msgspec.json.encode(self._events.saved(now))
@@ -380,9 +405,9 @@ class ClusterPublisher:
     def _log_lost_event(self, obj: EventObject, error: ApiError) -> None:
         if count := self._lost_events.tick():
             log.warning(
-                "cluster: event of pod %s/%s not written: %s; %d such events are lost",
-                obj.namespace,
-                obj.name,
+                "cluster: event of %s %s not written: %s; %d such events are lost",
+                obj.kind.lower(),
+                f"{obj.namespace}/{obj.name}".lstrip("/"),
                 error,
                 count,
             )

@@ -18,7 +18,7 @@ from agent.model.claim import DeviceRef
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
-from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, NOT_SERVED, ApiServer, path_of
+from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, NOT_SERVED, SERVER_WIDE, ApiServer, path_of
 
 RULES: Final = "devicetaintrules"
 VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
@@ -28,6 +28,8 @@ NODE_LABEL: Final = "drahealth.dev/node"
 """Label of a DeviceTaintRule with the node's name, or with its hash if the name is no valid label value."""
 WRITES_MAX: Final = 32
 """Largest number of DeviceTaintRules that one call of :meth:`TaintRules.sync` writes or deletes."""
+REFUSALS_MAX: Final = 4
+"""Number of refused rules after which a pass ends; the next pass begins with other rules."""
 CONFLICT: Final = 409
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _WRITTEN_EFFECTS: Final = frozenset({Effect.NO_SCHEDULE, Effect.NO_EXECUTE})
@@ -78,6 +80,8 @@ class TaintRules:
         self._existing: dict[str, _RuleObject] | None = None
         """DeviceTaintRules of this agent in the API server, by name; None: not listed yet."""
         self._states: dict[str, TaintState] = {}
+        self._refused: set[str] = set()
+        """Names of rules whose last write or deletion was refused; they come last."""
         self._logged: set[str] = set()
 
     def forget(self) -> None:
@@ -122,15 +126,40 @@ class TaintRules:
             for name, rule in self._existing.items()
             if name not in wanted and _driver_of(rule) not in kept
         ]
-        for name in due[:WRITES_MAX]:
-            self._write(name, wanted[name])
-        for name in obsolete[: max(0, WRITES_MAX - len(due))]:
-            self._delete(name)
-        self.count = len(self._existing)
+        try:
+            self._apply([*due, *obsolete], wanted)
+        finally:
+            if self._existing is not None:
+                self.count = len(self._existing)
         if len(due) + len(obsolete) > WRITES_MAX:
             return 0.0
-        times = [state.due_ns for state in self._states.values() if state.due_ns is not None]
+        times = [due_ns for driver in known if (due_ns := self._states[driver].due_ns) is not None]
         return max(0.0, (min(times) - now.mono_ns) / NS) if times else None
+
+    def _apply(self, names: Sequence[str], wanted: Mapping[str, dict[str, Any]]) -> None:
+        """Write the wanted rules among some names, and delete the others. A refused rule stops no other one.
+
+        Raises ApiError or ValueError: the first refusal.
+        """
+        self._refused &= set(names)
+        refusals: list[Exception] = []
+        for name in sorted(names, key=self._refused.__contains__)[:WRITES_MAX]:
+            try:
+                if name in wanted:
+                    self._write(name, wanted[name])
+                else:
+                    self._delete(name)
+            except (ApiError, ValueError) as error:
+                if isinstance(error, ApiError) and error.status in SERVER_WIDE | {NOT_FOUND}:
+                    raise
+                self._refused.add(name)
+                refusals.append(error)
+                if len(refusals) == REFUSALS_MAX:  # also the answer to a missing right
+                    break
+            else:
+                self._refused.discard(name)
+        if refusals:
+            raise refusals[0]
 
     # --- decision -------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ NOT_FOUND: Final = 404
 NOT_SERVED: Final = 503
 """HTTP status of the error for an API group that the server lacks; 404 would mean a missing object."""
 FORBIDDEN: Final = 403
+SERVER_WIDE: Final = frozenset({401, 429, 503, 504})
+"""HTTP statuses that concern all calls, not the object of one call: expired credentials, or overload."""
 
 _RESOURCE: Final = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<resource>[^/?]+)"
