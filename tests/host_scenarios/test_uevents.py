@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from agents import HEALTHY, UNHEALTHY
+from agents import DRIVER, HEALTHY, UNHEALTHY
 from machine import machine_lock
 from netns import Injector, run_in_user_namespace
 from scenarios.row import BUSES
@@ -13,10 +13,13 @@ from host_scenarios.figures import Figures
 from host_scenarios.hosts import Paper
 from host_scenarios.paper_host import MELLANOX, NIC, PCI, PaperHost
 from host_scenarios.stage import OWNER, Stage, stopped
-from host_scenarios.subscribers import source_of
+from host_scenarios.subscribers import Kubelet, source_of
 
 HOW = "event of the real kernel, plain files, fake NVML"
 FLOOD = 5_000
+ATTEMPTS = 5
+LISTS = 3
+"""Number of health lists, one each 500 ms, by which a reading of the memory would be seen."""
 TOO_MANY = 30_000
 """Number of events of 830 bytes each in the kernel, more than the largest buffer of 16 MiB."""
 GPU = BUSES[1]
@@ -96,20 +99,43 @@ def memory(block: int) -> dict[str, str]:
 def test_forged_event_causes_no_reading(paper: Paper) -> None:
     """The kernel's next event, about something else, is received; then it sends the forged event itself.
 
-    With the lock of the machine: the event of a real CPU that another test takes offline arrives here, too,
-    and causes a reading.
+    The event of a real CPU that another test took offline is received here, too, and its reading can be late.
+    An agent that heeds a forged event does so at every attempt.
     """
-    with machine_lock():
-        text = paper.host.switch_off(5)
-        paper.events.spoof("offline", **memory(5))
-        paper.host.unplug(NIC)
-        emit_event(paper.events, "remove")
-        missing = f"pci.missing: {NIC} is no longer on the PCI bus"
-        paper.stage.expect_health("nic-0", UNHEALTHY, missing, OWNER)
+    kubelet = paper.stage.kubelets[DRIVER]
+    paper.stage.expect_health("memory-node1", HEALTHY, "")
+    for _ in range(ATTEMPTS):
+        with machine_lock():
+            text = paper.host.switch_off(5)
+            paper.events.spoof("offline", **memory(5))
+            paper.host.unplug(NIC)
+            emit_event(paper.events, "remove")
+            missing = f"pci.missing: {NIC} is no longer on the PCI bus"
+            paper.stage.expect_health("nic-0", UNHEALTHY, missing, OWNER)
+            for _ in range(LISTS):
+                wait_for_list(kubelet, "memory-node1")
+            is_ignored = kubelet.entries["memory-node1"].health == HEALTHY
+        if is_ignored:
+            break
+        paper.host.switch_on(5)
+        paper.events.inject("online", **memory(5))
         paper.stage.expect_health("memory-node1", HEALTHY, "")
+        plug_nic(paper)
+    assert is_ignored, f"memory was read in {ATTEMPTS} attempts"
     paper.stage.cause("memory block offline; after a forged event that was ignored", HOW)
     paper.events.inject("offline", **memory(5))
     paper.stage.expect_health("memory-node1", UNHEALTHY, text)
+    plug_nic(paper)
+
+
+def wait_for_list(kubelet: Kubelet, device: str) -> None:
+    """Wait for the next health list with the device."""
+    before = kubelet.entries[device]
+    kubelet.wait_for(lambda: kubelet.entries[device] is not before, f"another list with {device}")
+
+
+def plug_nic(paper: Paper) -> None:
+    """Add the NIC to the bus again, and wait until it is Healthy."""
     paper.host.plug(NIC)
     emit_event(paper.events, "add")
     paper.stage.expect_health("nic-0", HEALTHY, "", OWNER)
