@@ -75,6 +75,12 @@ def test_scrape_has_every_family_of_the_table_and_no_other(full: FakeAgent, acce
         assert family is None or {label for label, _ in labels} == set(family.series_labels)
 
 
+@pytest.mark.parametrize("version", ["abc", "1.x", "²"])
+def test_unknown_version_in_accept_gives_the_plain_text_format(full: FakeAgent, version: str) -> None:
+    accept = f"application/openmetrics-text; version={version}"
+    assert renderer(full).render(accept).content_type.startswith("text/plain; version=0.0.4;")
+
+
 def test_page_has_the_tables_of_all_families() -> None:
     text = metrics_page.PAGE.read_text()
     assert text == metrics_page.page(text), "run tools/metrics_page.py --write"

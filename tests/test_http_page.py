@@ -325,6 +325,18 @@ def test_event_streams_above_the_limit_are_refused_and_ended_ones_free(fake: Fak
         eventually(is_free, "a free stream")
 
 
+def test_head_of_the_event_stream_ends_and_takes_no_stream(fake: FakeAgent) -> None:
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+        for _ in range(STREAMS_MAX + 1):  # one connection, as a proxy has it
+            client.sendall(b"HEAD /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            received = b""
+            while b"\r\n\r\n" not in received:
+                received += client.recv(4096)
+            assert received.startswith(b"HTTP/1.1 200")
+            assert b"content-type: text/event-stream" in received
+
+
 # --- Chromium ----------------------------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium"), shutil.which("chromedriver")

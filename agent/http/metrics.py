@@ -122,7 +122,7 @@ class MetricsRenderer:
 
     def render(self, accept: str) -> Exposition:
         """Return the metrics in the format that the header ``Accept`` of a request asks for."""
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = _choose_encoder(accept)
         now = self._clock()
         version, report = self._view.latest.peek()
         if (last := self._shared.get(content_type)) is not None:
@@ -235,6 +235,13 @@ class _TextTemplate:
         *parts, end = self._parts
         lines = [part + _format_number(value) for part, value in zip(parts, values, strict=True)]
         return ("".join(lines) + end).encode()
+
+
+def _choose_encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # it compares the version in the header as numbers, without a check that it is one
+        return choose_encoder("")
 
 
 def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:

@@ -110,6 +110,8 @@ class PageEndpoints:
 
     async def _events(self, request: Request) -> Response:
         """Answer with a stream of server-sent events: the number of each report, at most one per second."""
+        if request.method == "HEAD":  # a stream has no end
+            return Response(media_type="text/event-stream", headers=HEADERS)
         if self._streams >= STREAMS_MAX:
             return PlainTextResponse(f"{STREAMS_MAX} event streams are open, the limit\n", 503)
         return StreamingResponse(self._event_texts(), media_type="text/event-stream", headers=HEADERS)
