@@ -388,7 +388,11 @@ class ClusterPublisher:
             write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
         except OSError as error:
             if self._unsaved.tick():
-                log.warning("cluster: %s: not written: %s; a restart repeats events", path, error.strerror)
+                log.warning(
+                    "cluster: file of sent events %s: not written: %s; a restart repeats events",
+                    path,
+                    error.strerror,
+                )
 
     def _sync_taint_rules(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config

@@ -156,7 +156,7 @@ class PublicationSchedule:
             self._full_ns = now_ns + self.heartbeat_period_ns
 
     def decide(self, report: Report, now_ns: int) -> PublicationReason | None:
-        """Decide whether a complete report is published, and plan the next heartbeat; None: not published."""
+        """Decide whether and why to publish a report; then plan the next heartbeat. None: do not publish."""
         visible = visible_state(report)
         changed = visible != self._published
         urgent = changed or bool(report.clear_results)

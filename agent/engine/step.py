@@ -134,9 +134,9 @@ def initial_state(
 
     Args:
         settings: Settings of the engine.
-        restored: GPU faults from the checkpoint; None: GPUs begin without state.
-        saved: Content of the checkpoint; None: it begins empty, and is not a new run.
-        boot_id: Boot ID of the running kernel, whose values at start are restored; empty: unknown.
+        restored: GPU faults from before a restart of the agent; None: GPUs begin without state.
+        saved: State that the last run of the agent stored; None: nothing is stored, and no run is counted.
+        boot_id: Boot ID of the running kernel, whose stored baseline is restored; empty: unknown.
     """
     state = EngineState(settings)
     if restored is not None:
@@ -161,8 +161,8 @@ def initial_state(
 def with_settings(state: EngineState, settings: EngineSettings, now: Instant) -> EngineState:
     """Return the engine's state after the settings have changed between two evaluations.
 
-    Raised, latched and pending faults stay, and so do the values at start, except where the settings replace
-    them.
+    Raised, latched and pending faults stay, and so does the baseline (the machine's values at start), except
+    where the settings replace it.
     """
     before, gpus = state.settings, state.gpus.rule_state
     rule_state = gpus_with_settings(gpus, before.gpu, settings.gpu)
@@ -327,7 +327,7 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the rules' state that the values at start come from, and the state to store for a restart.
+    """Return the rules' state that the boot's baseline comes from, and the state to store for a restart.
 
     The stored state is the same object if nothing in it has changed.
     """

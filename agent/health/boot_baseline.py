@@ -38,7 +38,7 @@ Basis = tuple[object, ...]
 
 
 def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
-    """Return the parts of the rules' state that :func:`collect_baseline` uses."""
+    """Return the parts of the rules' state from which :func:`collect_baseline` makes the baseline."""
     cpus, pools = host.cpus, host.pools
     return (
         cpus.expected,
@@ -80,7 +80,7 @@ def collect_baseline(
 
 
 def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
-    """Return the stored values at start if they are of the running boot, else empty values for this boot.
+    """Return the stored baseline (values at start) if it is of the running boot, else an empty one for it.
 
     Args:
         boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
@@ -89,7 +89,7 @@ def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
 
 
 def restored_host_state(start: BootBaseline) -> HostRuleState:
-    """Return the state of the host's rules when an agent starts, with the stored values at start."""
+    """Return the state of the host's rules when an agent starts, with the boot's stored baseline."""
     return HostRuleState(
         cpus=restored_cpu_state(start),
         memory=restored_memory_state(start.memory),
@@ -115,7 +115,7 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> Gpu
 def restart_host_device(
     host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
 ) -> HostRuleState:
-    """Return the host rules' state with the present values of a host device as its values at start.
+    """Return the host rules' state in which the present values of a host device are its new baseline.
     Expectations that the configuration sets stay."""
     match device.kind:
         case DeviceKind.CPU:

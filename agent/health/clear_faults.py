@@ -289,7 +289,7 @@ def _restarted(
     snapshot: Snapshot,
     settings: EngineSettings,
 ) -> ClearOutcome:
-    """Return the state in which a device's present values count as its values at start."""
+    """Return the state in which a device's present values are the baseline that rules compare with."""
     gpu = target.host_device
     if gpu is not None:
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
@@ -318,7 +318,7 @@ def _ends_with(
 ) -> bool:
     """Return whether a fault would end or become milder in the state `restarted`.
 
-    There, present values of the device count as its values at start.
+    There, present values of the device are the baseline that rules compare with.
     """
     if restarted is before:
         return False

@@ -114,8 +114,8 @@ GPU_UNREADABLE_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
-    """Catalog row of a rule: a finding code with its severity, explanation and advice, and the number of
-    readings (passes of its source) and the time after which its fault counts, and after which it ends."""
+    """Catalog row of a rule: finding code, severity, explanation and advice, and how many readings (passes
+    of the source), or how much time, raise and clear the fault."""
 
     code: str
     severity: Severity

@@ -15,7 +15,7 @@ from agent.model.time import NS, Instant, instant_at_mono, rfc3339
 
 
 class ConditionPhase(StrEnum):
-    """Phase of a condition (a raised or pending fault)."""
+    """Phase in the life of a condition (a fault of one finding code), from its first finding to its end."""
 
     CLEAR = "clear"
     """No fault."""
@@ -210,8 +210,9 @@ def _observe(
 
 
 def next_change_ns(condition: Condition, row: CatalogRow, period_ns: int, now_ns: int) -> int | None:
-    """Return the time at which the condition can change its phase although no reading changes [ns]; None if
-    it cannot. The next evaluation is needed then.
+    """Return when a fault can become or stop being a cause although no reading changes [ns]; None: never.
+
+    The next evaluation is needed then.
 
     Args:
         condition: Return value of :func:`next_condition` for an evaluated pass.

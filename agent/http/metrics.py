@@ -91,7 +91,7 @@ class _Scrape(NamedTuple):
 
 
 class _Metrics(Collector):
-    """Collector, as prometheus_client's encoders expect it, of metrics that are given."""
+    """Collector that returns given metrics; prometheus_client's encoders expect such an object."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

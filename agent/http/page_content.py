@@ -63,7 +63,7 @@ _STRIP_WORDS: Final[Mapping[RecordedState | str, str]] = {
 
 
 class StripPart(NamedTuple):
-    """Part of a device's strip in which the device had one state."""
+    """Part of the timeline of a device's health on the page, in which the device had one state."""
 
     begin: int
     """Left end of the part, in the units of STRIP_STEPS."""
@@ -72,7 +72,7 @@ class StripPart(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """Health of a device over the last STRIP_S, as parts of a drawing and as a sentence."""
+    """Timeline of a device's health over the last STRIP_S, as parts of a drawing and as a sentence."""
 
     parts: tuple[StripPart, ...]
     text: str
@@ -201,7 +201,7 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Recorded health of devices up to now, from which the page's strips are drawn."""
+    """Recorded health of devices up to now, from which the page's timelines are drawn."""
 
     timeline: Timeline
     spans: Mapping[DeviceRef, Sequence[VerdictSpan]]
@@ -352,7 +352,7 @@ def _age_s(then: Instant, now: Instant) -> float:
 
 
 def _strip(history: History, device: DeviceRef) -> Strip | None:
-    """Return the strip of a device; None: the history has no record of the device in the last STRIP_S."""
+    """Return the timeline of a device's health; None: the history has no record of it in the last STRIP_S."""
     end_s = history.timeline.now_s
     begin_s = end_s - STRIP_S
     seconds: defaultdict[RecordedState | str, float] = defaultdict(float)
@@ -380,11 +380,11 @@ def _strip(history: History, device: DeviceRef) -> Strip | None:
 
 
 def _part(begin_s: float, end_s: float, css: str) -> StripPart:
-    """Return the part of a strip between two times, at least one unit wide: a short fault stays visible.
+    """Return a part of a device's timeline, at least one unit wide: a short fault stays visible.
 
     Args:
-        begin_s: Begin of the part, from the left end of the strip [s].
-        end_s: End of the part, from the left end of the strip [s].
+        begin_s: Begin of the part, from the left end of the timeline [s].
+        end_s: End of the part, from the left end of the timeline [s].
         css: CSS class of the state.
     """
     scale = STRIP_STEPS / STRIP_S

@@ -23,7 +23,7 @@ class FrequencyBaseline(NamedTuple):
 
 
 class MemoryBaseline(NamedTuple):
-    """Memory of one NUMA node at start: number of online memory blocks."""
+    """Number of memory blocks of one NUMA node that were online at start."""
 
     numa_node: int
     blocks_online: int

@@ -289,8 +289,8 @@ class KubeletHealthRecord(NamedTuple):
     """Lease: how long the kubelet uses the health [s]; negative: the kubelet never uses it."""
 
     def has_lapsed(self, now_s: float) -> bool:
-        """Return True if the lease of the record is over, so that a kubelet that restarts now treats the
-        device as Unknown. A running kubelet may have received newer reports, which the file does not show.
+        """Return True if the record's validity (its lease) is over: a kubelet that restarts now would treat
+        the device as Unknown. A running kubelet may have received newer reports that the file does not show.
         """
         return now_s - self.updated_s > self.lease_s
 

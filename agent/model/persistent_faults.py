@@ -1,5 +1,5 @@
-"""State that outlives the agent: GPU faults until a reset, reboot or replacement, and values at start until a
-reboot."""
+"""State that outlives the agent: GPU faults until a reset, reboot or replacement, and the machine's values
+at the agent's start (baseline) until a reboot."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -106,7 +106,7 @@ class PersistentCheckFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PersistentState:
-    """GPUs, GPU faults, faults of drivers' checks and values at start that the agent stores. The default is
+    """GPUs, GPU faults, faults of drivers' checks and baseline values that the agent stores. The default is
     the state at the first start."""
 
     gpus: tuple[KnownGpu, ...] = ()
@@ -121,5 +121,5 @@ class PersistentState:
 
     @property
     def gpu_part(self) -> "PersistentState":
-        """State with the GPUs and GPU faults alone, without faults of checks and values at start."""
+        """State with the GPUs and GPU faults alone, without faults of checks and without the baseline."""
         return PersistentState(self.gpus, self.faults, self.cleared)

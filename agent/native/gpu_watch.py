@@ -179,7 +179,7 @@ class SharedMemoryGpuReader:
         """Return the newest complete record of each GPU, or None before the other process started its watch.
 
         Raises:
-            ValueError, LookupError: The memory has values that the core never writes.
+            ValueError, LookupError: The memory has values that the C core never writes.
         """
         return self._reader.read()
 

@@ -258,6 +258,6 @@ def _log_change(key: _Key, before: str, reason: str) -> None:
     name, device = key
     label = f"{name}{f' of device {device}' if device else ''}"
     if reason and reason != before:
-        log.warning("custom check %s: no result: %s", label, reason)
+        log.warning("custom check %s: no result: %s; it runs again after its period", label, reason)
     elif before and not reason:
         log.info("custom check %s: has a result again, after runs without one", label)

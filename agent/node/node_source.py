@@ -303,7 +303,7 @@ SOURCES_STOP_S: Final = 0.6
 
 
 def engine_settings(config: Config) -> EngineSettings:
-    """Convert the configuration to the engine's settings: lease, expected hardware, limits of the rules."""
+    """Convert the configuration to the engine's settings: limits, expected hardware, validity of verdicts."""
     return EngineSettings(
         node=config.node_name,
         drivers=config.drivers,

@@ -222,7 +222,9 @@ class NvmlProcess:
             )
         if not self._requests.acquire(blocking=False):
             channel.close()
-            raise ProbeError("GPU inventory: an earlier request has not returned")
+            raise ProbeError(
+                "GPU inventory: the NVML process has not answered an earlier request; NVML may hang"
+            )
         try:
             channel.settimeout(INVENTORY_S)
             channel.send(INVENTORY)

@@ -34,7 +34,7 @@ GPU_MODELS: Final = ("H100", "T4")
 
 
 class FaultKind(msgspec.Struct, frozen=True):
-    """Kind of event in a script, and the verdicts that it must and may cause."""
+    """Kind of event in a fault script, and the verdicts that it must and may cause."""
 
     name: str
     target: str
@@ -189,7 +189,7 @@ def random_machine(draw: random.Random) -> MachineSpec:
 
 
 def parts_of(machine: MachineSpec, target: str) -> int:
-    """Return how many parts of one kind a machine has."""
+    """Return how many targets of one kind (``gpu``, ``numa``, ``source``, ``declared``) a machine has."""
     numbers = {"gpu": machine.gpus, "numa": machine.numa_nodes, "source": len(SOURCES), "node": 1}
     numbers["declared"] = machine.gpus + machine.numa_nodes if machine.declares else 0
     return numbers[target]

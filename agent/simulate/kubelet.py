@@ -1,7 +1,7 @@
 """Model of the kubelet's cache of device health, fed by the agent's real selection of devices to send.
 
-The cache follows the kubelet of 1.36 (``healthinfo.go``): an entry's lease counts from its receipt, an
-expired entry reads as Unknown, and the end of a stream deletes the entries of its driver.
+The cache follows the kubelet of 1.36 (``healthinfo.go``): an entry is valid for health_check_timeout_seconds
+(its lease) from its receipt, then reads as Unknown; the end of a stream deletes the entries of its driver.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class CacheEntry(NamedTuple):
     """Time of the receipt, on the clock of the script [ns]."""
 
     def read(self, t_ns: int) -> Health:
-        """Return the health that pods get: Unknown after the end of the lease."""
+        """Return the health that pods get: Unknown after health_check_timeout_seconds (the lease)."""
         is_expired = t_ns - self.received_ns > self.lease_s * NS
         return Health.UNKNOWN if is_expired else self.health
 

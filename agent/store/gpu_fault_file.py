@@ -108,7 +108,7 @@ def _check_cpu_lists(start: BootBaseline) -> None:
 
 
 def encode_gpu_faults(memory: PersistentState) -> bytes:
-    """Encode GPU faults and values at start as the content of their state file."""
+    """Encode GPU faults and the baseline (values at start) as the content of their state file."""
     content: dict[str, object] = {
         "version": VERSION,
         "gpus": [gpu._asdict() for gpu in memory.gpus],

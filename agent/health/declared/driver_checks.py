@@ -109,10 +109,10 @@ def declared_check_samples(
     checked: Mapping[Subject, Sequence[str]],
     since: Mapping[Subject, Instant],
 ) -> tuple[DriverCheckSample, ...]:
-    """Return the check results that are evaluated.
+    """Return the results of health checks that are evaluated.
 
-    They are the results of all checks that run in this process, and one of each declared check that a driver
-    reports.
+    They are the results of checks that run in this process, and one result for each check that a driver in
+    another process declares and runs.
 
     Args:
         samples: Newest results of all checks.

@@ -1,8 +1,9 @@
 """Cache of verdicts on declared devices: devices whose readings have not changed are not evaluated again.
 
 Up to 4,096 devices can be declared, and most changes concern few of them. A cached verdict only gets a new
-verification time and lease. Not cached are devices with health checks or with a fault that is about to be
-raised or cleared, and all devices of a kind while a source of that kind is stalled or starting.
+verification time and lease (how long the kubelet trusts it). Not cached are devices with health checks or
+with a fault that is about to be raised or cleared, and all devices of a kind while a source of that kind is
+stalled or starting.
 """
 
 from collections.abc import Collection, Iterator, Mapping

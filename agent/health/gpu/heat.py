@@ -121,7 +121,7 @@ def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str
 def _slowdown_result(view: GpuRuleInput, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
     """Return the result of a rule for reduced clocks.
 
-    It follows from the counted time or, if NVML does not count it, from the current reasons.
+    It follows from the time that NVML counts or, without it, from NVML's present reasons for the reduction.
     """
     result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):

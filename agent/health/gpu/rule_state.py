@@ -110,7 +110,7 @@ def _is_library_open(gpus: NvmlSample) -> bool:
 
 
 def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
-    """Return the PCI addresses of GPUs that are devices although NVML lists none.
+    """Return the PCI addresses of GPUs on the bus that the agent reports although NVML does not.
 
     Without the library these are the GPUs bound to the driver ``nvidia``: a node whose GPUs have another
     driver, or none, needs no library.
@@ -201,7 +201,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
 
 
 def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
-    """Return the GPU rules' state with a GPU's present features in place of its earlier ones."""
+    """Return the GPU rules' state in which a GPU's present features are its new baseline."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()
     seen = seen._replace(fabric_manager=host.fabric_manager is True)

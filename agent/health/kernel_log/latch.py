@@ -141,8 +141,8 @@ def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelL
 
 
 def _add_victim(facts: dict[tuple[KernelLogCode, str], KernelLogFact], victim: KernelLogFact) -> bool:
-    """Add the killed task to the fact of the cgroup's limit. Kernels before 5.0 write the limit and the task
-    in two lines within a moment. Return False if no line names the limit."""
+    """Add the killed task to the fact about the OOM kill: kernels before 5.0 write the cgroup's limit and
+    the task in two lines. Return False if no line within a moment names a limit."""
     limits = [
         fact
         for fact in facts.values()

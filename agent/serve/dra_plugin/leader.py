@@ -115,7 +115,7 @@ class LeaderElection:
         except BlockingIOError:
             if name not in self._others:
                 log.info(
-                    "instance file %s: another instance of the driver is running: %s",
+                    "instance file %s: another instance of the driver is running: %s; the newest one leads",
                     path,
                     _describe_owner(fd),
                 )
@@ -126,7 +126,7 @@ class LeaderElection:
             with suppress(OSError):  # a file that stays does no harm
                 path.unlink()
                 log.info(
-                    "instance file %s: its instance of the driver has ended: %s; the file was removed",
+                    "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
                     path,
                     _describe_owner(fd),
                 )

@@ -34,7 +34,7 @@ CLEARING_NS: Final = 10 * NS
 
 
 class RestoredFaults(NamedTuple):
-    """State of GPUs and latched faults at the agent's start, restored from the checkpoint."""
+    """State of GPUs and latched faults at the agent's start, restored from the state file."""
 
     gpus: GpuRuleState
     faults: FaultLog
@@ -58,7 +58,7 @@ def build_checkpoint(
     signs: Mapping[int, RecoverySigns],
     cleared: tuple[ClearedFault, ...] = (),
 ) -> PersistentState:
-    """Return the content of the checkpoint: known GPUs, latched faults above severity INFO, and ``cleared``.
+    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``.
 
     ``cleared`` has the records of faults that operators cleared.
     """
@@ -116,7 +116,7 @@ def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: 
     """Return the state of latched faults at the agent's start.
 
     Args:
-        kept: Content of the checkpoint; faults with unknown codes are ignored.
+        kept: State that the last run of the agent stored; faults with unknown codes are ignored.
         boot_id: Boot ID of the running kernel; empty: unknown, no fault is resolved by a reboot.
         limits: Limits from the configuration.
         now: Time of the start.

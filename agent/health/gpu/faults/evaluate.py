@@ -148,8 +148,7 @@ def gpu_findings(
 ) -> dict[str, LatchedFinding]:
     """Return the findings of latched faults for a GPU, by code.
 
-    They are its own and shared ones, and INFO for faults of its MIG instances.
-
+    They are faults of the GPU, faults that all GPUs share, and as INFO faults of the GPU's MIG instances.
     Faults of a MIG instance that no longer exists count as faults of the GPU.
     """
     sample = gpus.samples.get(number)

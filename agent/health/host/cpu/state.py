@@ -253,13 +253,13 @@ def _expected_online(
 
 
 def cpu_baselines(state: CpuRuleState) -> Iterator[CpusBaseline]:
-    """Yield the CPUs of each NUMA node that should be online, to be stored."""
+    """Yield the CPUs of each NUMA node that should be online, to be stored as baseline."""
     for node, cpus in sorted(state.expected.items()):
         yield CpusBaseline(node, _cpu_list(cpus))
 
 
 def frequency_baselines(state: CpuRuleState) -> Iterator[FrequencyBaseline]:
-    """Yield each maximum frequency that CPUs had at the agent's start, with its CPUs, to be stored."""
+    """Yield each maximum frequency that CPUs had at the agent's start, to be stored as baseline."""
     cpus_of: dict[int, CpuSet] = {}
     for cpu, khz in state.cpu_facts.start_khz.items():
         cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu
@@ -272,7 +272,7 @@ def _cpu_list(cpus: CpuSet) -> str:
 
 
 def restored_cpu_state(start: BootBaseline) -> CpuRuleState:
-    """Return the state of the CPU rules with the values at start that an earlier agent stored."""
+    """Return the state of the CPU rules with the baseline that the agent before a restart stored."""
     start_khz = {cpu: khz for khz, cpus in start.frequencies for cpu in cpu_numbers(parse_cpus(cpus))}
     return CpuRuleState(
         expected={node: parse_cpus(online) for node, online in start.cpus},
@@ -298,7 +298,7 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
 def restart_cpus(
     state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
 ) -> CpuRuleState:
-    """Return the CPU rules' state with the present values of CPUs as their values at start.
+    """Return the CPU rules' state in which the present values of CPUs are their new baseline.
 
     Args:
         numa_node: NUMA node whose online CPUs are accepted, too; None: no node.

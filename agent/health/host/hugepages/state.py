@@ -124,7 +124,7 @@ def next_pool_state(
 
 
 def pool_baselines(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolBaseline]:
-    """Yield the number of pages that each hugepage pool had at the agent's start, to be stored.
+    """Yield the number of pages that each hugepage pool had at the agent's start, to be stored as baseline.
 
     The number is -1 for a pool whose expected pages the configuration sets.
     """
@@ -136,7 +136,7 @@ def pool_baselines(state: PoolRuleState, configured: Collection[str]) -> Iterato
 
 
 def restored_pool_state(pools: Iterable[HugepagePoolBaseline]) -> PoolRuleState:
-    """Return the state of the hugepage rules with the values at start that an earlier agent stored."""
+    """Return the hugepage rules' state with the baseline that the agent before a restart stored."""
     return PoolRuleState(
         expected={pool.device: pool.pages for pool in pools if pool.pages >= 0},
         max_seen={pool.device: pool.max_seen for pool in pools if pool.max_seen >= 0},
@@ -156,7 +156,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
 
 
 def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
-    """Return the hugepage rules' state with a pool's present size as its size at start."""
+    """Return the hugepage rules' state in which a pool's present size is its new baseline."""
     pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):

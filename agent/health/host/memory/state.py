@@ -115,13 +115,13 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
 
 
 def memory_baselines(state: MemoryRuleState) -> Iterator[MemoryBaseline]:
-    """Yield the memory at start of each NUMA node that had memory, to be stored."""
+    """Yield the memory that each NUMA node had at the agent's start, to be stored as baseline."""
     for node, online in sorted(state.blocks_online.items()):
         yield MemoryBaseline(node, online if isinstance(online, int) else -1)
 
 
 def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
-    """Return the state of the memory rules with the values at start that an earlier agent stored."""
+    """Return the state of the memory rules with the baseline that the agent before a restart stored."""
     return MemoryRuleState(
         {node: online if online >= 0 else NEVER_READ for node, online in memory},
         locations={node: () for node, _ in memory},
@@ -129,7 +129,7 @@ def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
 
 
 def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
-    """Return the memory rules' state with the present memory of a NUMA node as its memory at start."""
+    """Return the memory rules' state in which a NUMA node's present memory is its new baseline."""
     if snapshot.machine is None or numa_node not in state.blocks_online:
         return state
     known = {node: online for node, online in state.blocks_online.items() if node != numa_node}

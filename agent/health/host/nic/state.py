@@ -122,7 +122,7 @@ def next_nic_state(
 
 
 def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
-    """Yield the best state of each known NIC since the agent's start (ports, rates), to be stored."""
+    """Yield the best state of each NIC since the agent's start (ports, rates), to be stored as baseline."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
             NicPortBaseline(
@@ -159,7 +159,7 @@ def _restored_port(port: NicPortBaseline) -> _NicPortState:
 
 
 def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice) -> NicRuleState:
-    """Return the NIC rules' state with the present state of a NIC's ports as their state at start."""
+    """Return the NIC rules' state in which the present state of a NIC's ports is their new baseline."""
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
     known = state.states.get(declared)
     if known is None or nic is None or not isinstance(nic.ports, tuple):

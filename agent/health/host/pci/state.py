@@ -71,7 +71,7 @@ class _PciErrorCounters(NamedTuple):
 
 
 class _PciFunctionState(NamedTuple):
-    """State of one PCI function that is on the PCI bus or was there: values at start, error counters."""
+    """State of one PCI function that is on the PCI bus or was there: first values, error counters."""
 
     identity: tuple[int, int]
     """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
@@ -132,7 +132,7 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
 
 
 def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
-    """Yield the values that each known PCI function had at the agent's start, to be stored."""
+    """Yield the values that each PCI function had at the agent's start, to be stored as baseline."""
     known = {
         address: PciBaseline(
             address,
@@ -146,12 +146,12 @@ def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
 
 
 def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
-    """Return the state of the PCI rules with the values at start that an earlier agent stored."""
+    """Return the state of the PCI rules with the baseline that the agent before a restart stored."""
     return PciRuleState(restored={start.address: start for start in functions})
 
 
 def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
-    """Return the PCI rules' state with the present values of a PCI function as its values at start."""
+    """Return the PCI rules' state in which a PCI function's present values are its new baseline."""
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state

@@ -176,8 +176,9 @@ def audit_issues(found: Iterable[PodFindingGroup], pods: PodDeviceLookup) -> Ite
 def audit_causes(
     issues: Sequence[PodIssue], state: PodsSampleState, sources: Mapping[str, SourceSample]
 ) -> Iterator[NonDeviceCause]:
-    """Yield the causes on pods and on the machine that the audits give: of each issue, for the number of
-    findings that are not listed, and if pods can no longer be read.
+    """Yield the causes that pod audits give to pods and the machine.
+
+    They are one for each issue, one for findings that are not listed, and one if pods can no longer be read.
 
     Args:
         issues: Issues of audits.
