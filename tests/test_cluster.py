@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_agents import XID, SteppedAgent, device, report
+from cluster_agents import DRIVER, XID, SteppedAgent, device, report
 from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, granted_rights
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -266,6 +266,53 @@ def test_identity_without_a_state_directory_is_logged(
 ) -> None:
     assert load_identity(tmp_path / "missing", NODE).startswith(f"{NODE}_")
     assert "waits until the Lease that it holds now has expired" in caplog.text
+
+
+@pytest.mark.parametrize("answer_s", [1.0, 5.0, 9.0])
+def test_lease_is_renewed_while_a_slow_api_server_gets_many_objects(api: ClusterApi, answer_s: float) -> None:
+    agent = SteppedAgent(api, k8s_taint_rules=(DRIVER,))
+    storm = [device(f"gpu-{number:03}", XID, driver=DRIVER) for number in range(128)]
+    renewals, ages = [0.0], []
+
+    def answer_slowly(request: Request) -> None:
+        agent.clock.advance(answer_s)
+        if "/leases" in request.path:
+            renewals.append(agent.clock.now.wall_s)
+        elif request.method != "GET":
+            ages.append(agent.clock.now.wall_s - renewals[-1])
+
+    api.refuse = answer_slowly
+    agent.run_for(7200, lambda: storm)
+    assert max(ages) < DURATION_S - 10
+    assert len(api.objects_of("devicetaintrules")) == 128
+    assert len(api.objects_of("events")) >= 10
+
+
+def test_agent_that_gets_the_lease_back_writes_at_once(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_events=False, k8s_taint_rules=(DRIVER,))
+    sick = device("gpu-0", XID, driver=DRIVER)
+    agent.show(sick)
+    lease, (rule,) = api.objects[LEASE], [path for path in api.objects if "/devicetaintrules/" in path]
+    api.put(LEASE, {**lease, "spec": {**lease["spec"], "holderIdentity": "agent-2"}})
+    agent.run_for(10, lambda: [sick])
+    del api.objects[rule]
+    api.set_condition("DRADevicesHealthy", "True")
+    agent.run_for(DURATION_S + 20, lambda: [sick])
+    assert agent.publisher.status.is_held
+    assert condition_of(api)[0] == "False"
+    assert rule in api.objects
+
+
+def test_end_of_the_agent_waits_for_one_request_only(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+
+    def end_agent(request: Request) -> None:
+        if "/events" in request.path:
+            agent.publisher.close(0)
+
+    api.refuse = end_agent
+    agent.show(*(device(f"gpu-{number}", XID) for number in range(8)))
+    assert len(api.objects_of("events")) == 1
 
 
 # --- an API server that fails -------------------------------------------------------------------------------

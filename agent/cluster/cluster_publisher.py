@@ -147,7 +147,7 @@ class ClusterPublisher:
             _ClusterTask("events", self._record_events),
             _ClusterTask("taint rules", self._sync_taint_rules),
         )
-        self._taint_rules = TaintRules(api, self._node, MANAGER)
+        self._taint_rules = TaintRules(api, self._node, MANAGER, self._may_write)
         self._rules_listed_ns: int | None = None
         self._events = SentDeviceEvents()
         self._events_path = config.state_dir / EVENTS_FILE
@@ -241,6 +241,8 @@ class ClusterPublisher:
                 task.due_ns = min(task.due_ns, task.earliest_ns)
         for task in self._tasks:
             now = self._clock()
+            if self._stopping:
+                break
             if self._may_run(task, now) and task.due_ns <= now.mono_ns:
                 self._run_task(task, now)
         self._status = self._new_status()
@@ -250,6 +252,17 @@ class ClusterPublisher:
 
     def _may_run(self, task: _ClusterTask, now: Instant) -> bool:
         return task is self._lease_task or self._lease.is_held(now)
+
+    def _may_write(self) -> bool:
+        """Renew the Lease if that is due; return whether a task may write a further object now.
+
+        A task can have many objects to write, to an API server that answers slowly.
+        """
+        now = self._clock()
+        if self._lease_task.due_ns <= now.mono_ns:
+            self._run_task(self._lease_task, now)
+            self._status = self._new_status()
+        return self._lease.is_held(now) and not self._stopping
 
     def _run_task(self, task: _ClusterTask, now: Instant) -> None:
         pause, failure, asked_s = TaskIntervals(0.0), "", 0.0
@@ -312,7 +325,11 @@ class ClusterPublisher:
         if not self._node_uid:
             self._read_node()
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
-        self._lease.renew(now, owner)
+        was_held = self._lease.is_held(now)
+        if self._lease.renew(now, owner) and not was_held:  # another agent may have written meanwhile
+            self._rules_listed_ns = None
+            for task in self._tasks[1:]:
+                task.due_ns = min(task.due_ns, task.earliest_ns)
         return TaskIntervals(RENEW_S)
 
     def _apply_conditions(self, now: Instant) -> TaskIntervals:
@@ -365,6 +382,8 @@ class ClusterPublisher:
         refusals: dict[str, ApiError] = {}
         for key, event in due:
             obj = event.object
+            if not self._may_write():
+                break
             if obj.namespace in refusals or not self._recorder.may_record(obj, now):
                 continue  # stays due: events of other objects may still be allowed
             try:

@@ -21,6 +21,9 @@ RENEW_S: Final = 10.0
 """Interval of renewals of the node's Lease [s], the same as that of the kubelet's own Lease."""
 DURATION_S: Final = 40
 """Time after the last renewal of the Lease from which another agent may take it [s]."""
+HELD_S: Final = 30
+"""Time after the last renewal for which the agent itself counts the Lease as held [s]. A request that begins
+then ends before another agent may take the Lease."""
 DURATION_MAX_S: Final = 600
 """Longest duration that is respected in the Lease of another agent [s]."""
 CONFLICT: Final = 409
@@ -158,7 +161,7 @@ class NodeLease:
             raise
         metadata_of(written)
         self._object = written
-        self._held_until_ns = now.mono_ns + DURATION_S * NS
+        self._held_until_ns = now.mono_ns + HELD_S * NS
         self._note_holder(self._identity)
         return True
 

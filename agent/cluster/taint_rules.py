@@ -8,7 +8,7 @@ with this agent's labels and field manager are changed or deleted.
 import hashlib
 import logging
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -69,13 +69,23 @@ def rule_name(device: DeviceRef) -> str:
 class TaintRules:
     """DeviceTaintRules of one node: decided from reports, and written to the API server. For one thread."""
 
-    def __init__(self, api: ApiServer, node: str, manager: str) -> None:
-        """Create the object without a call of the API server. ``manager`` is the agent's field manager."""
+    def __init__(
+        self, api: ApiServer, node: str, manager: str, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Create the object without a call of the API server.
+
+        Args:
+            api: Client of the API server.
+            node: Name of the node.
+            manager: Field manager of the agent.
+            may_write: Returns whether this agent still may write, right before each write.
+        """
         self.count = 0
         """Number of the node's DeviceTaintRules in the API server, as this agent knows it."""
         self._api = api
         self._label = node_label(node)
         self._manager = manager
+        self._may_write = may_write
         self._version = ""
         self._existing: dict[str, _RuleObject] | None = None
         """DeviceTaintRules of this agent in the API server, by name; None: not listed yet."""
@@ -127,23 +137,26 @@ class TaintRules:
             if name not in wanted and _driver_of(rule) not in kept
         ]
         try:
-            self._apply([*due, *obsolete], wanted)
+            is_complete = self._apply([*due, *obsolete], wanted)
         finally:
             if self._existing is not None:
                 self.count = len(self._existing)
-        if len(due) + len(obsolete) > WRITES_MAX:
+        if not is_complete:
             return 0.0
         times = [due_ns for driver in known if (due_ns := self._states[driver].due_ns) is not None]
         return max(0.0, (min(times) - now.mono_ns) / NS) if times else None
 
-    def _apply(self, names: Sequence[str], wanted: Mapping[str, dict[str, Any]]) -> None:
+    def _apply(self, names: Sequence[str], wanted: Mapping[str, dict[str, Any]]) -> bool:
         """Write the wanted rules among some names, and delete the others. A refused rule stops no other one.
 
+        Returns True if no name is left.
         Raises ApiError or ValueError: the first refusal.
         """
         self._refused &= set(names)
         refusals: list[Exception] = []
         for name in sorted(names, key=self._refused.__contains__)[:WRITES_MAX]:
+            if not self._may_write():
+                return False
             try:
                 if name in wanted:
                     self._write(name, wanted[name])
@@ -160,6 +173,7 @@ class TaintRules:
                 self._refused.discard(name)
         if refusals:
             raise refusals[0]
+        return len(names) <= WRITES_MAX
 
     # --- decision -------------------------------------------------------------------------------------------
 
