@@ -215,7 +215,7 @@ def summarize(
 
 @dataclass(frozen=True)
 class _Window:
-    """Part of a device's spans that is not before `begin_s`."""
+    """Part of a device's verdict spans that is not before `begin_s`."""
 
     timeline: Timeline
     begin_s: float
@@ -291,7 +291,7 @@ def _interrupts(change: VerdictChange) -> bool:
 
 
 def _most_within(times_s: Sequence[float], window_s: float) -> int:
-    """Return the largest number of ``times_s``, in ascending order, in any interval of `window_s` [s]."""
+    """Return how many of ``times_s`` (in ascending order) lie at most in an interval of `window_s` [s]."""
     return max(
         (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
         default=0,

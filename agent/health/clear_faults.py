@@ -415,7 +415,7 @@ def _shown_by_reading(
 ) -> str:
     """Return the fault that readings of a GPU still show, as text; empty: none.
 
-    It looks at the GPUs that have the latched faults of ``found``.
+    Only the GPUs with the latched faults of ``found`` are checked.
     """
     host = target.host_device
     if host is None or not (found.latched or found.conditions):

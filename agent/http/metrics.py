@@ -150,7 +150,7 @@ class MetricsRenderer:
     # --- devices -------------------------------------------------------------------------------------------
 
     def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
-        """Return the text of DEVICE_FAMILIES, rendered only if health or causes of a device changed.
+        """Return the text of DEVICE_FAMILIES, rendered again only if a device's health or causes changed.
 
         Args:
             encode: Encoder of prometheus_client for the content type.
@@ -249,7 +249,7 @@ def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:
 
 
 def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
-    """Yield TIME_FAMILIES with a series for each shown device."""
+    """Yield the metric families of times (TIME_FAMILIES) with a series for each shown device."""
     shown, totals, now_ns = scrape.shown, scrape.totals.devices, scrape.now.mono_ns
     yield _rows(families.DEVICE_VERIFIED, ((device.key, device.verified.wall_s) for device in shown))
     known = [(device.key, found) for device in shown if (found := totals.get(device.key)) is not None]

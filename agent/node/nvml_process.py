@@ -283,7 +283,7 @@ class NvmlProcess:
             self._stop.wait(pause_s)
 
     def _find_driver(self, is_bus_new: bool) -> bool:
-        """Return whether a GPU, its driver or the configured library file exists. A change wakes the core.
+        """Return whether a GPU, its driver or the configured library file exists. A change wakes the agent.
 
         The PCI bus is listed only if it may have changed, since a large one has hundreds of functions.
         """
@@ -423,9 +423,9 @@ def _continued_source(source: SourceSample, before: SourceSample) -> SourceSampl
 
 
 def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
-    """Return the sample for the time without a child process: the last one without readings and events.
+    """Return the sample while no child process runs: the last one, without readings and events.
 
-    Its sources do not stall: that there is no child was verified now.
+    Its sources do not stall, because their state (no child process) was verified now.
     """
     now_ns = time.monotonic_ns()
 

@@ -204,7 +204,7 @@ class VerdictRecorder:
     def _merge_stored(self, stored: StoredVerdicts) -> None:
         """Continue the verdict history of earlier runs, after the first read of the history file.
 
-        In a later call the file was removed or damaged since: queue the newest change of each device again.
+        A later call means that the file was removed or damaged: queue each device's newest change again.
         """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}

@@ -171,7 +171,7 @@ class SimulatedNode:
         yield from sorted(changes, key=lambda each: each[0])
 
     def _print(self, line: str, reader: KernelLogReader, wake: int) -> None:
-        """Append a line to the log, and wait until the core has read it."""
+        """Append a line to the simulated kernel log, and wait until the C core has read it."""
         us = self._now_ns // 1000
         escaped = line.replace("\n", "\\x0a")
         os.write(self._pipe, f"4,{self._records},{us},-;{escaped}\n".encode())

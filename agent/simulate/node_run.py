@@ -214,7 +214,7 @@ class NodeRun:
         return self._machine.now(self._t_ns).wall_s
 
     def _next_decision_ns(self) -> int:
-        """Return when taints or faults of drivers change without a report [ns]."""
+        """Return when the next taint changes or driver-reported fault expires without a new report [ns]."""
         due = [self._end_ns]
         if self._taints.due_ns is not None:
             due.append(self._script_ns(self._taints.due_ns))
@@ -683,7 +683,7 @@ class NodeRun:
     # --- prepares --------------------------------------------------------------------------------------
 
     def _prepare_fault(self, kind: FaultKind, event: ScriptEvent) -> None:
-        """Let the driver fail to prepare a device, for which the kubelet then has a claim."""
+        """Let prepares of a device fail until the event ends, and begin a prepare of a claim with it."""
         if event.target in self._broken:
             return
         name = self._machine.declared_device(event.target)
@@ -697,7 +697,7 @@ class NodeRun:
         self._broken.discard(fault.target)
 
     def _prepare(self, target: int, attempt: int) -> None:
-        """Prepare the claim of a device as agent.prepare.prepare_steps does; the kubelet tries again."""
+        """Prepare a claim with a device as agent.prepare.prepare_steps does, again until it succeeds."""
         ref = DeviceRef(DRIVER, NODE, self._machine.declared_device(target))
         claim = Claim("team-a", f"c-{target}", f"uid-{target}", devices=(ClaimDevice("r", *ref),))
         again = self._t_ns + RETRY_S * NS

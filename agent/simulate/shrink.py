@@ -66,7 +66,7 @@ def _until(script: NodeScript, at_s: float) -> NodeScript:
 def _first_that_fails(
     script: NodeScript, candidates: Callable[[NodeScript], Iterator[NodeScript]], fails: Fails
 ) -> NodeScript:
-    """Return the script after replacing it by its first smaller form that still fails, until none fails."""
+    """Replace a script by its first smaller form that still fails, until no form does; return the last."""
     while True:
         for candidate in candidates(script):
             if candidate != script and fails(candidate) is not None:

@@ -134,7 +134,7 @@ def with_driver_faults(
 def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevice]) -> Iterator[Subject]:
     """Yield the devices that a driver-reported fault affects.
 
-    They are its own device, and for a fault of the GPU driver all GPUs of its DRA driver.
+    They are the device that the fault names, and for a fault of the GPU driver all GPUs of its DRA driver.
     """
     yield fault.subject
     origin = devices.get(fault.subject)

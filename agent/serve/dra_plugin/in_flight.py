@@ -143,7 +143,7 @@ class InFlightClaims:
             return self._classify(run.ref, error)
 
     async def _begin(self, run: _ClaimRun, until_s: float) -> None:
-        """Wait for the claim's earlier runs, then for one of RUNS_LIMIT places.
+        """Wait until the claim's earlier runs have ended, and fewer than RUNS_LIMIT claims are in progress.
 
         Raises TransientError at `until_s`.
         """

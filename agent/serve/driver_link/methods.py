@@ -164,7 +164,7 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
 
 
 def _limit_per_item(counts: Sequence[int], total: int, maximum: int) -> int:
-    """Return the limit at which counts must be cut off for their sum to be at most `total`.
+    """Return the limit for each of the counts so that the sum of the limited counts is at most `total`.
 
     The result is `maximum`, halved as often as needed; at least 1.
     """

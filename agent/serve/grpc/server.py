@@ -277,10 +277,10 @@ class HardenedServer(server.Server):
         return ended is not connection
 
     def _choose_connection_to_end(self, new: _ServerProtocol) -> _ServerProtocol:
-        """Return the connection to end so that the limit of connections holds; ``new`` to refuse it.
+        """Return the connection to end because the limit of connections is reached; ``new``: refuse it.
 
-        That is the connection which is idle longest, of the uid that has most connections. Without an idle
-        one, that uid's newest connection gives way to another uid.
+        It is the longest idle connection of the uid that has most connections. If none of them is idle, it is
+        their newest one if the uid of ``new`` has at least two connections less, else ``new``.
         """
         numbers = Counter(connection.uid for connection in self.connections if not connection.ends)
         uid, _ = numbers.most_common(1)[0]

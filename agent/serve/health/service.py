@@ -138,7 +138,7 @@ class HealthSubscribers:
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
-        """Wait until a stream has pending devices that could not be sent at once."""
+        """Wait until there are devices for a stream that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
         try:
             await wake
@@ -146,7 +146,7 @@ class HealthSubscribers:
             del self._waiting[subscriber]
 
     def _send_at_once(self, subscriber: "HealthSubscriber") -> bool:
-        """Send a stream's pending devices if its client's window has room.
+        """Send the devices that are due on a stream if its client's flow control window has room.
 
         Returns True if no device is pending any more.
         """
@@ -224,7 +224,7 @@ class HealthService:
                 self._schedule_repeat()
 
     def _schedule_repeat(self) -> None:
-        """Schedule the next repeat of all devices, unless one is scheduled.
+        """Schedule when all devices are sent again on the open streams, unless it is scheduled already.
 
         Many ended streams cause one repeat a second.
         """

@@ -181,7 +181,7 @@ def _apply_switch_remark(
 
 
 def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
-    """Return whether the log has the line that a companion line accompanies: near in time, and as severe."""
+    """Return whether the fault has the line that ``companion`` accompanies: near in time, and as severe."""
     first_ns, last_ns = fault.first.mono_ns - SAME_FAULT_NS, fault.last.mono_ns + SAME_FAULT_NS
     if not first_ns <= new.last.mono_ns <= last_ns:
         return False

@@ -73,15 +73,15 @@ def _format_hugepage_limit(
 
 
 def _page_fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
-    """Return the hugepage limits that a page fault may have hit: also that of reservations in cgroup v2,
-    where both limits share one counter."""
+    """Return the hugepage limits that a page fault may have hit: in cgroup v2 also the limit of
+    reservations, because one counter counts hits of both."""
     return (size.max,) if isinstance(size.rsvd_failed, int) else (size.max, size.rsvd_max)
 
 
 def _format_memory_limit(view: CgroupRuleInput) -> str:
     """Format the memory limit of a container for a finding, or else that of its pod.
 
-    The text is `` (no limit of its own)`` if neither has a limit, so that the machine ran out of memory.
+    The text is `` (no limit of its own)`` if neither has a limit: the node or a parent cgroup ran out.
     """
     limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
     none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""

@@ -71,7 +71,7 @@ class _PciErrorCounters(NamedTuple):
 
 
 class _PciFunctionState(NamedTuple):
-    """State of one PCI function that is on the PCI bus or was there: first values, error counters."""
+    """State of one PCI function that is or was on the PCI bus: values when first seen, error counters."""
 
     identity: tuple[int, int]
     """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
