@@ -322,7 +322,7 @@ class EngineLoop:
 def stalls_of(report: Report) -> frozenset[Stall]:
     """Return the stalled sources and the GPUs that do not answer.
 
-    Old readings alone can cause these findings.
+    A pause of the agent, after which all readings are old, causes the same findings.
     """
     stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
     hung = [

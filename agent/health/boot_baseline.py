@@ -132,8 +132,8 @@ def restart_host_device(
 
 
 def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
-    """Return the host rules' state with the present values of a declared part of the host as its values at
-    start. Expectations that the driver declares stay."""
+    """Return the host rules' state in which the present values of a declared part of the host are its new
+    baseline. Expectations that the driver declares stay."""
     match part:
         case DeclaredCpuDevice():
             return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))

@@ -193,5 +193,5 @@ def unreadable_row(rule: Rule) -> CatalogRow:
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a fault with a row's code, severity, advice and repair, to be reported at once."""
+    """Return a cause with a catalog row's code, severity, advice and repair, to be reported at once."""
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since, repair=row.repair)

@@ -18,7 +18,7 @@ On a busy machine a source that is read every 10 ms can be late by more than thr
 
 
 class SourceStall(NamedTuple):
-    """Source that does not read, or that has read fewer than ``CLEAN_PASSES`` times since it resumed."""
+    """Source that has stopped reading, or has read fewer than ``CLEAN_PASSES`` times since it resumed."""
 
     since: Instant
     passes: int

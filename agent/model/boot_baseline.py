@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class CpusBaseline(NamedTuple):
-    """CPUs of one NUMA node that were online at start."""
+    """CPUs of one NUMA node that were online at the agent's start."""
 
     numa_node: int
     online: str
@@ -16,21 +16,21 @@ class CpusBaseline(NamedTuple):
 
 
 class FrequencyBaseline(NamedTuple):
-    """CPUs that had the same maximum frequency at start."""
+    """CPUs that had the same maximum frequency at the agent's start."""
 
     khz: int
     cpus: str
 
 
 class MemoryBaseline(NamedTuple):
-    """Number of memory blocks of one NUMA node that were online at start."""
+    """Number of memory blocks of one NUMA node that were online at the agent's start."""
 
     numa_node: int
     blocks_online: int
 
 
 class HugepagePoolBaseline(NamedTuple):
-    """Size of a hugepage pool at start."""
+    """Size of a hugepage pool at the agent's start."""
 
     device: str
     """Device name of the pool, ``hugepages-2mi-node0``."""
@@ -53,7 +53,7 @@ class PciBaseline(NamedTuple):
 
 
 class NicPortBaseline(NamedTuple):
-    """Best state of one port of a NIC since start."""
+    """Best state of one port of a NIC since the agent's start."""
 
     number: int
     first_ns: int
@@ -66,7 +66,7 @@ class NicPortBaseline(NamedTuple):
 
 
 class NicBaseline(NamedTuple):
-    """Declared NIC that exists or existed since start, with the best state of its ports."""
+    """Declared NIC that exists or existed since the agent's start, with the best state of its ports."""
 
     declared_pci: str
     declared_rdma: str
@@ -77,7 +77,7 @@ class NicBaseline(NamedTuple):
 
 
 class GpuBaseline(NamedTuple):
-    """Features that a GPU has shown since start: NVLinks that were up, ECC, a running fabric manager."""
+    """Features of a GPU since the agent's start: NVLinks that were up, ECC, a running fabric manager."""
 
     uuid: str
     links_up: int

@@ -89,7 +89,7 @@ class ContainerEdge(NamedTuple):
 
 
 class ConflictKind(StrEnum):
-    """Fact about which sources disagree."""
+    """Fact about a claim, pod or device about which sources contradict each other."""
 
     CLAIM_UIDS = "claim-uids"
     """One claim name has two UIDs: the claim was created again, and a source is outdated."""

@@ -117,7 +117,7 @@ class CgroupSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NativeCoreStats:
-    """Counters of the native core's work and resources."""
+    """Counters of what the native core reads and wakes, and of the resources that it uses."""
 
     passes: int = 0
     """Number of passes over all watched files that have finished."""

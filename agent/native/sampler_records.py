@@ -266,14 +266,14 @@ def source_sample(record: Any, name: str, detail: str, *, vital: bool) -> Source
 
 
 def pass_durations(record: Any) -> PassDurations:
-    """Convert a ``struct dh_durations``."""
+    """Convert a ``struct dh_durations`` of the C core to a histogram of durations."""
     return PassDurations(tuple(record.count), record.sum_ns / NS)
 
 
 def pass_durations_by_source(
     read: Callable[[Any], None], names: Sequence[str]
 ) -> Mapping[str, PassDurations]:
-    """Return the durations of several sources by name.
+    """Return the durations of the passes of several sources, by the sources' names.
 
     ``read`` stores one ``struct dh_durations`` per name into its argument, in the order of ``names``.
     """

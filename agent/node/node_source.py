@@ -60,7 +60,7 @@ class PodsSource(Protocol):
 
     @property
     def timer(self) -> PassTimer:
-        """Durations of the polls."""
+        """Timer with the durations of the source's polls."""
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""

@@ -57,7 +57,7 @@ def classify_evidence(evidence: Sequence[Evidence], context: PrepareContext) -> 
 
 
 def classify_unhealthy_devices(context: PrepareContext) -> PrepareVerdict | None:
-    """Return the failed-device verdict on a claim that has an Unhealthy device, before a prepare; else
+    """Return the verdict (class failed-device) on a claim with an Unhealthy device, before a prepare; else
     None.
     """
     unhealthy = _unhealthy_devices((), context)

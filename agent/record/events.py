@@ -156,7 +156,7 @@ class SegmentDecoder:
         return tuple(sorted(self._decoder.changed_classes))
 
     def settings(self) -> EngineSettings:
-        """Return the engine's recorded settings. Raises CodecError: this release has no equal of them."""
+        """Return the engine's recorded settings. Raises CodecError: this release cannot represent them."""
         settings = self._decoder.complete(self._settings)
         if not isinstance(settings, EngineSettings):
             raise CodecError("the record is damaged: its head lacks the engine's settings")
@@ -166,7 +166,7 @@ class SegmentDecoder:
         """Return the engine's state before the first evaluation of the segment.
 
         Raises:
-            CodecError: Another release wrote the segment, and its state has no equal in this release.
+            CodecError: Another release wrote the segment, and this release cannot represent its state.
         """
         state = self._decoder.complete(self._state)
         if not isinstance(state, EngineState):

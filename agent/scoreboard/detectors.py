@@ -63,7 +63,7 @@ class NvlinkRow(NamedTuple):
 
 
 class OtherDetector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Published patterns of another detector."""
+    """Published patterns of a detector other than this agent."""
 
     name: str
     version: str

@@ -65,7 +65,7 @@ class ExpectedVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def level(self) -> Severity:
-        """Severity as a number."""
+        """Expected severity of the device, as a number."""
         return Severity[self.severity.upper()]
 
 
@@ -110,13 +110,13 @@ class LabelledIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def split(self) -> CorpusSplit:
-        """Part of the corpus: a hash of the name, so that a new incident moves no other."""
+        """Part of the corpus that has the incident, by a hash of its name: a new incident moves no other."""
         number = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
         return CorpusSplit.HELD_OUT if number < HELD_OUT_SHARE * _HASH_RANGE else CorpusSplit.OPEN
 
     @property
     def level(self) -> Severity:
-        """Worst expected severity."""
+        """Worst severity that is expected of a device of the incident."""
         return max((each.level for each in self.expect), default=Severity.OK)
 
 

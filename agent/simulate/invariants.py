@@ -89,7 +89,7 @@ class Truth:
         return fault
 
     def end(self, t_ns: int, cures: Iterable[str], gpu: int | None = None) -> None:
-        """End the faults with one of the cures, of one GPU or of the whole node."""
+        """End the faults that one of the cures (such as a GPU reset) ends, on one GPU or on the node."""
         for fault in self.faults:
             is_meant = gpu is None or (fault.kind.target == "gpu" and fault.target == gpu)
             if fault.end_ns is None and fault.kind.cure in cures and is_meant:

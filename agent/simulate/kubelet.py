@@ -37,7 +37,7 @@ class CacheEntry(NamedTuple):
 
 
 class KubeletModel:
-    """The kubelet's cache, and the agent's end of one health stream for each driver."""
+    """Model of the kubelet's health cache, and of the agent's end of one health stream per driver."""
 
     def __init__(self, drivers: Sequence[str], note_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
         """Create a kubelet without streams.

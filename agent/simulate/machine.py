@@ -234,13 +234,13 @@ class Machine:
             self._xids[gpu][code, instance] = before._replace(times=before.times + times, last_ns=mono_ns)
 
     def add(self, gpu: int, field: GpuField, value: int) -> None:
-        """Add to a reading that the GPU has."""
+        """Add a number to a reading of a GPU, unless the GPU lacks the reading."""
         before = self.readings[gpu][field]
         if isinstance(before, int):
             self.readings[gpu][field] = before + value
 
     def set(self, gpu: int, field: GpuField, value: int) -> None:
-        """Replace a reading that the GPU has."""
+        """Replace a reading of a GPU, unless the GPU lacks the reading."""
         if isinstance(self.readings[gpu][field], int):
             self.readings[gpu][field] = value
 

@@ -172,7 +172,7 @@ def earliest_line(facts: Iterable[KernelLogFact]) -> Instant | None:
 
 
 class KernelLogLineGroupId(NamedTuple):
-    """Identity of an entry (equal lines that are counted together) of the native kernel-log reader."""
+    """Identity of a group of similar kernel-log lines, which the native reader counts together."""
 
     pattern: int
     first_us: int

@@ -73,7 +73,7 @@ class StreamHealth:
                 )
 
     def expires_in_s(self, now: Instant) -> float | None:
-        """Return the time until the first health of a device expires [s]; None: no health can expire."""
+        """Return the time until the health of the next device expires [s]; None: no health can expire."""
         leases = [
             _expiry_ns(device) for device in self._devices.values() if device.health is not Health.UNKNOWN
         ]

@@ -130,7 +130,7 @@ MEMORY_WINDOW_S: Final = 60
 
 
 class CgroupEventCounter(StrEnum):
-    """Kind of counter of a cgroup of which each event is reported: OOM kills, refused hugepages."""
+    """Counter of a cgroup of which each single event is reported: OOM kills, refused hugepages."""
 
     KILLS = "kills"
     """Counter of processes that the kernel killed because memory ran out."""

@@ -47,7 +47,7 @@ class DeclaredDeviceThrottleCounters(NamedTuple):
 def next_throttle_counters(
     before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
 ) -> CpuThrottleCounters:
-    """Return the thermal-throttle counters of CPUs after a reading; the same object without a new one."""
+    """Return the thermal-throttle counters of CPUs after a reading; the same object if it is not new."""
     if before.read_ns == read_ns:
         return before
     return CpuThrottleCounters(

@@ -29,8 +29,8 @@ window, because readings may be a whole window apart."""
 
 
 def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window_s: int) -> WaitTotals:
-    """Return the windows over the wait times after an evaluation; the same object until ``/proc/pressure``
-    has been read again."""
+    """Return the windows over the times that tasks waited (PSI) after an evaluation; the same object until
+    ``/proc/pressure`` has been read again."""
     if machine is None:
         return {}
     t_ns = next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
@@ -134,7 +134,7 @@ class MachineRuleInput(NamedTuple):
     limits: HostLimits
 
     def recent(self, seconds: int, *codes: KernelLogCode) -> tuple[KernelLogFact, ...]:
-        """Return the kernel-log facts with one of ``codes`` and a line within ``seconds``, oldest first."""
+        """Return the kernel-log facts with one of ``codes`` and a line in the last ``seconds``, by age."""
         return tuple(fact for fact in self.recent_by_window[seconds] if fact.code in codes)
 
 
