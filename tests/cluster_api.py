@@ -150,6 +150,14 @@ class ClusterApi:
         }
         self._apply_conditions(f"/api/v1/nodes/{NODE}", body, manager, is_forced=True)
 
+    def replace_node(self) -> None:
+        """Delete the Node and create it again; the garbage collector deletes what the former one owned."""
+        former = self.node["metadata"]["uid"]
+        for path, obj in list(self.objects.items()):
+            if any(one["uid"] == former for one in obj["metadata"].get("ownerReferences", ())):
+                del self.objects[path]
+        self.put(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+
     def objects_of(self, resource: str) -> list[dict[str, Any]]:
         """Return all objects of a resource, in the order of their paths."""
         found = ((path, obj) for path, obj in self.objects.items() if f"/{resource}/" in path)
@@ -193,7 +201,9 @@ class ClusterApi:
                 case "update":
                     return self._update(request)
                 case "delete":
-                    self._existing(request.path)
+                    uid = self._existing(request.path)["metadata"]["uid"]
+                    if request.body and request.body["preconditions"]["uid"] != uid:
+                        raise Refusal(409, "Conflict", "the UID in the precondition does not match")
                     del self.objects[request.path]
                     return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
                 case _ if "apply" in content_type:

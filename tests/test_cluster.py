@@ -248,6 +248,34 @@ def test_deleted_lease_is_created_again(api: ClusterApi) -> None:
     assert api.objects[LEASE]["spec"]["holderIdentity"] == "agent-1"
 
 
+def test_node_that_is_created_again_gets_new_objects(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_events=False, k8s_taint_rules=(DRIVER,))
+    sick = device("gpu-0", XID, driver=DRIVER)
+    agent.run_for(60, lambda: [sick])
+    (rule,) = [path for path in api.objects if "/devicetaintrules/" in path]
+    api.replace_node()
+    assert LEASE not in api.objects
+    assert rule not in api.objects
+    agent.run_for(30, lambda: [sick])
+    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": api.node["metadata"]["uid"]}
+    for path in (LEASE, rule):
+        assert api.objects[path]["metadata"]["ownerReferences"] == [owner]
+    assert condition_of(api)[0] == "False"
+
+
+def test_rule_of_a_former_release_gets_an_owner(api: ClusterApi) -> None:
+    first = SteppedAgent(api, k8s_events=False, k8s_taint_rules=(DRIVER,))
+    sick = device("gpu-0", XID, driver=DRIVER)
+    first.show(sick)
+    (path,) = [path for path in api.objects if "/devicetaintrules/" in path]
+    rule = api.objects[path]
+    metadata = {key: value for key, value in rule["metadata"].items() if key != "ownerReferences"}
+    api.put(path, {**rule, "metadata": metadata})
+    SteppedAgent(api, clock=first.clock, k8s_events=False, k8s_taint_rules=(DRIVER,)).show(sick)
+    assert api.objects[path]["metadata"]["ownerReferences"][0]["name"] == NODE
+    assert api.objects[path]["spec"] == rule["spec"]
+
+
 def test_name_of_a_lease_is_valid_for_the_longest_node_name() -> None:
     names = {lease_name(".".join(["n" * 60] * 4) + end) for end in ("a", "b")}
     assert len(names) == 2

@@ -187,6 +187,20 @@ def test_rule_that_others_changed_or_deleted_is_handled(
     assert f"{name}: was changed by others" in caplog.text
 
 
+def test_rule_that_others_made_is_never_deleted(api: ClusterApi) -> None:
+    name = rule_name(DeviceRef(DRIVER, NODE, "gpu-1"))
+    api.put(f"{PATH}/{name}", foreign_rule(name, "gpu-1", manager="kubectl"))
+    agent = agent_of(api)
+    agent.run_for(60, lambda: [declared(*SICK), declared("gpu-1", XID)])
+    replaced = f"{PATH}/{rule_name(DeviceRef(DRIVER, NODE, 'gpu-0'))}"
+    del api.objects[replaced]
+    api.put(replaced, foreign_rule(replaced.rpartition("/")[2], "gpu-0", manager="kubectl"))
+    agent.run_for(900, lambda: [declared(), declared("gpu-1")])
+    assert rules(api) == dict.fromkeys(("gpu-0", "gpu-1"), (f"{DRIVER}/admin", "", "NoSchedule"))
+    assert agent.publisher.status.taint_rules == 0
+    assert agent.publisher.status.error == ""
+
+
 @pytest.mark.parametrize(
     ("kubernetes", "version"), [("1.37", "v1"), ("1.36", "v1beta2"), ("1.34", "v1alpha3")]
 )

@@ -324,13 +324,25 @@ class ClusterPublisher:
     def _renew_lease(self, now: Instant) -> TaskIntervals:
         if not self._node_uid:
             self._read_node()
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
         was_held = self._lease.is_held(now)
-        if self._lease.renew(now, owner) and not was_held:  # another agent may have written meanwhile
-            self._rules_listed_ns = None
-            for task in self._tasks[1:]:
-                task.due_ns = min(task.due_ns, task.earliest_ns)
+        if self._lease.renew(now, self._read_owner) and not was_held:  # others may have written meanwhile
+            self._compare_all()
         return TaskIntervals(RENEW_S)
+
+    def _read_owner(self) -> JsonObject:
+        """Return the owner reference to the Node of a new Lease. A Lease that is gone can mean a new Node."""
+        self._read_node()
+        return self._node_owner()
+
+    def _node_owner(self) -> JsonObject:
+        """Return the owner reference to the Node; Kubernetes deletes the agent's objects with their Node."""
+        return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
+
+    def _compare_all(self) -> None:
+        """Have all tasks compare their objects with those in the API server as soon as they may run."""
+        self._rules_listed_ns = None
+        for task in self._tasks[1:]:
+            task.due_ns = min(task.due_ns, task.earliest_ns)
 
     def _apply_conditions(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
@@ -421,7 +433,9 @@ class ClusterPublisher:
             self._taint_rules.forget()
             self._rules_listed_ns = now.mono_ns
         policy = taint_rule_policy(config.taint_evict, config.taint_quiet_s)
-        due_s = self._taint_rules.sync(report, config.k8s_taint_rules, config.drivers, policy, now)
+        due_s = self._taint_rules.sync(
+            report, config.k8s_taint_rules, config.drivers, policy, now, owner=self._node_owner()
+        )
         pause_s = RESYNC_S if due_s is None else min(max(due_s, RULES_S), RESYNC_S)
         return TaskIntervals(pause_s, min(pause_s, RULES_S))
 
@@ -441,7 +455,10 @@ class ClusterPublisher:
             self._note_node(self._api.call("GET", self._node_path))
 
     def _note_node(self, node: dict[str, Any]) -> None:
-        self._node_uid = str(metadata_of(node).get("uid", ""))
+        before, self._node_uid = self._node_uid, str(metadata_of(node).get("uid", ""))
+        if before not in {"", self._node_uid}:
+            log.info("cluster: Node %s: was deleted and created again; all objects are compared", self._node)
+            self._compare_all()
         self._node_conditions = conditions_by_type(node)
         self._node_is_fresh = True
 

@@ -7,11 +7,13 @@ durations are on the monotonic clock: the times in a Lease come from clocks of o
 import hashlib
 import logging
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ApiError
+from agent.model.json_values import JsonObject
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.store.state_files import StateWriteError, write_and_rename
@@ -96,12 +98,13 @@ class NodeLease:
         """Return whether this agent holds the node's Lease now."""
         return now.mono_ns < self._held_until_ns
 
-    def renew(self, now: Instant, owner: dict[str, Any]) -> bool:
+    def renew(self, now: Instant, read_owner: Callable[[], JsonObject]) -> bool:
         """Renew the Lease, or take it if it is free or expired; return whether this agent holds it.
 
         Args:
             now: Current time.
-            owner: Owner reference to the Node for a new Lease, which is deleted with the Node.
+            read_owner: Returns the owner reference to the Node, with which a new Lease is deleted;
+                raises the errors of the API server.
 
         Raises:
             ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
@@ -111,7 +114,7 @@ class NodeLease:
             return True
         found = self._read()
         if found is None:
-            return self._try_create(now, owner)
+            return self._try_create(now, read_owner())
         holder = str(self._spec(found).get("holderIdentity") or "")
         if holder in {"", self._identity} or self._has_expired(found, now):
             if self._try_write(found, now):
@@ -131,7 +134,7 @@ class NodeLease:
         metadata_of(found)
         return found
 
-    def _try_create(self, now: Instant, owner: dict[str, Any]) -> bool:
+    def _try_create(self, now: Instant, owner: JsonObject) -> bool:
         metadata = {"name": self.name, "ownerReferences": [owner]}
         return self._send("POST", self._collection, {"metadata": metadata}, now)
 

@@ -15,10 +15,19 @@ from typing import Any, Final
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
 from agent.errors import ApiError
 from agent.model.claim import DeviceRef
+from agent.model.json_values import JsonObject
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
-from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, NOT_SERVED, SERVER_WIDE, ApiServer, path_of
+from agent.serve.kube_api.api_server import (
+    DRA_GROUP,
+    NOT_FOUND,
+    NOT_SERVED,
+    SERVER_WIDE,
+    ApiServer,
+    metadata_of,
+    path_of,
+)
 
 RULES: Final = "devicetaintrules"
 VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
@@ -87,6 +96,8 @@ class TaintRules:
         self._manager = manager
         self._may_write = may_write
         self._version = ""
+        self._conflicts: set[str] = set()
+        """Names of the rules that others made or changed, until the next list."""
         self._existing: dict[str, _RuleObject] | None = None
         """DeviceTaintRules of this agent in the API server, by name; None: not listed yet."""
         self._states: dict[str, TaintState] = {}
@@ -97,6 +108,7 @@ class TaintRules:
     def forget(self) -> None:
         """Let the next :meth:`sync` list the DeviceTaintRules again, since other clients may change them."""
         self._existing = None
+        self._conflicts.clear()
 
     def sync(
         self,
@@ -105,6 +117,8 @@ class TaintRules:
         served: Container[str],
         policy: TaintPolicy,
         now: Instant,
+        *,
+        owner: JsonObject,
     ) -> float | None:
         """Write and delete DeviceTaintRules, so that the API server has those that a report requires.
 
@@ -115,6 +129,7 @@ class TaintRules:
             served: Drivers that the agent serves.
             policy: The operator's policy for taints.
             now: Current time.
+            owner: Owner reference to the Node, with which Kubernetes deletes the rules.
 
         Returns:
             Time until the next call is due without a new report [s]; None: no call is due.
@@ -127,8 +142,12 @@ class TaintRules:
             self._adopt(self._existing.values(), drivers, policy)
         known = [driver for driver in drivers if driver in served or driver in report.declaring]
         wanted = self._wanted(report, known, policy, now)
+        for rule in wanted.values():
+            rule["metadata"]["ownerReferences"] = [owner]
         due = [
-            name for name, rule in wanted.items() if self._existing.get(name, {}).get("spec") != rule["spec"]
+            name
+            for name, rule in wanted.items()
+            if name not in self._conflicts and not _is_same(self._existing.get(name), rule)
         ]
         kept = set(drivers) - set(known)
         obsolete = [
@@ -256,21 +275,29 @@ class TaintRules:
         check_rule(rule)
         body = {"apiVersion": f"{DRA_GROUP}/{self._version}"} | rule
         try:
-            self._api.apply(self._path(self._version, name), body, manager=self._manager)
+            written = self._api.apply(self._path(self._version, name), body, manager=self._manager)
         except ApiError as error:
             if error.status == NOT_FOUND:  # the version is served no longer, after an update of the cluster
                 self._version, self._existing = "", None
             if error.status != CONFLICT:
                 raise
             self._log_once(name, f"was changed by others: {' '.join(str(error).split())}")
-        self._existing = {**(self._existing or {}), name: rule}
+            self._conflicts.add(name)
+        else:
+            self._existing[name] = rule | {
+                "metadata": rule["metadata"] | {"uid": metadata_of(written)["uid"]}
+            }
 
     def _delete(self, name: str) -> None:
         assert self._existing is not None
         try:
-            self._api.call("DELETE", self._path(self._version, name))
+            conditions = {
+                "uid": self._existing[name]["metadata"]["uid"]
+            }  # not one that others made meanwhile
+            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
+            self._api.call("DELETE", self._path(self._version, name), options)
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if error.status not in {NOT_FOUND, CONFLICT}:
                 raise
         del self._existing[name]
 
@@ -287,6 +314,14 @@ class TaintRules:
 def taint_rule_policy(evict: frozenset[str], quiet_s: float) -> TaintPolicy:
     """Return the taint policy for DeviceTaintRules, which have no taints of effect ``None``."""
     return TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
+
+
+def _is_same(found: _RuleObject | None, wanted: _RuleObject) -> bool:
+    """Return whether the API server has a rule as it is wanted, with the same owner."""
+    if found is None or found.get("spec") != wanted["spec"]:
+        return False
+    owners, (owner,) = found["metadata"].get("ownerReferences") or (), wanted["metadata"]["ownerReferences"]
+    return any(one.get("uid") == owner["uid"] for one in owners)
 
 
 def _driver_of(rule: _RuleObject) -> object:
