@@ -132,6 +132,34 @@ def test_client_certificate_of_the_kubeconfig_is_sent(
         drahealth.find_api_access(half)
 
 
+def test_renewed_client_certificate_is_used_by_the_next_call(
+    tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
+) -> None:
+    kube_api.add_node(NODE)
+    context = kube_api._server.socket.context  # type: ignore[attr-defined]
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificate)
+    expired = make_certificate(tmp_path / "client.crt")
+    for file in (expired, expired.with_suffix(".key")):
+        os.utime(file, (1, 1))
+    user = {"client-certificate": "client.crt", "client-key": "client.key"}
+    api = drahealth.ApiServer(drahealth.find_api_access(kubeconfig(tmp_path, kube_api, user=user)))
+    with pytest.raises(drahealth.ApiUnreachableError):
+        api.call("GET", f"{NODES}/{NODE}")
+    expired.write_bytes(certificate.read_bytes())
+    with pytest.raises(drahealth.ApiUnreachableError):  # the key is not replaced yet
+        api.call("GET", f"{NODES}/{NODE}")
+    expired.with_suffix(".key").write_bytes(certificate.with_suffix(".key").read_bytes())
+    assert api.call("GET", f"{NODES}/{NODE}")["metadata"]["name"] == NODE
+
+
+def test_damaged_token_file_is_an_unreachable_api_server(tmp_path: Path, kube_api: FakeKubeApi) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(b"\xff\xfe")
+    with pytest.raises(drahealth.ApiUnreachableError):
+        client(kube_api, token_file=token).call("GET", f"{NODES}/{NODE}")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

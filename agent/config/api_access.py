@@ -35,6 +35,8 @@ class ApiAccess:
     """Bearer token; empty: no token."""
     client_certificate: bytes = field(default=b"", repr=False)
     """Certificate of the user with its key, in PEM; empty: no certificate."""
+    client_certificate_files: tuple[StrPath, ...] = ()
+    """Files with the user's certificate and with its key; empty: both are in ``client_certificate``."""
     server_name: str = ""
     """Name in the API server's certificate; empty: the host of the URL."""
     insecure: bool = False

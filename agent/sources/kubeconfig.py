@@ -95,13 +95,15 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
         raise ValueError("cluster: proxy-url: is not supported; use the API server's own address")
     ca_file = get_text(cluster, "certificate-authority", "cluster")
     token_file = get_text(user, "tokenFile", "user")
+    certificate, files = _client_certificate(user, directory)
     return ApiAccess(
         get_text(cluster, "server", "cluster"),
         ca_file=directory / ca_file if ca_file else None,
         ca_data=_decoded(cluster, "certificate-authority-data").decode(),
         token_file=directory / token_file if token_file else None,
         token=get_text(user, "token", "user"),
-        client_certificate=_client_certificate(user, directory),
+        client_certificate=certificate,
+        client_certificate_files=files,
         server_name=get_text(cluster, "tls-server-name", "cluster"),
         insecure=cluster.get("insecure-skip-tls-verify") is True,
     )
@@ -128,23 +130,28 @@ def _decoded(parent: JsonObject, key: str) -> bytes:
         raise ValueError(f"key {key}: the value is not base64") from None
 
 
-def _client_certificate(user: JsonObject, directory: Path) -> bytes:
-    """Return certificate and key of a kubeconfig's user as PEM; empty: it has none.
+def _client_certificate(user: JsonObject, directory: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """Return certificate and key of a kubeconfig's user as PEM, or their two files; empty: it has none.
+
+    Files are returned by name, so that the client of the API server reads them again after a rotation.
 
     Data in the kubeconfig take precedence over files, as in kubectl.
 
     Args:
         directory: Directory of the kubeconfig, to which the paths of files are relative.
     """
-    parts = []
+    parts, files = [], []
     for key in ("client-certificate", "client-key"):
         part = _decoded(user, f"{key}-data")
         if not part and (name := get_text(user, key, "user")):
             try:
                 part = read_bounded(directory / name, FILE_BYTES).data
+                files.append(directory / name)
             except ReadError as error:
                 raise ValueError(f"user: {key}: {error}") from None
         parts.append(part)
     if any(parts) and not all(parts):
         raise ValueError("user: only one of client-certificate and client-key is given; set both")
-    return b"\n".join(parts) if all(parts) else b""
+    if len(files) == len(parts):
+        return b"", tuple(files)
+    return b"\n".join(parts) if all(parts) else b"", ()

@@ -73,7 +73,8 @@ class ApiServer:
         """Number of requests since the client was created; exact with one thread."""
         self._tls_lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
-        self._ca_changed = 0.0
+        self._tls_files: list[tuple[int, int]] = []
+        """Times of the last change and inodes of the files from which the TLS context was made."""
         try:
             self._tls_context()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -236,7 +237,9 @@ class ApiServer:
         """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
         if self._access.token_file is not None:
-            headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"
+            headers["Authorization"] = (
+                f"Bearer {Path(self._access.token_file).read_text(errors='replace').strip()}"
+            )
         elif self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         if data:
@@ -289,15 +292,17 @@ class ApiServer:
     def _tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context of connections; None: the URL is of HTTP.
 
-        It is made again after a change of the CA file.
+        It is made again after a change of the files of the CA and of the client certificate.
         """
         if not self._is_tls:
             return None
         access = self._access
         with self._tls_lock:
-            changed = os.stat(access.ca_file).st_mtime if access.ca_file is not None else 0.0
-            if self._tls is None or changed != self._ca_changed:
-                self._tls, self._ca_changed = _make_context(access), changed
+            ca_files = () if access.ca_file is None else (access.ca_file,)
+            states = map(os.stat, (*ca_files, *access.client_certificate_files))
+            files = [(state.st_mtime_ns, state.st_ino) for state in states]
+            if self._tls is None or files != self._tls_files:
+                self._tls, self._tls_files = _make_context(access), files
             return self._tls
 
     def _unreachable(self, error: Exception) -> ApiUnreachableError:
@@ -376,7 +381,10 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
     if access.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if access.client_certificate:
+    if access.client_certificate_files:
+        certificate, key = access.client_certificate_files
+        context.load_cert_chain(certificate, key)
+    elif access.client_certificate:
         fd = os.memfd_create("drahealth-certificate")  # ssl reads only files; this one is on no disk
         try:
             os.write(fd, access.client_certificate)
