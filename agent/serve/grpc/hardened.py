@@ -182,7 +182,10 @@ class UnsentMessages:
             )
             if count := self._log_limit.tick():
                 log.warning(
-                    "gRPC stream: ended by this server: %s; %d streams in the last minute", text, count
+                    "gRPC stream: ended: %s; %d streams ended since the last line; their clients must "
+                    "connect again",
+                    text,
+                    count,
                 )
 
     def discard(self, stream: "HardenedStream") -> None:
