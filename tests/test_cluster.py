@@ -153,6 +153,16 @@ def test_flapping_device_writes_the_condition_once_in_ten_seconds(api: ClusterAp
     assert 0 < sum(one.path.endswith("/status") for one in api.requests) <= 61
 
 
+def test_flapping_cause_that_no_condition_shows_costs_no_request(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.show(device())
+    api.requests.clear()
+    flaps = iter(range(10**6))
+    cause = ("gpu.throttle.power", Severity.INFO)
+    agent.run_for(3600, lambda: [device("gpu-0", *([cause] if next(flaps) % 2 else []))])
+    assert sum(one.method == "GET" for one in api.requests) <= 7  # the comparison every ten minutes
+
+
 def test_restarted_agent_adopts_lease_and_condition_without_a_write(api: ClusterApi) -> None:
     first = SteppedAgent(api, k8s_events=False)
     first.show(device("gpu-0", XID))

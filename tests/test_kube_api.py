@@ -23,7 +23,7 @@ import drahealth
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import recorded_operation
 from agent.serve.kube_api.api_server import verb_and_resource
-from agent.serve.kube_api.object_watch import ObjectWatch
+from agent.serve.kube_api.object_watch import RETRY_AFTER_MAX_S, ObjectList, ObjectWatch, OpenStream
 
 __all__ = ["certificate", "kube_api"]
 
@@ -372,6 +372,31 @@ def test_list_of_another_program_is_not_an_empty_list(kube_api: FakeKubeApi, gar
     kube_api.garbage = garbage
     with pytest.raises(drahealth.ApiUnreachableError, match="is this an API server"):
         client(kube_api).list_objects(NODES)
+
+
+@pytest.mark.parametrize(("asked_s", "expected"), [(45.0, 45.0), (1e9, RETRY_AFTER_MAX_S)])
+def test_retry_after_of_the_api_server_delays_a_watch(asked_s: float, expected: float) -> None:
+    waits: list[float | None] = []
+
+    class Closed(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            self.set()
+            return True
+
+    class BusyServer:
+        url = "https://127.0.0.1:1"
+
+        def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
+            raise drahealth.ApiError(429, "TooManyRequests", "", retry_after_s=asked_s)
+
+        def open_stream(self, path: str) -> OpenStream:
+            raise NotImplementedError
+
+    watch = ObjectWatch(BusyServer(), NODES)
+    watch._closed = Closed()
+    assert list(watch) == []
+    assert waits == [expected]
 
 
 class Follower:

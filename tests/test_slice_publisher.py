@@ -12,6 +12,7 @@ import pytest
 from go_driver.api_server import SLICES, _check_slice
 from go_driver.api_server import ApiError as Refusal
 from kube_api import ApiCall, FakeKubeApi, certificate, forbid, kube_api
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 import drahealth
@@ -465,6 +466,32 @@ def test_repair_is_tried_until_the_api_server_answers(
     kube_api.refuse = lambda call: None
     eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
     assert caplog.text.count("ResourceSlices not compared with the API server: 503") == 1
+
+
+def test_retry_after_of_the_api_server_delays_the_repair(
+    api: drahealth.ApiServer, monitor: drahealth.Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = drahealth.SlicePublisher(api, monitor, CARDS)
+    publisher.publish(drahealth.Taints())
+    waits: list[float | None] = []
+
+    class State(threading.Condition):
+        def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:  # type: ignore[override]
+            if timeout is not None:
+                waits.append(timeout)
+                publisher._stopping = True
+            return predicate()
+
+    def refuse(*_: object) -> None:
+        raise drahealth.ApiError(429, "TooManyRequests", "", retry_after_s=45)
+
+    monkeypatch.setattr(api, "list_objects", refuse)
+    publisher._state = State()
+    publisher._due = True
+    thread = threading.Thread(target=publisher._repair)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert waits == [45]
 
 
 @pytest.mark.parametrize(

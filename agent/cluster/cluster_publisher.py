@@ -149,6 +149,8 @@ class ClusterPublisher:
         )
         self._taint_rules = TaintRules(api, self._node, MANAGER, self._may_write)
         self._rules_listed_ns: int | None = None
+        self._compare_node_ns = 0
+        """Time of the next comparison of unchanged conditions with the Node [ns]."""
         self._events = SentDeviceEvents()
         self._events_path = config.state_dir / EVENTS_FILE
         self._events.restore(_load_events(self._events_path), clock())
@@ -340,7 +342,7 @@ class ClusterPublisher:
 
     def _compare_all(self) -> None:
         """Have all tasks compare their objects with those in the API server as soon as they may run."""
-        self._rules_listed_ns = None
+        self._rules_listed_ns, self._compare_node_ns = None, 0
         for task in self._tasks[1:]:
             task.due_ns = min(task.due_ns, task.earliest_ns)
 
@@ -349,8 +351,13 @@ class ClusterPublisher:
         if report is None:
             return TaskIntervals(RESYNC_S)
         wanted = decide_conditions(report, config.k8s_condition_kinds)
+        if now.mono_ns < self._compare_node_ns and are_on_node(wanted, self._node_conditions):
+            return TaskIntervals(
+                (self._compare_node_ns - now.mono_ns) / NS
+            )  # nothing of the conditions changed
         self._read_node()
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
+        self._compare_node_ns = now.mono_ns + round(resync_s * NS)
         if are_on_node(wanted, self._node_conditions):
             return TaskIntervals(resync_s)
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)

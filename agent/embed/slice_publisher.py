@@ -18,7 +18,7 @@ from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.json_values import JsonObject
 from agent.model.taint import Taints
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
-from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind
+from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind, retry_after_s
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import random_fraction
@@ -312,12 +312,12 @@ class SlicePublisher:
             began_s = time.monotonic()
             pause_s = RETRY_S if began_s - last_s > CALM_S else min(2 * pause_s, RETRY_MAX_S)
             last_s = began_s
-            failure = ""
+            failure, asked_s = "", 0.0
             try:
                 with self._writing:
                     self._publish()
             except (ApiError, ApiUnreachableError, OSError) as error:
-                failure = str(error)
+                failure, asked_s = str(error), retry_after_s(error)
                 self._request_comparison()
             except Exception:  # a bug here must not end the repair of ResourceSlices
                 failure = "internal error"
@@ -336,7 +336,8 @@ class SlicePublisher:
                 )
             logged = failure
             with self._state:
-                if self._state.wait_for(lambda: self._stopping, pause_s * (0.5 + random_fraction())):
+                wait_s = max(asked_s, pause_s * (0.5 + random_fraction()))
+                if self._state.wait_for(lambda: self._stopping, wait_s):
                     return
 
     def _follow(self) -> None:

@@ -27,6 +27,8 @@ STREAM_S: Final = 300
 RETRY_S: Final = 1.0
 """Shortest pause before a failed watch resumes [s], doubled after each further failure."""
 RETRY_MAX_S: Final = 30.0
+RETRY_AFTER_MAX_S: Final = 600.0
+"""Longest pause that the API server can ask for with Retry-After [s]."""
 EVENT_BYTES: Final = 16 << 20
 """Largest accepted event of a watch [bytes]."""
 GONE: Final = 410
@@ -128,7 +130,7 @@ class ObjectWatch:
     def __iter__(self) -> Iterator[WatchEvent]:
         version, pause_s, logged = "", RETRY_S, ""
         while not self._closed.is_set():
-            failure, began_s = "", self._clock()
+            failure, asked_s, began_s = "", 0.0, self._clock()
             try:
                 if not version:
                     items, version = self._api.list_objects(self._path, self._selector)
@@ -142,6 +144,7 @@ class ObjectWatch:
             except ApiError as error:
                 if error.status in LASTING:
                     raise
+                asked_s = retry_after_s(error)
                 version = "" if error.status == GONE else version
                 failure = "" if error.status == GONE else str(error)
             except (ApiUnreachableError, OSError) as error:
@@ -153,7 +156,7 @@ class ObjectWatch:
             logged = failure
             if self._clock() - began_s > RETRY_MAX_S:  # a stream that ends in its time, also without an event
                 pause_s = RETRY_S
-            self._closed.wait(pause_s * (0.5 + random_fraction()))
+            self._closed.wait(max(asked_s, pause_s * (0.5 + random_fraction())))
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def close(self) -> None:
@@ -211,6 +214,12 @@ class ObjectWatch:
         if len(line) > EVENT_BYTES:
             raise ApiUnreachableError(f"API server {self._api.url}: event of more than {EVENT_BYTES} bytes")
         return line
+
+
+def retry_after_s(error: Exception) -> float:
+    """Return the pause that the API server asks for with an error [s], at most RETRY_AFTER_MAX_S; 0: none."""
+    asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+    return min(asked_s or 0.0, RETRY_AFTER_MAX_S)
 
 
 def is_stored(obj: object) -> bool:
