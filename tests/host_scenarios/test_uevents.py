@@ -117,15 +117,21 @@ def test_forged_event_causes_no_reading(paper: Paper) -> None:
             is_ignored = kubelet.entries["memory-node1"].health == HEALTHY
         if is_ignored:
             break
-        paper.host.switch_on(5)
-        paper.events.inject("online", **memory(5))
-        paper.stage.expect_health("memory-node1", HEALTHY, "")
+        switch_on(paper, 5)
         plug_nic(paper)
     assert is_ignored, f"memory was read in {ATTEMPTS} attempts"
     paper.stage.cause("memory block offline; after a forged event that was ignored", HOW)
     paper.events.inject("offline", **memory(5))
     paper.stage.expect_health("memory-node1", UNHEALTHY, text)
+    switch_on(paper, 5)
     plug_nic(paper)
+
+
+def switch_on(paper: Paper, block: int) -> None:
+    """Bring a block of memory online again, and wait until its node is Healthy."""
+    paper.host.switch_on(block)
+    paper.events.inject("online", **memory(block))
+    paper.stage.expect_health("memory-node1", HEALTHY, "")
 
 
 def wait_for_list(kubelet: Kubelet, device: str) -> None:
@@ -148,6 +154,7 @@ def test_event_flood_hides_no_event(paper: Paper) -> None:
     text = paper.host.switch_off(6)
     paper.events.inject("offline", **memory(6))
     paper.stage.expect_health("memory-node1", UNHEALTHY, text)
+    switch_on(paper, 6)
 
 
 def test_dropped_events_are_recovered_by_a_reading(paper: Paper) -> None:
@@ -162,6 +169,7 @@ def test_dropped_events_are_recovered_by_a_reading(paper: Paper) -> None:
         lambda one: "dropped" in source_of(one, "uevents")["detail"], "a loss"
     )
     assert source_of(document, "uevents")["state"] == "ok"
+    switch_on(paper, 7)
 
 
 # --- no events -------------------------------------------------------------------------------------------
