@@ -5,12 +5,16 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import Agent, PlainSysfs, short_tmp
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes
 from http_agents import ANY_PORT, FakeAgent, serving
 from http_client import connect, get
 from patience import PATIENCE_S
@@ -18,7 +22,8 @@ from wire.serving import eventually, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
-from agent.http.server import CONNECTIONS_MAX, HttpServer
+from agent.http.page import COMMENT_S
+from agent.http.server import CONNECTIONS_MAX, IDLE_S, HttpServer
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 
@@ -169,3 +174,60 @@ def test_client_that_does_not_read_is_disconnected() -> None:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         eventually(lambda: server.connections == 1, "the connection")
         eventually(lambda: server.connections == 0, "the end of the connection")
+
+
+def send_no_request(_: H2Connection) -> None:
+    """Send the begin of HTTP/2 only."""
+
+
+def reset_stream(client: H2Connection) -> None:
+    """Request a stream and reset it, as a browser does whose page is closed."""
+    client.send_headers(1, http2_request("/events"), end_stream=True)
+    client.reset_stream(1)
+
+
+def leave_window_closed(client: H2Connection) -> None:
+    """Request what the client then does not accept."""
+    client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    client.send_headers(1, http2_request("/metrics"), end_stream=True)
+
+
+def http2_request(path: str) -> list[tuple[str, str]]:
+    return [(":method", "GET"), (":path", path), (":scheme", "http"), (":authority", "x")]
+
+
+@pytest.mark.parametrize("begin", [send_no_request, reset_stream, leave_window_closed])
+def test_http2_connection_without_progress_is_closed(
+    fake: FakeAgent, begin: Callable[[H2Connection], None]
+) -> None:
+    fake.publish(report())
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    begin(client)
+    options = {"idle_s": 0.2, "check_s": 0.05}
+    with serving(fake.app, **options) as server, connect(server.addresses[0]) as connection:
+        connection.sendall(client.data_to_send())
+        with suppress(ConnectionResetError):
+            while connection.recv(65_536):
+                pass
+        eventually(lambda: server.connections == 0, "the end of the connection")
+
+
+def test_client_of_a_unix_socket_that_does_not_read_is_disconnected(short_tmp: Path) -> None:
+    async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
+
+    path = short_tmp / "http.sock"
+    with (
+        serving(endless, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server,
+        connect(path) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1)
+        eventually(lambda: server.connections == 0, "the end of the connection")
+
+
+def test_event_stream_sends_parts_within_the_idle_time() -> None:
+    assert IDLE_S > 2 * COMMENT_S

@@ -2,7 +2,7 @@
 
 The server runs in an event loop and a thread of its own, so that its clients delay neither a verdict nor the
 kubelet's health streams. A client that does not read, or that sends nothing, is disconnected by the kernel or
-by Hypercorn; connections above the limit are closed at once.
+after IDLE_S; connections above the limit are closed at once.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
+from hypercorn.events import Event, Updated
 from hypercorn.utils import wrap_app
 
 from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
@@ -31,13 +32,15 @@ CONNECTIONS_MAX: Final = 128
 """Largest number of open connections, of all addresses together, also of those in a handshake of TLS."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
-IDLE_S: Final = 75
-"""Time after which a connection without a request is closed [s]: longer than the usual scrape interval, since
-a new connection costs as much as a scrape."""
+IDLE_S: Final = 75.0
+"""Time after which a connection is closed if no response begins, and no part of one is sent [s].
+
+It is longer than the usual scrape interval, since a new connection costs as much as a scrape.
+"""
 HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
 CHECK_S: Final = 10.0
-"""Interval of checks whether the files of unix sockets exist [s]."""
+"""Interval of checks whether connections make progress, and whether the files of unix sockets exist [s]."""
 ACCEPT_STEPS: Final = 8
 """Number of steps of the event loop at the server's end, in which accepted connections reach the server and
 are closed."""
@@ -57,6 +60,7 @@ class HttpServer:
         *,
         web_config: Path | None = None,
         unsent_s: int = UNSENT_S,
+        idle_s: float = IDLE_S,
         check_s: float = CHECK_S,
     ) -> None:
         """Create the listening sockets; if one cannot be created, the others are closed.
@@ -65,7 +69,8 @@ class HttpServer:
             addresses: Addresses to listen on.
             app: ASGI application.
             web_config: File with TLS and passwords; None: neither.
-            check_s: Interval of checks whether the files of unix sockets exist [s].
+            check_s: Interval of checks of connections and of the files of unix sockets [s].
+            idle_s: Time after which a connection without progress of a response is closed [s].
             unsent_s: Time after which a TCP client that does not read is disconnected [s].
 
         Raises:
@@ -80,10 +85,11 @@ class HttpServer:
         self._hypercorn = _hypercorn_config()
         self._asgi = wrap_app(app, self._hypercorn.wsgi_max_body_size, "asgi")
         self._unsent_s = unsent_s
+        self._idle_s = idle_s
         self._check_s = check_s
         self._file_complaints = LogRateLimiter()
         self._listeners: list[Listener] = []
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], ResponseProgress] = {}
         self._complaints = LogRateLimiter()
         self.refused = 0
         """Number of connections that were closed at once because CONNECTIONS_MAX were open."""
@@ -122,6 +128,7 @@ class HttpServer:
             ready()
             while True:
                 await asyncio.sleep(self._check_s)
+                self._close_idle()
                 await self._restore_files(servers)
         finally:
             # accepted connections are made first: asyncio does not close those of a closed server
@@ -131,9 +138,9 @@ class HttpServer:
                 await asyncio.sleep(0)
             for server in servers.values():
                 server.close()
-            for task, writer in self._connections.items():
+            for task, progress in self._connections.items():
                 task.cancel()
-                writer.transport.abort()
+                progress.writer.transport.abort()
             await asyncio.gather(*self._connections, return_exceptions=True)
             for _ in range(ACCEPT_STEPS):
                 await asyncio.sleep(0)  # the transports close their sockets
@@ -170,11 +177,22 @@ class HttpServer:
         if len(self._connections) >= CONNECTIONS_MAX:
             self._refuse(writer)
             return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._connections[task] = writer
+        progress = ResponseProgress(self._asgi, writer)
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, progress))
+        self._connections[task] = progress
         task.add_done_callback(self._connections.pop)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _close_idle(self) -> None:
+        oldest_s = asyncio.get_running_loop().time() - self._idle_s
+        for task, progress in self._connections.items():
+            if progress.newest_s < oldest_s:
+                task.cancel()
+                if progress.writer.transport.get_write_buffer_size():  # the client does not read
+                    progress.writer.transport.abort()
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, progress: "ResponseProgress"
+    ) -> None:
         tls = self._web.read().tls if self._web else None
         if tls is not None:
             try:
@@ -185,7 +203,7 @@ class HttpServer:
         try:
             loop = asyncio.get_running_loop()
             await HypercornConnection(
-                self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
+                progress.respond, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
             )
         except Exception:
             log.exception("http: connection to a client closed: internal error; the server continues")
@@ -235,12 +253,41 @@ class HttpServer:
         return sock
 
 
-class HypercornConnection(TCPServer):
-    """Connection of Hypercorn that is closed as soon as the client closes it, not after the idle timeout."""
+class ResponseProgress:
+    """Application that notes the progress of its responses to the requests of one connection."""
 
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        await self.idle_task.stop()
+    def __init__(self, app: Any, writer: asyncio.StreamWriter) -> None:
+        """Create the application; `app`: application that responds, as Hypercorn wraps it."""
+        self._app = app
+        self._loop = asyncio.get_running_loop()
+        self.writer = writer
+        self.newest_s = self._loop.time()
+        """Time of the begin of the connection or of a response, or of the last part that was sent [s]."""
+
+    async def respond(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        """Respond to a request."""
+
+        async def send_and_note(message: Any) -> None:
+            await send(message)
+            self.newest_s = self._loop.time()
+
+        self.newest_s = self._loop.time()
+        await self._app(scope, receive, send_and_note, sync_spawn, call_soon)
+
+
+class HypercornConnection(TCPServer):
+    """Connection of Hypercorn that is closed as soon as the client closes it, without a timer of its own.
+
+    Hypercorn's timer ends when HTTP/2 begins and when an HTTP/2 client resets a stream, and ignores clients
+    that accept no data.
+    """
+
+    async def protocol_send(self, event: Event) -> None:
+        if not isinstance(event, Updated):  # it starts or stops the timer
+            await super().protocol_send(event)
+
+    async def _idle_timeout(self) -> None:
+        pass
 
 
 def _with_web_config(app: Any, path: Path) -> tuple[Any, "WebConfigFile"]:
@@ -266,6 +313,5 @@ def _hypercorn_config() -> HypercornConfig:
     config = HypercornConfig()
     config.errorlog = logging.getLogger("hypercorn.error")  # to the agent's own log
     config.include_server_header = False
-    config.keep_alive_timeout = IDLE_S
     config.h2_max_concurrent_streams = 8
     return config
