@@ -9,7 +9,7 @@ from claim_samples import known_pod, prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
 
-from agent.cluster.device_events import EVENT_S, UNKNOWN_S
+from agent.cluster.device_events import EVENT_S, UNDECIDED_S, UNKNOWN_S
 from agent.cluster.event_recorder import (
     COMBINE_MESSAGES,
     COMBINED,
@@ -281,6 +281,33 @@ def test_restarted_agent_repeats_no_event(api: ClusterApi, tmp_path: Path) -> No
     assert reasons(api, "Pod") == [("DeviceUnhealthy", 1)]
     second.run_for(60, lambda: [device("gpu-0", driver=DRIVER), device("gpu-1", SILENT)])
     assert ("DeviceRecovered", 1) in reasons(api)
+
+
+def test_restart_of_agent_or_driver_ends_no_fault(api: ClusterApi, tmp_path: Path) -> None:
+    first = SteppedAgent(api, state_dir=tmp_path)
+    first.consumers = users_of("gpu-0")
+    sick, silent = device("gpu-0", XID, driver=DRIVER), device("gpu-0", SILENT, driver=DRIVER)
+    first.run_for(2 * EVENT_S, lambda: [sick])
+    second = SteppedAgent(api, state_dir=tmp_path, clock=first.clock)
+    second.run_for(30, list)  # the driver has not declared its device yet
+    second.run_for(30, lambda: [silent])
+    second.run_for(30, lambda: [sick])  # the pods are not known yet
+    second.consumers = first.consumers
+    second.run_for(2 * EVENT_S, lambda: [sick])
+    assert reasons(api) == [("DeviceUnhealthy", 1)]
+    assert reasons(api, "Pod") == [("DeviceUnhealthy", 1)]
+    second.run_for(30, list)
+    second.run_for(30, lambda: [device("gpu-0", driver=DRIVER)])
+    assert reasons(api) == [("DeviceRecovered", 1), ("DeviceUnhealthy", 1)]
+
+
+def test_fault_of_a_device_that_is_gone_for_long_is_forgotten(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    sick = device("gpu-0", XID, driver=DRIVER)
+    agent.show(sick)
+    agent.run_for(2 * UNDECIDED_S, list)
+    agent.run_for(30, lambda: [sick])
+    assert reasons(api) == [("DeviceUnhealthy", 2)]
 
 
 def test_damaged_file_of_events_costs_one_repetition(api: ClusterApi, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ that came and went meanwhile has no event, and one that lasts has one. A fault t
 another event only EVENT_S after its last one.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.cluster.event_recorder import DeviceEvent, EventObject
@@ -25,6 +25,11 @@ UNKNOWN_S: Final = 60.0
 """Time for which a device must be Unknown before it has an event [s].
 
 A driver's restart makes its devices Unknown for a moment.
+"""
+UNDECIDED_S: Final = 600.0
+"""Longest time for which a fault lasts while its device is missing or Unknown, or its pod is not known [s].
+
+All three happen for a moment when the agent or a driver restarts.
 """
 RECOVERED: Final = ""
 """Value in place of a finding code, for events about the recovery of a device."""
@@ -82,6 +87,8 @@ class SentDeviceEvents:
         self._sent: dict[EventKey, _Sent] = {}
         self._announced: set[DeviceRef] = set()
         """Devices that have had an event about a fault on the Node, and none about their recovery."""
+        self._undecided_ns: dict[EventKey, int] = {}
+        """Monotonic time since which it is open whether a fault that had an event has ended [ns]."""
         self._unknown_ns: dict[EventKey, int] = {}
         """Monotonic time since which a device has been Unknown, by identity of the fault [ns]."""
 
@@ -125,8 +132,9 @@ class SentDeviceEvents:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
                 del wanted[key]
         by_device = {DeviceRef(*device.key): device for device in report.devices}
-        self._announced &= by_device.keys()
-        for ref in sorted(self._announced):
+        self._note_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
+        self._announced &= by_device.keys() | {key.device for key in self._undecided_ns}
+        for ref in sorted(self._announced & by_device.keys()):
             if by_device[ref].severity <= Severity.INFO:
                 recovered = _recovered(by_device[ref], ref, node)
                 wanted[recovered.key] = recovered
@@ -141,14 +149,44 @@ class SentDeviceEvents:
         elif key.object.kind == "Node":
             self._announced.add(key.device)
 
+    def _note_undecided(
+        self,
+        present: Container[EventKey],
+        by_device: Mapping[DeviceRef, DeviceHealth],
+        *,
+        are_pods_known: bool,
+        now: Instant,
+    ) -> None:
+        """Note the lasting faults that the report lacks, but that may still exist: their device is missing or
+        Unknown, or their pod is not known."""
+        before, self._undecided_ns = self._undecided_ns, {}
+        for key, sent in self._sent.items():
+            if not sent.lasts or key in present or key.code == RECOVERED:
+                continue
+            device = by_device.get(key.device)
+            is_pod_missing = key.object.kind == "Pod" and not are_pods_known
+            if (
+                device is None
+                or device.severity is Severity.UNKNOWN
+                or (is_pod_missing and device.severity in POD_SEVERITIES)
+            ):
+                self._undecided_ns[key] = before.get(key, now.mono_ns)
+
     def _forget(self, wanted: Container[EventKey], now: Instant) -> None:
         """Forget faults that have ended, once EVENT_S have passed since their last event."""
         kept = {}
         for key, sent in self._sent.items():
-            lasts = sent.lasts and key in wanted
+            since_ns = self._undecided_ns.get(key)
+            is_undecided = since_ns is not None and now.mono_ns - since_ns < UNDECIDED_S * NS
+            lasts = sent.lasts and (key in wanted or is_undecided)
             if lasts or now.mono_ns - sent.at_ns < EVENT_S * NS:
                 kept[key] = sent._replace(lasts=lasts)
         self._sent = kept
+
+
+def _is_complete(consumers: ConsumerMap | None) -> bool:
+    """Return whether a map of consumers has all pods: it exists, and no source is missing."""
+    return consumers is not None and not consumers.missing_sources
 
 
 def _wanted(
