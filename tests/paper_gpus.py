@@ -23,8 +23,8 @@ from agent.model.gpu import (
     GpuOsSample,
     GpuSample,
     MigSample,
+    NvmlReturnCode,
     NvmlSample,
-    NvmlStatus,
     XidCount,
 )
 from agent.model.health import Cause, DeviceHealth, Health
@@ -159,7 +159,7 @@ class GpuNode(PaperNode):
         self.change(number, migs=migs)
         self.set_readings(number, mig_mode=int(bool(migs)))
 
-    def lose(self, number: int, status: int = NvmlStatus.LOST) -> None:
+    def lose(self, number: int, status: int = NvmlReturnCode.LOST) -> None:
         """Let every call on a GPU return ``status``, and make all readings unreadable."""
         dark = {
             field: GONE_DARK if isinstance(value, int) else value

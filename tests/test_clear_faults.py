@@ -10,7 +10,7 @@ from paper_gpus import SECOND_BOOT, THIRD_BOOT, GpuNode
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
 from agent.model.declared_devices import DeclaredFile, DeclaredGpuDevice, DeclaredOtherDevice, DriverDevice
-from agent.model.gpu import GpuEvent, NvmlStatus
+from agent.model.gpu import GpuEvent, NvmlReturnCode
 from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
@@ -279,7 +279,7 @@ def test_clear_is_refused_while_reading_shows_fault(readings: Mapping[str, Any],
     assert node.checkpoint.cleared == ()
 
 
-@pytest.mark.parametrize("status", [NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, 999])
+@pytest.mark.parametrize("status", [NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED, 999])
 def test_clear_is_refused_while_gpu_returns_errors(status: int) -> None:
     node = ClearNode()
     node.xid(0, 79)

@@ -36,7 +36,7 @@ from agent.model.claim_sources import (
     SourceAnswer,
     SourceAnswers,
 )
-from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge
+from agent.model.consumers import ClaimConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ def facts_of_map(known: ConsumerMap) -> tuple[set[Fact], set[Fact], set[Fact]]:
     return devices, consumers, containers
 
 
-def _ref_text(edge: DeviceEdge | ConsumerEdge | ContainerEdge) -> str:
+def _ref_text(edge: DeviceEdge | ClaimConsumerEdge | ContainerEdge) -> str:
     return edge.claim.name if edge.by_name else edge.claim.uid
 
 

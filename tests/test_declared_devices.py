@@ -22,7 +22,7 @@ from agent.model.declared_devices import (
     DeclaredPciDevice,
     DriverDevice,
 )
-from agent.model.gpu import NvmlStatus
+from agent.model.gpu import NvmlReturnCode
 from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.pci import PciSample
 from agent.model.persistent_faults import KnownGpu
@@ -293,7 +293,7 @@ def test_declared_gpu_has_health_of_host_gpu(by: str) -> None:
     names: dict[str, Any] = {"pci": GPU_0, "uuid": uuid_of(node, 0)}
     node.declare(declared("mine", gpu(**(names if by == "both" else {by: names[by]}))))
     assert declared_verdict(node.next(), "mine").health is Health.HEALTHY
-    node.gpus[0] = replace(node.gpus[0], status=NvmlStatus.LOST)
+    node.gpus[0] = replace(node.gpus[0], status=NvmlReturnCode.LOST)
     report = node.next()
     mine, host = declared_verdict(report, "mine"), declared_verdict(report, "gpu-0", "")
     assert mine.health is Health.UNHEALTHY

@@ -9,7 +9,7 @@ from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.responsiveness import FIELD_VALUES, next_not_answering_change_ns
 from agent.health.gpu.rule_input import GpuRuleInput
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
-from agent.model.gpu import GpuField, NvmlStatus
+from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
@@ -94,23 +94,23 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.lost, gpu.reset_required, gpu.failing
     ("gpu.lost", gpu_view(), OK),
     ("gpu.lost", gpu_view(sample=None), OK),
-    ("gpu.lost", status(NvmlStatus.RESET_REQUIRED), OK),
-    ("gpu.lost", status(NvmlStatus.LOST),
+    ("gpu.lost", status(NvmlReturnCode.RESET_REQUIRED), OK),
+    ("gpu.lost", status(NvmlReturnCode.LOST),
      Finding("gpu.lost", Severity.UNHEALTHY, "NVML returned GPU_IS_LOST (15)")),
-    ("gpu.lost", status(NvmlStatus.UNINITIALIZED), RuleInconclusive("NVML returned UNINITIALIZED (1)")),
+    ("gpu.lost", status(NvmlReturnCode.UNINITIALIZED), RuleInconclusive("NVML returned UNINITIALIZED (1)")),
     ("gpu.reset_required", gpu_view(), OK),
     ("gpu.reset_required", gpu_view(sample=None), OK),
-    ("gpu.reset_required", status(NvmlStatus.LOST), OK),
-    ("gpu.reset_required", status(NvmlStatus.RESET_REQUIRED),
+    ("gpu.reset_required", status(NvmlReturnCode.LOST), OK),
+    ("gpu.reset_required", status(NvmlReturnCode.RESET_REQUIRED),
      Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML returned RESET_REQUIRED (16)")),
     ("gpu.failing", gpu_view(), OK),
     ("gpu.failing", gpu_view(sample=None), OK),
     *[("gpu.failing", status(code), OK)
-      for code in (NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND)],
-    ("gpu.failing", status(NvmlStatus.UNKNOWN),
+      for code in (NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED, NvmlReturnCode.GPU_NOT_FOUND)],
+    ("gpu.failing", status(NvmlReturnCode.UNKNOWN),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned UNKNOWN (999)")),
     ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML returned unknown code 77")),
-    ("gpu.failing", status(NvmlStatus.DRIVER_NOT_LOADED),
+    ("gpu.failing", status(NvmlReturnCode.DRIVER_NOT_LOADED),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned DRIVER_NOT_LOADED (9)")),
     # gpu.driver.init reports it
     ("gpu.failing", status(9, gpu_set=gpu_set(err=9, state=SourceState.FAILING)), OK),

@@ -15,7 +15,7 @@ from agent.engine.loop import visible_state
 from agent.engine.step import FIRST_PASS_WAIT_NS, EngineState, initial_state, step
 from agent.health.gpu.verdicts import NOT_READ_YET
 from agent.health.rules import CLEAN_PASSES, STALLED
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample, NvmlReturnCode
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -360,7 +360,10 @@ def test_unreadable_field_is_never_taken_for_zero(rested: GpuNode, field: GpuFie
 
 
 def test_status_15_and_16_are_unhealthy_until_probation_ends() -> None:
-    for status, code in ((NvmlStatus.LOST, "gpu.lost"), (NvmlStatus.RESET_REQUIRED, "gpu.reset_required")):
+    for status, code in (
+        (NvmlReturnCode.LOST, "gpu.lost"),
+        (NvmlReturnCode.RESET_REQUIRED, "gpu.reset_required"),
+    ):
         node = GpuNode(2)
         node.lose(0, status)
         assert (node.health(), node.codes()) == (Health.UNHEALTHY, [code])
@@ -372,12 +375,12 @@ def test_status_15_and_16_are_unhealthy_until_probation_ends() -> None:
         assert (node.health(), node.codes()) == (Health.HEALTHY, [])
 
 
-@pytest.mark.parametrize("status", [NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED])
+@pytest.mark.parametrize("status", [NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED])
 def test_unloaded_driver_does_not_clear_lost_gpu(status: int) -> None:
     node = GpuNode()
     node.lose(0, status)
     node.rest(5)
-    node.lose(0, NvmlStatus.UNINITIALIZED)
+    node.lose(0, NvmlReturnCode.UNINITIALIZED)
     node.rest(300)
     assert (node.health(), node.health("gpu-1")) == (Health.UNHEALTHY, Health.HEALTHY)
     node.recover(0)
@@ -590,7 +593,7 @@ def test_reset_of_the_counter_ends_its_cause(field: str, code: str, events: int,
     node.rest(5)
     assert node.codes() == [code]
     if reloaded:
-        node.lose(0, NvmlStatus.UNINITIALIZED)
+        node.lose(0, NvmlReturnCode.UNINITIALIZED)
         node.rest(90)
         node.recover(0)
         node.rest(15)

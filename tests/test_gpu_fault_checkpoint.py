@@ -7,7 +7,7 @@ from paper import device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
-from agent.model.gpu import WHOLE_GPU, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, NvmlReturnCode
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.settings import GpuLimits
@@ -394,7 +394,7 @@ def test_missing_gpu_stays_in_checkpoint() -> None:
     node.xid(0, 79)
     node.rest(5)
     node.restart(evaluate=False)
-    node.change(0, uuid="", bus="", name="", serial="", status=NvmlStatus.LOST)
+    node.change(0, uuid="", bus="", name="", serial="", status=NvmlReturnCode.LOST)
     node.next()
     assert node.codes("gpu-0")[:1] in (["gpu.lost"], ["gpu.xid.79"])
     assert dict(node.verdict("gpu-0").attributes)["uuid"] == "GPU-00000000"

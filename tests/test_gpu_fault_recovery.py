@@ -4,7 +4,7 @@ import pytest
 from gpu_samples import H100
 from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
-from agent.model.gpu import GpuEvent, NvmlStatus
+from agent.model.gpu import GpuEvent, NvmlReturnCode
 from agent.model.health import Blame, Health, Severity
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -176,7 +176,7 @@ def test_fault_after_driver_reload_is_not_resolved_by_it() -> None:
 def test_gpu_that_answers_after_reset_required_was_reset() -> None:
     node = GpuNode(readings=OLD_DRIVER)
     node.xid(0, 46)
-    node.lose(0, NvmlStatus.RESET_REQUIRED)
+    node.lose(0, NvmlReturnCode.RESET_REQUIRED)
     node.rest(20)
     node.recover(0, OLD_DRIVER)
     assert seconds_until_healthy(node) <= 66
@@ -321,7 +321,7 @@ def test_failing_library_keeps_fault_unresolved() -> None:
     node.xid(0, 48)
     node.evaluate()
     node.nvml = node.nvml._replace(state=SourceState.FAILING)
-    node.lose(0, NvmlStatus.UNINITIALIZED)
+    node.lose(0, NvmlReturnCode.UNINITIALIZED)
     node.rest(3600)
     assert node.health() is Health.UNHEALTHY
     node.nvml = node.nvml._replace(state=SourceState.OK)

@@ -10,7 +10,7 @@ from paper_gpus import GpuNode
 
 from agent.health.gpu.rule_state import REMOVED_NS, GpuRuleState, gpu_devices, gpu_views, next_gpu_rule_state
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlReturnCode
 from agent.model.reading import Reading
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -100,7 +100,7 @@ def test_link_baseline_contains_every_link_ever_up() -> None:
 def test_lost_gpu_keeps_baseline_and_instances() -> None:
     migs = (MigSample(1, 0, "MIG-1"),)
     state = next_gpu_rule_state(GpuRuleState(), snapshot(gpu_sample(migs=migs)), LIMITS, at(1000))
-    lost = gpu_sample(readings={}, status=NvmlStatus.LOST, migs=())
+    lost = gpu_sample(readings={}, status=NvmlReturnCode.LOST, migs=())
     after = next_gpu_rule_state(state, snapshot(lost), LIMITS, at(1001))
     assert after.per_gpu[0].seen.links_up == ALL_UP
     assert [device.name for device in gpu_devices(after)] == ["gpu-0", "gpu-0-mig-1-0"]
@@ -257,7 +257,7 @@ def test_expected_gpus_that_were_never_listed_are_missing() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 3.0, 1e5])
 def test_siblings_are_other_gpus_that_answer(seconds: float) -> None:
     gpus = [gpu_sample(number=n, probe_p50_ns=n + 1) for n in range(4)]
-    gpus[3] = replace(gpus[3], status=NvmlStatus.LOST)
+    gpus[3] = replace(gpus[3], status=NvmlReturnCode.LOST)
     seen = snapshot(*gpus)
     state = next_gpu_rule_state(GpuRuleState(), seen, GpuLimits(), at(1000 + seconds))
     views = gpu_views(state, seen, GpuLimits(), at(1000 + seconds))

@@ -19,7 +19,7 @@ from agent.bench.file_trees import temporary_directory, write_sysfs
 from agent.bench.guards import (
     KINDS,
     RATIOS,
-    BudgetGuard,
+    BudgetedFigure,
     GuardContext,
     GuardResult,
     select_guards,
@@ -40,7 +40,7 @@ def context() -> Iterator[GuardContext]:
 
 
 @pytest.mark.parametrize("guard", select_guards(), ids=str)
-def test_guard_meets_its_budget(context: GuardContext, guard: BudgetGuard) -> None:
+def test_guard_meets_its_budget(context: GuardContext, guard: BudgetedFigure) -> None:
     result = guard.check(context)
     if result.met is None:
         pytest.skip(f"{guard}: {result.value}")
@@ -63,17 +63,17 @@ def test_guard_without_budget_raises(tmp_path: Path) -> None:
     with pytest.raises(
         MeasurementError, match=r"benchmarks/budgets\.toml: \[bytes\] has no budget for health_8_devices"
     ):
-        BudgetGuard("bytes", "health_8_devices").check(GuardContext(ROOT, {}, tmp_path))
+        BudgetedFigure("bytes", "health_8_devices").check(GuardContext(ROOT, {}, tmp_path))
 
 
 def test_count_below_budget_is_a_miss(tmp_path: Path) -> None:
     context = GuardContext(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
-    assert BudgetGuard("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
+    assert BudgetedFigure("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
 
 
 def test_other_number_of_opcodes_is_a_miss(tmp_path: Path) -> None:
     python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
-    guard = BudgetGuard("opcodes", "change")
+    guard = BudgetedFigure("opcodes", "change")
     result = guard.check(GuardContext(ROOT, {"opcodes": {python: {"change": 1000}}}, tmp_path))
     assert (result.met, result.budget) == (False, "1,000")
     result = guard.check(GuardContext(ROOT, {"opcodes": {}}, tmp_path))
@@ -82,7 +82,7 @@ def test_other_number_of_opcodes_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_more_modules_than_budgeted_are_a_miss(tmp_path: Path) -> None:
-    guard = BudgetGuard("modules", "nvml_process")
+    guard = BudgetedFigure("modules", "nvml_process")
     assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 20}}, tmp_path)).met is False
     assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 1000}}, tmp_path)).met is True
 
@@ -92,7 +92,7 @@ def test_guard_with_missing_tool_is_neither_met_nor_missed(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert exact_counts.compiler() == "no-such-compiler"
-    result = BudgetGuard("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
+    result = BudgetedFigure("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
     assert result == GuardResult("no-such-compiler is not installed", "", None)
 
 

@@ -19,14 +19,14 @@ from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.edges import pod_consumer
-from agent.health.availability import Timeline, verdict_spans
+from agent.health.availability_statistics import Timeline, verdict_spans
 from agent.http.page import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import AllocatedDevice, Origin, OwnerReference, PodObject, PodRef, Provenance
 from agent.model.consumers import (
+    ClaimConsumerEdge,
     ClaimView,
-    ConsumerEdge,
     ConsumerMap,
     ContainerEdge,
     DeviceEdge,
@@ -139,7 +139,7 @@ def test_pods_of_a_device_have_their_claims_owners_and_possible_uses() -> None:
     possible = PodView(PodRef("team-a", "wait-0", "p-2"), running=False)
     device_edge = DeviceEdge(ref, AllocatedDevice(served, ("r",)), Relation.PREPARED, fact)
     consumers = tuple(
-        ConsumerEdge(ref, pod_consumer(pod.ref), relation, fact)
+        ClaimConsumerEdge(ref, pod_consumer(pod.ref), relation, fact)
         for pod, relation in ((possible, Relation.RESERVED), (certain, Relation.PREPARED))
     )
     containers = (ContainerEdge(ref, certain.ref, "main", (), fact),)

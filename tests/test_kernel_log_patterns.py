@@ -14,7 +14,7 @@ from agent.health.kernel_log.parse import HostLogLine, parse_host_line
 from agent.health.kernel_log.patterns import (
     HOST_PATTERNS,
     HOST_PATTERNS_BY_CODE,
-    LinePattern,
+    LazyLinePattern,
     compile_pattern,
 )
 from agent.native.kernel_log import match_pattern
@@ -130,7 +130,7 @@ def test_expressions_match_the_native_reader(text: str) -> None:
         kinds = [part[0] for part in pattern.split("%")[1:]]
         fields = found and tuple(f for f, kind in zip(found.groups(), kinds, strict=True) if kind != "*")
         assert match_pattern(pattern, text) == fields
-        late = LinePattern(pattern).match(text)
+        late = LazyLinePattern(pattern).match(text)
         assert (late and late.groups()) == (found and found.groups())
 
 

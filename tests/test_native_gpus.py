@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, NvmlSample, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, NvmlReturnCode, NvmlSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -259,15 +259,15 @@ def test_lost_gpu_is_unreadable_and_never_zero(watch: Watch) -> None:
     watched = watch("profile h100 gpus=2")
     before = watched.until(is_read(2)).gpus[1]
     watched.fake.send("gpu 1 lost")
-    good, lost = watched.until(lambda now: now.gpus[1].status == NvmlStatus.LOST).gpus
-    assert good.status == NvmlStatus.OK
+    good, lost = watched.until(lambda now: now.gpus[1].status == NvmlReturnCode.LOST).gpus
+    assert good.status == NvmlReturnCode.OK
     for field, reading in before.readings.items():
         assert isinstance(lost[field], Missing)
         if not isinstance(reading, Missing):
             assert lost[field] == Missing(Absence.UNREADABLE), field
     assert (lost.uuid, lost.bus, lost.handles) == (before.uuid, before.bus, 1)
     watched.fake.send("gpu 1 back")
-    assert watched.until(lambda now: now.gpus[1].status == NvmlStatus.OK).gpus[1].handles == 2
+    assert watched.until(lambda now: now.gpus[1].status == NvmlReturnCode.OK).gpus[1].handles == 2
 
 
 def test_hung_call_is_named(watch: Watch) -> None:
@@ -328,7 +328,7 @@ def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> 
         assert time.monotonic() < deadline
     assert now.nvml.state is SourceState.ABSENT
     assert "none.so" in now.nvml.detail
-    assert now.err == NvmlStatus.LIBRARY_NOT_FOUND
+    assert now.err == NvmlReturnCode.LIBRARY_NOT_FOUND
     assert now.gpus == ()
     assert gpus.stop(PATIENCE_S)
     os.close(fd)
@@ -337,9 +337,11 @@ def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> 
 def test_unusable_library_is_reported_with_its_cause(watch: Watch) -> None:
     watched = watch("profile h100 gpus=1", "init 18")
     now = watched.until(lambda now: now.nvml.state is SourceState.FAILING)
-    assert now.err == NvmlStatus.MISMATCH
+    assert now.err == NvmlReturnCode.MISMATCH
     assert (
-        now.nvml.detail == status_text(NvmlStatus.MISMATCH) == "driver and library are of different versions"
+        now.nvml.detail
+        == status_text(NvmlReturnCode.MISMATCH)
+        == "driver and library are of different versions"
     )
     watched.fake.send("init 0")
     assert watched.until(is_read(1)).nvml.detail == ""

@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.gpu import GpuField, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, NvmlReturnCode, NvmlSample
 from agent.model.reading import Missing
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -116,7 +116,7 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
     assert away.process == away.nvml.detail == f"the NVML process {end}"
     assert away.nvml.state is SourceState.FAILING
     assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
-    assert {gpu.status for gpu in away.gpus} == {NvmlStatus.UNINITIALIZED}
+    assert {gpu.status for gpu in away.gpus} == {NvmlReturnCode.UNINITIALIZED}
     assert all(isinstance(reading, Missing) for gpu in away.gpus for reading in gpu.readings.values())
     after = watched.until(lambda s: not s.process)
     assert all(gpu.passes for gpu in after.gpus)  # never a sample in which a known GPU was not read yet

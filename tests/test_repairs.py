@@ -23,7 +23,7 @@ from agent.health.gpu.xid.row_types import (
 )
 from agent.health.gpu.xid.sxid_table import sxid_row
 from agent.health.gpu.xid.xid_table import XIDS, xid_row
-from agent.model.gpu import NvmlStatus
+from agent.model.gpu import NvmlReturnCode
 from agent.model.health import (
     Blame,
     Cause,
@@ -275,7 +275,7 @@ def test_hanging_call_is_repaired_by_a_reboot_only_after_the_second_limit() -> N
 
 def test_gpu_of_a_virtual_machine_is_not_taken_back() -> None:
     view = gpu_view(
-        sample=gpu_sample(status=NvmlStatus.GPU_NOT_FOUND),
+        sample=gpu_sample(status=NvmlReturnCode.GPU_NOT_FOUND),
         gpu_set=gpu_set(),
         pci_function=pci_sample(driver="vfio-pci"),
     )

@@ -109,7 +109,7 @@ class GuardContext:
         return by_compiler.get(exact_counts.compiler_id(), {})
 
 
-class BudgetGuard(NamedTuple):
+class BudgetedFigure(NamedTuple):
     """Reference to one benchmark figure that has a budget, which ``--check`` enforces."""
 
     kind: str
@@ -287,7 +287,7 @@ KINDS: Final[Mapping[str, GuardMeasurement]] = {
 """Kinds of guards in the order in which they are checked: quick ones first."""
 
 
-def select_guards(names: Sequence[str] = ()) -> tuple[BudgetGuard, ...]:
+def select_guards(names: Sequence[str] = ()) -> tuple[BudgetedFigure, ...]:
     """Return the guards to check: all, or those with names such as ``bytes.health_8_devices``.
 
     The name of a table, such as ``system_calls``, selects all of its guards.
@@ -295,7 +295,7 @@ def select_guards(names: Sequence[str] = ()) -> tuple[BudgetGuard, ...]:
     Raises:
         LookupError: A name matches no guard.
     """
-    all_guards = tuple(BudgetGuard(kind, name) for kind in KINDS for name in KINDS[kind].names)
+    all_guards = tuple(BudgetedFigure(kind, name) for kind in KINDS for name in KINDS[kind].names)
     for name in names:
         if name not in KINDS and name not in map(str, all_guards):
             raise LookupError(f"no guard {name!r}; there are {', '.join(KINDS)}, and TABLE.NAME, see {FILE}")
@@ -306,7 +306,7 @@ WIDTH: Final = 100
 VERDICTS: Final = {True: "ok", False: "MISS", None: "--"}
 
 
-def run_check(root: Path, guards: Sequence[BudgetGuard]) -> bool:
+def run_check(root: Path, guards: Sequence[BudgetedFigure]) -> bool:
     """Compare a checkout with its budgets; print each guard as soon as its result is known.
 
     Returns:
@@ -330,7 +330,7 @@ def run_check(root: Path, guards: Sequence[BudgetGuard]) -> bool:
     return not missed
 
 
-def format_guard(guard: BudgetGuard, result: GuardResult) -> str:
+def format_guard(guard: BudgetedFigure, result: GuardResult) -> str:
     """Format a guard's verdict and figure: ``ok    bytes.health_8_devices    376``.
 
     The budget is added if it differs from the figure.

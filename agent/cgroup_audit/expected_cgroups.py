@@ -292,7 +292,10 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
 
 
 def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
-    """Accept the values ``by_text``, which follow from the text of KEP-5517, too; ``why`` is their note."""
+    """Return ``expected`` that also accepts the values that KEP-5517 states, unlike Kubernetes' code.
+
+    ``by_text`` has these values, and ``why`` is their note.
+    """
     known = {option.value for option in expected.accepted}
     others = (
         AcceptedValue(one.value, f"KEP-5517's text: {why}")

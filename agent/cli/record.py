@@ -103,7 +103,7 @@ def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | No
     reader = SegmentReader(source)
     state, reason = reader.state()
     if reason:
-        raise ProbeError(f"record file {source}: the state at its begin cannot be copied: {reason}")
+        raise ProbeError(f"record file {source}: not copied: its first state is unreadable: {reason}")
     head = reader.head
     if redactor is not None:
         head, state = redactor.head(head), redactor.state(state)

@@ -189,7 +189,7 @@ def check_endpoint(session: SessionRecord) -> CheckOutcome:
 
 
 def check_advertised_versions(session: SessionRecord) -> CheckOutcome:
-    """Reads the advertised services in the answer to GetInfo, in their order."""
+    """Checks that the answer to GetInfo advertises a DRAPlugin service, the newest version first."""
     found = []
     for info in _get_info_answers(session):
         plugin = [service for service in info.versions if service in PLUGIN_SERVICES]

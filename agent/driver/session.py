@@ -166,7 +166,7 @@ class DriverSession:
             declarations: Returns the devices that all drivers declare.
             on_faults: Called with a driver's name and all its reported faults.
             on_checks: Called with a driver's name, the newest results of all checks that it reports, and
-                whether they count at once.
+                True if the engine must evaluate them at once.
             other_failures: Returns the failures at other drivers of the pods that use a driver's claim.
             clock: Returns the time on the monotonic and the wall clock.
         """

@@ -364,7 +364,10 @@ class PluginServer:
         try:
             ended = thread.stop(timeout_s)
         except Exception:  # the thread has ended all the same
-            log.exception("driver %s: plugin server failed while stopping", self._monitor.driver)
+            log.exception(
+                "driver %s: plugin server failed while it stopped; its sockets may remain",
+                self._monitor.driver,
+            )
         finally:
             if latest is not None:
                 self._monitor.unsubscribe(latest)

@@ -4,7 +4,8 @@ Parts that depend on a changed setting start again.
 
 Raised and latched faults stay. A counter whose window becomes shorter begins a new window, because a long
 window has too few points; until it is full, the counter's rule does not decide, and a raised fault stays. A
-longer window continues. A device whose expectation is removed is compared with its state now, as at a start.
+longer window continues. A device whose expected value is removed from the settings is compared with its
+present value from then on.
 """
 
 from dataclasses import replace

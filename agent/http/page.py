@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agent.config.config import Config
-from agent.health.availability import Timeline, verdict_spans
+from agent.health.availability_statistics import Timeline, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
 from agent.model.time import Instant

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from agent.devices.consumers.consumer_queries import affected_pods, pod_owner, pod_state
 from agent.devices.consumers.device_health_lookup import health_lookup
-from agent.health.availability import Timeline, VerdictSpan
+from agent.health.availability_statistics import Timeline, VerdictSpan
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap
@@ -128,7 +128,7 @@ class PageDevice(NamedTuple):
     """Health of the last 24 hours; None: the history has no record of the device."""
 
 
-class NoteRow(NamedTuple):
+class FindingRow(NamedTuple):
     """Row of the page's table of findings about pods or the node."""
 
     subject: str
@@ -172,7 +172,7 @@ class PageContent:
     """Query of the link to the devices before the shown ones; empty: there are none."""
     following: str
     """Query of the link to the devices after the shown ones; empty: there are none."""
-    notes: tuple[NoteRow, ...]
+    notes: tuple[FindingRow, ...]
     more_notes: int
     pods_problem: str
     """Reason why the page does not name the pods that use devices; empty: it does."""
@@ -308,8 +308,8 @@ def _cause_text(cause: Cause) -> CauseText:
     return CauseText(cause.code, STATES[cause.severity].css, cause.evidence, cause.advice, repair)
 
 
-def _note(note: NonDeviceCause) -> NoteRow:
-    return NoteRow(note.subject, _cause_text(note.cause), ", ".join(note.devices))
+def _note(note: NonDeviceCause) -> FindingRow:
+    return FindingRow(note.subject, _cause_text(note.cause), ", ".join(note.devices))
 
 
 def _source(source: SourceSample, now: Instant) -> SourceRow:

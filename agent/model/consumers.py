@@ -65,7 +65,7 @@ class DeviceEdge(NamedTuple):
     """True: the source gives no UID, so the claim was found by its name. False: found by its UID."""
 
 
-class ConsumerEdge(NamedTuple):
+class ClaimConsumerEdge(NamedTuple):
     """Edge of the consumer map between a claim and a consumer."""
 
     claim: ClaimRef
@@ -139,7 +139,7 @@ class ClaimView:
 
     ref: ClaimRef
     devices: tuple[DeviceEdge, ...] = ()
-    consumers: tuple[ConsumerEdge, ...] = ()
+    consumers: tuple[ClaimConsumerEdge, ...] = ()
     containers: tuple[ContainerEdge, ...] = ()
     objects: tuple[tuple[ClaimObject, Provenance], ...] = ()
     """ResourceClaim objects, the best source first; empty: no source has the object."""
@@ -210,5 +210,5 @@ class AffectedPod:
     containers: tuple[ContainerUse, ...]
     group: str = ""
     """Pod group through which the pod uses the claim; empty: the pod itself is the consumer."""
-    edges: tuple[DeviceEdge | ConsumerEdge | ContainerEdge, ...] = ()
+    edges: tuple[DeviceEdge | ClaimConsumerEdge | ContainerEdge, ...] = ()
     """Edges of the consumer map that show the pod's use of the device."""

@@ -12,7 +12,7 @@ WHOLE_GPU: Final = 0xFFFFFFFF
 """Number in place of a GPU or compute instance: the fault concerns the whole GPU, not a MIG instance."""
 
 
-class NvmlStatus:
+class NvmlReturnCode:
     """NVML return codes that the rules use. Source: ``nvmlReturn_t``."""
 
     OK: Final = 0
@@ -176,7 +176,7 @@ class GpuSample:
     name: str
     serial: str
     status: int
-    """NVML return code of the last reading, as in :class:`NvmlStatus`."""
+    """NVML return code of the last reading, as in :class:`NvmlReturnCode`."""
     passes: int
     """Number of finished readings of the GPU (passes)."""
     beat_ns: int

@@ -15,8 +15,8 @@ from agent.model.gpu import (
     GpuField,
     GpuSample,
     MigSample,
+    NvmlReturnCode,
     NvmlSample,
-    NvmlStatus,
     XidCount,
 )
 from agent.model.reading import Absence, Missing, Reading
@@ -45,21 +45,21 @@ _EVENTS: Final = struct.Struct(f"={3 * lib.DH_GPU_EVENTS}Q")
 _XID: Final = struct.Struct("=4I3Q")
 
 _SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
-_UNSUPPORTED: Final = frozenset({0, NvmlStatus.NOT_SUPPORTED, NvmlStatus.FUNCTION_NOT_FOUND})
+_UNSUPPORTED: Final = frozenset({0, NvmlReturnCode.NOT_SUPPORTED, NvmlReturnCode.FUNCTION_NOT_FOUND})
 _STATUS_TEXTS: Final = {
-    NvmlStatus.UNINITIALIZED: "not initialised",
-    NvmlStatus.NOT_SUPPORTED: "not supported",
-    NvmlStatus.NO_PERMISSION: "no permission",
-    NvmlStatus.NOT_FOUND: "not found",
-    NvmlStatus.DRIVER_NOT_LOADED: "driver not loaded",
-    NvmlStatus.TIMEOUT: "timed out",
-    NvmlStatus.LIBRARY_NOT_FOUND: "no library",
-    NvmlStatus.FUNCTION_NOT_FOUND: "no such function",
-    NvmlStatus.LOST: "GPU is lost",
-    NvmlStatus.RESET_REQUIRED: "GPU requires a reset",
-    NvmlStatus.MISMATCH: "driver and library are of different versions",
-    NvmlStatus.GPU_NOT_FOUND: "GPU not found",
-    NvmlStatus.UNKNOWN: "unknown error",
+    NvmlReturnCode.UNINITIALIZED: "not initialised",
+    NvmlReturnCode.NOT_SUPPORTED: "not supported",
+    NvmlReturnCode.NO_PERMISSION: "no permission",
+    NvmlReturnCode.NOT_FOUND: "not found",
+    NvmlReturnCode.DRIVER_NOT_LOADED: "driver not loaded",
+    NvmlReturnCode.TIMEOUT: "timed out",
+    NvmlReturnCode.LIBRARY_NOT_FOUND: "no library",
+    NvmlReturnCode.FUNCTION_NOT_FOUND: "no such function",
+    NvmlReturnCode.LOST: "GPU is lost",
+    NvmlReturnCode.RESET_REQUIRED: "GPU requires a reset",
+    NvmlReturnCode.MISMATCH: "driver and library are of different versions",
+    NvmlReturnCode.GPU_NOT_FOUND: "GPU not found",
+    NvmlReturnCode.UNKNOWN: "unknown error",
 }
 _CALLS: Final[tuple[str, ...]] = tuple(
     ffi.string(lib.dh_nvml_call_name(call)).decode() for call in range(lib.DH_CALL_NUM)

@@ -115,7 +115,7 @@ class KernelLogReader:
 
 
 def _losses_text(head: Any) -> str:
-    """Return how many kernel-log records, or kinds of lines, were lost; empty: none was lost."""
+    """Return how many kernel-log records were lost, and how many kinds of counted lines; empty: none."""
     parts = [
         (head.lost, "records were overwritten before they were read"),
         (head.evicted, "kinds of lines were dropped for lack of room"),

@@ -55,7 +55,7 @@ class _ReadResult(NamedTuple):
 
 
 class DeclarationWatcher:
-    """Watcher of the declaration directory; holds the newest declarations of all drivers."""
+    """Watcher of the directory in which drivers declare devices; holds the newest list of each driver."""
 
     def __init__(
         self, runtime_dir: Path, default_pool: str, watch: Callable[[Path], int] = watch_directory

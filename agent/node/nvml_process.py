@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import ProbeError
-from agent.model.gpu import GpuAttributes, GpuSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuAttributes, GpuSample, NvmlReturnCode, NvmlSample
 from agent.model.reading import Absence, Missing
 from agent.model.report import NvmlCosts
 from agent.model.source_state import PassDurations, SourceSample, SourceState
@@ -180,7 +180,7 @@ class NvmlProcess:
         reason = f"the NVML process {self._end}{times}"
         if self._last is None:
             failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
-            return replace(failing, err=NvmlStatus.UNKNOWN, process=reason)
+            return replace(failing, err=NvmlReturnCode.UNKNOWN, process=reason)
         return _unreadable(self._last, reason, self._ends)
 
     def pass_durations(self) -> PassDurations | None:
@@ -432,7 +432,7 @@ def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
     def gpu(sample: GpuSample) -> GpuSample:
         return replace(
             sample,
-            status=NvmlStatus.UNINITIALIZED,
+            status=NvmlReturnCode.UNINITIALIZED,
             beat_ns=now_ns,
             call="",
             readings=dict.fromkeys(sample.readings, _UNREADABLE),
@@ -451,7 +451,7 @@ def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
         gpus=tuple(gpu(sample) for sample in last.gpus),
         nvml=failing,
         events=absent,
-        err=NvmlStatus.UNKNOWN,
+        err=NvmlReturnCode.UNKNOWN,
         process=reason,
         call="",
     )

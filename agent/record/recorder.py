@@ -56,7 +56,7 @@ class RecordLimits(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Evaluation that waits for the disk: state before it, snapshot, report and use of the report."""
+    """Evaluation that waits for the disk: state before it, snapshot, report, and whether it was published."""
 
     state: EngineState
     snapshot: Snapshot

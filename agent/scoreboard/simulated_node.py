@@ -23,8 +23,8 @@ from agent.model.gpu import (
     GpuField,
     GpuOsSample,
     GpuSample,
+    NvmlReturnCode,
     NvmlSample,
-    NvmlStatus,
     XidCount,
 )
 from agent.model.health import Severity
@@ -285,7 +285,7 @@ def _healthy_gpu(number: int, address: str) -> GpuSample:
         bus=address,
         name="NVIDIA H100 80GB HBM3",
         serial=f"{number}",
-        status=NvmlStatus.OK,
+        status=NvmlReturnCode.OK,
         passes=0,
         beat_ns=0,
         period_ns=NS,

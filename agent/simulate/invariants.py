@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from agent.devices.taints import TaintPolicy
-from agent.health.availability import Timeline, summarize, verdict_spans
+from agent.health.availability_statistics import Timeline, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report

@@ -25,8 +25,8 @@ from agent.model.gpu import (
     GpuOsSample,
     GpuSample,
     MigSample,
+    NvmlReturnCode,
     NvmlSample,
-    NvmlStatus,
     XidCount,
 )
 from agent.model.kernel_messages import LogLine, LogSample
@@ -199,7 +199,7 @@ class Machine:
         self.pages = dict.fromkeys(range(spec.numa_nodes), spec.pool_pages)
         self.dimm_errors = {node: [0, 0] for node in range(spec.numa_nodes)}
         self.readings = {gpu: dict(READINGS_OF_MODEL[spec.model]) for gpu in range(spec.gpus)}
-        self.status = dict.fromkeys(range(spec.gpus), NvmlStatus.OK)
+        self.status = dict.fromkeys(range(spec.gpus), NvmlReturnCode.OK)
         self.generation = 1
         self._lines: dict[str, LogLine] = {}
         self._hanging: dict[int, tuple[int, dict[GpuField, Reading]]] = {}
@@ -255,7 +255,7 @@ class Machine:
         self.generation += 1
         for gpu in self.readings:
             self._handles[gpu] += 1
-            if self.status[gpu] == NvmlStatus.OK:
+            if self.status[gpu] == NvmlReturnCode.OK:
                 self.reset(gpu)
 
     def hang(self, gpu: int, t_ns: int) -> None:
@@ -412,8 +412,8 @@ class Machine:
         passes, beat_ns = self._gpu_passes[gpu].at(t_ns)
         call_ns, frozen = self._hanging.get(gpu, (None, None))
         readings = self.readings[gpu] if frozen is None else frozen
-        status = NvmlStatus.UNINITIALIZED if self.nvml_process else self.status[gpu]
-        if status != NvmlStatus.OK:
+        status = NvmlReturnCode.UNINITIALIZED if self.nvml_process else self.status[gpu]
+        if status != NvmlReturnCode.OK:
             readings = {
                 field: UNREADABLE if isinstance(value, int) else value for field, value in readings.items()
             }

@@ -25,7 +25,7 @@ from agent.engine.step import EngineState, initial_state, step
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.health.verdict_changes import ObservationLog
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
-from agent.model.gpu import GpuField, NvmlStatus
+from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import ErrorClass
@@ -419,7 +419,7 @@ class NodeRun:
         is_h100 = machine.spec.model == "H100"
         if kind.name in ("gpu-link", "gpu-contained", "gpu-remap") and not is_h100:
             return None
-        if machine.status[gpu] != NvmlStatus.OK:
+        if machine.status[gpu] != NvmlReturnCode.OK:
             return None  # a lost GPU has no further faults
         devices = machine.devices_of_gpu(gpu)
         if kind.name == "gpu-instance":
@@ -430,7 +430,7 @@ class NodeRun:
         match kind.name:
             case "gpu-lost":
                 machine.xid(gpu, 79, t_ns, detail="GPU has fallen off the bus.")
-                machine.status[gpu] = NvmlStatus.LOST
+                machine.status[gpu] = NvmlReturnCode.LOST
                 self._truth.end(t_ns, ("itself",), gpu)
                 fault.end_ns = None
                 return self._end_after(event, lambda: self._repair_by_reboot(fault))
@@ -464,7 +464,7 @@ class NodeRun:
                 self._at(t_ns + round(self._settings.gpu.deadline_s * NS), lambda: None)  # wakes the agent
                 return self._end_after(event, lambda: self._end_hang(fault))
             case "gpu-failing":
-                machine.status[gpu] = NvmlStatus.UNKNOWN
+                machine.status[gpu] = NvmlReturnCode.UNKNOWN
                 return self._end_after(event, lambda: self._end_failing(fault))
             case "gpu-hot":
                 machine.set(gpu, GpuField.TEMP, 90)
@@ -480,7 +480,7 @@ class NodeRun:
         return None
 
     def _reset_gpu(self, fault: TrueFault) -> None:
-        if fault.end_ns is not None or self._machine.status[fault.target] == NvmlStatus.LOST:
+        if fault.end_ns is not None or self._machine.status[fault.target] == NvmlReturnCode.LOST:
             return
         if self._machine.spec.model != "H100":  # nothing else shows the reset
             self._reload_driver(fault)
@@ -493,7 +493,7 @@ class NodeRun:
             return
         self._machine.reload_driver()
         for gpu, status in self._machine.status.items():
-            if status != NvmlStatus.LOST:
+            if status != NvmlReturnCode.LOST:
                 self._truth.end(self._t_ns, RELOAD_CURES, gpu)
 
     def _repair_by_reboot(self, fault: TrueFault) -> None:
@@ -505,8 +505,8 @@ class NodeRun:
         fault.end_ns = fault.end_ns or self._t_ns
 
     def _end_failing(self, fault: TrueFault) -> None:
-        if self._machine.status[fault.target] == NvmlStatus.UNKNOWN:
-            self._machine.status[fault.target] = NvmlStatus.OK
+        if self._machine.status[fault.target] == NvmlReturnCode.UNKNOWN:
+            self._machine.status[fault.target] = NvmlReturnCode.OK
         fault.end_ns = fault.end_ns or self._t_ns
 
     def _end_heat(self, fault: TrueFault) -> None:

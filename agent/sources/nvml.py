@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.errors import ProbeError
-from agent.model.gpu import GpuAttributes, NvmlStatus
+from agent.model.gpu import GpuAttributes, NvmlReturnCode
 
 _SESSION_LOCK: Final = threading.Lock()  # pynvml keeps its library in a global
 
@@ -53,13 +53,13 @@ class NvmlSession:
         """Call the pynvml function ``function_name``. Returns its result, or an :class:`NvmlFailure`."""
         pynvml_function = getattr(self.binding, function_name, None)
         if pynvml_function is None:
-            return self.failure_for(NvmlStatus.FUNCTION_NOT_FOUND)
+            return self.failure_for(NvmlReturnCode.FUNCTION_NOT_FOUND)
         try:
             return pynvml_function(*args)
         except self.binding.NVMLError as error:
             return self.failure_for(error.value)
         except UnicodeDecodeError:  # the driver returned an invalid text
-            return self.failure_for(NvmlStatus.UNKNOWN)
+            return self.failure_for(NvmlReturnCode.UNKNOWN)
 
     def list_gpu_handles(self) -> list[Any]:
         """Return a GPU handle, or a failure, for each GPU that NVML counts, in NVML's order.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.model.gpu import GpuField, NvmlStatus
+from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.sources.nvml import NvmlFailure, NvmlSession, open_nvml_session
 
-UNSUPPORTED: Final = frozenset({2, NvmlStatus.NOT_SUPPORTED, NvmlStatus.FUNCTION_NOT_FOUND, 25})
+UNSUPPORTED: Final = frozenset({2, NvmlReturnCode.NOT_SUPPORTED, NvmlReturnCode.FUNCTION_NOT_FOUND, 25})
 """NVML return codes of calls that the GPU or its driver does not support.
 
 Older drivers return invalid argument (2) and argument version mismatch (25) for newer structures and field
@@ -77,7 +77,7 @@ class _GpuHandle:
         if values[0].nvmlReturn:
             return self.nvml.failure_for(values[0].nvmlReturn)
         if not 0 <= values[0].valueType < len(MEMBERS):
-            return self.nvml.failure_for(NvmlStatus.UNKNOWN)
+            return self.nvml.failure_for(NvmlReturnCode.UNKNOWN)
         return int(getattr(values[0].value, MEMBERS[values[0].valueType]))
 
     def constant(self, name: str) -> int:
@@ -172,7 +172,7 @@ def _slowdown_time(reason: str) -> FieldReader:
             return gpu.field(number)
         if gpu.driver == 575:
             return gpu.field(number - TIMES_575)
-        return gpu.nvml.failure_for(NvmlStatus.NOT_SUPPORTED)
+        return gpu.nvml.failure_for(NvmlReturnCode.NOT_SUPPORTED)
 
     return read
 
@@ -202,7 +202,7 @@ def _fabric_member(member: str) -> FieldReader:
             info = getattr(binding, name)()
             failure = gpu.call("nvmlDeviceGetGpuFabricInfoV", binding.byref(info))
             if not isinstance(failure, NvmlFailure) or failure.code not in UNSUPPORTED - {
-                NvmlStatus.NOT_SUPPORTED
+                NvmlReturnCode.NOT_SUPPORTED
             }:
                 break
         else:
@@ -212,7 +212,7 @@ def _fabric_member(member: str) -> FieldReader:
             return failure
         if hasattr(info, member):
             return int(getattr(info, member))
-        return gpu.nvml.failure_for(NvmlStatus.NOT_SUPPORTED)
+        return gpu.nvml.failure_for(NvmlReturnCode.NOT_SUPPORTED)
 
     return read
 
@@ -221,7 +221,7 @@ def _read_link_states(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
     """Read the state of each NVLink of a GPU that answers (0: down), by link number."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
-    failure = gpu.nvml.failure_for(NvmlStatus.NOT_SUPPORTED)
+    failure = gpu.nvml.failure_for(NvmlReturnCode.NOT_SUPPORTED)
     for link in range(gpu.constant("NVML_NVLINK_MAX_LINKS")):
         state = gpu.field(number, link)
         if isinstance(state, NvmlFailure) and state.code in UNSUPPORTED:

@@ -42,7 +42,7 @@ from agent.health.host.pod.rules import (
     POD_AUDIT_ROWS,
     PODS_UNREADABLE_ROW,
     UNLISTED_FINDINGS_ROW,
-    PodAuditRow,
+    PodFindingRow,
 )
 from agent.health.rules import STALLED, STALLED_ADVICE, CatalogRow, Rule, unreadable_row
 from agent.model.health import Blame, Repair, Severity, repair_for_severity
@@ -364,7 +364,7 @@ def _catalog_check(row: CatalogRow, meaning: str, try_command: str | None = None
     )
 
 
-def _pod_audit_check(row: PodAuditRow) -> CheckDescription:
+def _pod_audit_check(row: PodFindingRow) -> CheckDescription:
     return _catalog_check(row, row.description)
 
 

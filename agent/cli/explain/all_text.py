@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
     from agent.model.claim import ClaimRef, DeviceRef
     from agent.model.claim_sources import PodRef
-    from agent.model.consumers import ConsumerEdge, PodView
+    from agent.model.consumers import ClaimConsumerEdge, PodView
 
 MAX_DEVICES: Final = 4
 """Largest number of devices that the line of a claim names; the others are counted."""
@@ -98,7 +98,7 @@ def _consumer_rows(
         yield pod_name_with_state(pod), "member", clean(pod_owner(pod))
 
 
-def _strongest(edges: Sequence[ConsumerEdge]) -> str:
+def _strongest(edges: Sequence[ClaimConsumerEdge]) -> str:
     return min((edge.relation for edge in edges), key=_STRENGTHS.__getitem__)
 
 

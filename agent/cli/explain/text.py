@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent.cli.prepares.text import PrepareRecord
     from agent.model.claim import DeviceRef
     from agent.model.claim_sources import PodRef, Provenance, Reservation
-    from agent.model.consumers import ConsumerEdge, DeviceEdge
+    from agent.model.consumers import ClaimConsumerEdge, DeviceEdge
 
 MAX_REQUESTS: Final = 6
 """Largest number of a claim's requests that are listed for one device."""
@@ -67,15 +67,17 @@ def _pod_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
         yield "the pod refers to no claim" if has_none else "no claim of the pod is known"
 
 
-def _edges_by_pod(explanation: Explanation) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    found: dict[PodRef, list[ConsumerEdge]] = {}
+def _edges_by_pod(explanation: Explanation) -> Mapping[PodRef, Sequence[ClaimConsumerEdge]]:
+    found: dict[PodRef, list[ClaimConsumerEdge]] = {}
     for claim in explanation.claims:
         for pod, edges in direct_consumers(claim.view).items():
             found.setdefault(pod, []).extend(edges)
     return found
 
 
-def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: TextStyle, first: str = "") -> Iterator[str]:
+def _pod(
+    pod: PodFacts, edges: Sequence[ClaimConsumerEdge], style: TextStyle, first: str = ""
+) -> Iterator[str]:
     ref, known = pod.view.ref, pod.view.known
     facts = [f"uid {ref.uid}" if ref.uid else "uid not known"] if ref.name else ["name not known"]
     if known:
@@ -309,7 +311,7 @@ def _pod_names(pods: Sequence[PodRef]) -> str:
     return str(pods[0]) if len(pods) == 1 else f"{len(pods)} pods"
 
 
-def _consumer(edge: ConsumerEdge) -> str:
+def _consumer(edge: ClaimConsumerEdge) -> str:
     consumer = edge.consumer
     kind = consumer.kind.value if consumer.kind is ConsumerKind.POD_GROUP else consumer.resource or "object"
     return f"{kind} {consumer.name}"

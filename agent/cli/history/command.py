@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability import VerdictSpan
+    from agent.health.availability_statistics import VerdictSpan
     from agent.model.claim import DeviceRef
     from agent.model.device_usage import PodDeviceUsage
     from agent.model.verdict_history import StoredVerdicts
@@ -124,7 +124,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     """Print the changes of verdicts and the uses of devices, or the part that the flags select."""
     from agent.cli.history.text import document, render, render_none, uses_csv
     from agent.cli.history.verdicts_text import change_document, changes_csv, render_changes
-    from agent.health.availability import Timeline, listed_changes, verdict_spans
+    from agent.health.availability_statistics import Timeline, listed_changes, verdict_spans
     from agent.store.history_file import read_history, read_verdicts
 
     wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
@@ -186,7 +186,7 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and the activity of rules."""
     from agent.cli.history.text import render_none
     from agent.cli.history.verdicts_text import render_summary, summary_csv, summary_document
-    from agent.health.availability import Timeline, summarize, verdict_spans
+    from agent.health.availability_statistics import Timeline, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
 
     verdicts = _read_history(path, read_verdicts)

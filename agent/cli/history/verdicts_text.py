@@ -13,7 +13,7 @@ from agent.cli.output.csv_text import format_csv
 from agent.cli.output.json import API_VERSION, DEVICE_REF
 from agent.cli.output.table import ListEntry, RowText, TextTable, format_entries
 from agent.cli.output.text import BADGES, clean, format_count, format_ranges, shorten_ids
-from agent.health.availability import USABLE
+from agent.health.availability_statistics import USABLE
 from agent.model.health import Severity
 from agent.model.time import format_age, rfc3339
 from agent.model.verdict_history import STATE_OF_SEVERITY, RecordedState
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability import (
+    from agent.health.availability_statistics import (
         AvailabilitySummary,
         DeviceAvailability,
         RuleActivity,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 
-from agent.devices.consumers.identities import (
+from agent.devices.consumers.consumer_identities import (
     KUBELET_SOURCE_RANKS,
     Identities,
     UidsAndNames,

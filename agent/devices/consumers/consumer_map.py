@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from agent.devices.consumers.conflicts import find_conflicts
+from agent.devices.consumers.consumer_identities import Identities, collect_identities, provenance_order
 from agent.devices.consumers.edges import Edge, collect_edges
-from agent.devices.consumers.identities import Identities, collect_identities, provenance_order
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ClaimObject,
@@ -24,8 +24,8 @@ from agent.model.claim_sources import (
     SourceAnswers,
 )
 from agent.model.consumers import (
+    ClaimConsumerEdge,
     ClaimView,
-    ConsumerEdge,
     ConsumerMap,
     ContainerEdge,
     DeviceEdge,
@@ -94,7 +94,7 @@ def _claim(
     return ClaimView(
         ref=ref,
         devices=tuple(edge for edge in found if isinstance(edge, DeviceEdge)),
-        consumers=tuple(edge for edge in found if isinstance(edge, ConsumerEdge)),
+        consumers=tuple(edge for edge in found if isinstance(edge, ClaimConsumerEdge)),
         containers=tuple(edge for edge in found if isinstance(edge, ContainerEdge)),
         objects=_best_first(objects),
         waiting=tuple(sorted({driver for one in prepared for driver in one.waiting})),
@@ -106,7 +106,7 @@ def _edge_order(edge: Edge) -> tuple[object, ...]:
     content: tuple[object, ...]
     if isinstance(edge, DeviceEdge):
         content = (0, edge.use, edge.relation)
-    elif isinstance(edge, ConsumerEdge):
+    elif isinstance(edge, ClaimConsumerEdge):
         content = (1, edge.consumer, edge.relation)
     else:
         content = (2, edge.pod, edge.container, edge.requests is None, edge.requests or ())

@@ -19,8 +19,8 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef
 from agent.model.consumers import (
     AffectedPod,
+    ClaimConsumerEdge,
     ClaimView,
-    ConsumerEdge,
     ConsumerMap,
     ContainerEdge,
     ContainerUse,
@@ -91,9 +91,9 @@ def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
     )
 
 
-def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ClaimConsumerEdge]]:
     """Return the pods that use a claim themselves, not through a pod group, with their edges to the claim."""
-    found: dict[PodRef, list[ConsumerEdge]] = {}
+    found: dict[PodRef, list[ClaimConsumerEdge]] = {}
     for edge in claim.consumers:
         if pod := edge.consumer.pod:
             found.setdefault(pod, []).append(edge)
@@ -117,7 +117,7 @@ def _affected(
     pod: PodView,
     claim: ClaimView,
     uses: Sequence[DeviceEdge],
-    edges: Sequence[ConsumerEdge],
+    edges: Sequence[ClaimConsumerEdge],
     named: Sequence[ContainerEdge],
     *,
     sure: bool,

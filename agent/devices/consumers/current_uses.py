@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from agent.devices.consumers.consumer_queries import USE_ON_THIS_NODE, containers_using_device, has_device
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.consumers import ClaimView, ConsumerEdge, ConsumerMap, DeviceEdge
+from agent.model.consumers import ClaimConsumerEdge, ClaimView, ConsumerMap, DeviceEdge
 
 CONTAINERS_MAX: Final = 16
 """Largest number of containers that are listed for one pod's use of a device."""
@@ -81,7 +81,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
     for device_edge in claim.devices:
         by_device.setdefault(device_edge.use.device, []).append(device_edge)
     given = {device: edges for device, edges in by_device.items() if has_device(claim, device, edges)}
-    by_pod: dict[PodRef, list[ConsumerEdge]] = {}
+    by_pod: dict[PodRef, list[ClaimConsumerEdge]] = {}
     for edge in claim.consumers:
         if edge.consumer.pod and edge.relation in USE_ON_THIS_NODE:
             by_pod.setdefault(edge.consumer.pod, []).append(edge)
@@ -108,5 +108,5 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
             )
 
 
-def _strongest(edges: list[ConsumerEdge] | list[DeviceEdge]) -> Origin:
+def _strongest(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
     return min((edge.provenance.origin for edge in edges), key=USE_SOURCE_RANKS.__getitem__)

@@ -7,12 +7,12 @@ for other pods, the edge is NAMED: the pod names the claim.
 
 from collections.abc import Iterator
 
-from agent.devices.consumers.identities import Identities
+from agent.devices.consumers.consumer_identities import Identities
 from agent.devices.consumers.kube_objects import base_request
 from agent.model.claim_sources import ConsumerKind, PodClaim, PodObject, PodRef, Reservation, SourceAnswers
-from agent.model.consumers import ClaimConsumer, ConsumerEdge, ContainerEdge, DeviceEdge, Relation
+from agent.model.consumers import ClaimConsumer, ClaimConsumerEdge, ContainerEdge, DeviceEdge, Relation
 
-Edge = DeviceEdge | ConsumerEdge | ContainerEdge
+Edge = DeviceEdge | ClaimConsumerEdge | ContainerEdge
 
 
 def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
@@ -38,7 +38,7 @@ def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             for use in claim.devices:
                 yield DeviceEdge(ref, use, Relation.PREPARED, answer.provenance)
             for uid in claim.pods:
-                yield ConsumerEdge(
+                yield ClaimConsumerEdge(
                     ref, pod_consumer(names.pod_by_uid(uid)), Relation.PREPARED, answer.provenance
                 )
 
@@ -54,7 +54,9 @@ def _listed(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
                     relation = Relation.NAMED if is_others else Relation.LISTED
                     for use in claim.devices:
                         yield DeviceEdge(ref, use, Relation.LISTED, answer.provenance, by_name=True)
-                    yield ConsumerEdge(ref, pod_consumer(consumer), relation, answer.provenance, by_name=True)
+                    yield ClaimConsumerEdge(
+                        ref, pod_consumer(consumer), relation, answer.provenance, by_name=True
+                    )
                     yield ContainerEdge(ref, consumer, container.name, None, answer.provenance, by_name=True)
 
 
@@ -66,7 +68,7 @@ def _known_claims(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
                 yield DeviceEdge(ref, use, Relation.ALLOCATED, answer.provenance)
             for one in claim.reserved:
                 consumer = _reserved(one, claim.ref.namespace, names)
-                yield ConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
+                yield ClaimConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
 
 
 def _reserved(reservation: Reservation, namespace: str, names: Identities) -> ClaimConsumer:
@@ -84,7 +86,9 @@ def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             named = {one.name: one for one in pod.claims if one.claim}
             for one in named.values():
                 claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
-                yield ConsumerEdge(claim, pod_consumer(ref), Relation.NAMED, answer.provenance, by_name=True)
+                yield ClaimConsumerEdge(
+                    claim, pod_consumer(ref), Relation.NAMED, answer.provenance, by_name=True
+                )
             for container, one, requests in _container_claims(pod, named):
                 claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
                 yield ContainerEdge(claim, ref, container, requests, answer.provenance, by_name=True)

@@ -18,7 +18,7 @@ from agent.health.rules import (
     RuleResult,
     missing_reading_result,
 )
-from agent.model.gpu import GpuEvent, GpuField, NvmlStatus
+from agent.model.gpu import GpuEvent, GpuField, NvmlReturnCode
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Missing
@@ -49,15 +49,15 @@ def evaluate_nvml_init(view: GpuRuleInput) -> RuleResult:
     if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleInconclusive("NVML is being opened")
     error = nvml_library_error(view.gpu_set)
-    if error in (NvmlStatus.OK, NvmlStatus.MISMATCH) or view.gpu_set.process:
+    if error in (NvmlReturnCode.OK, NvmlReturnCode.MISMATCH) or view.gpu_set.process:
         return OK
     evidence, advice, repair = f"NVML cannot be used: {nvml_code_text(error)}", "", None
-    if error == NvmlStatus.LIBRARY_NOT_FOUND:
+    if error == NvmlReturnCode.LIBRARY_NOT_FOUND:
         repair = Repair.NONE
         advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
         if view.gpu_set.nvml.detail:
             evidence += f": {view.gpu_set.nvml.detail}"
-    elif error == NvmlStatus.DRIVER_NOT_LOADED:
+    elif error == NvmlReturnCode.DRIVER_NOT_LOADED:
         advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
     return Finding("gpu.driver.init", Severity.UNKNOWN, evidence, advice, repair=repair)
 
@@ -69,7 +69,7 @@ def evaluate_version_mismatch(view: GpuRuleInput) -> RuleResult:
     """
     if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleInconclusive("NVML is being opened")
-    if nvml_library_error(view.gpu_set) != NvmlStatus.MISMATCH:
+    if nvml_library_error(view.gpu_set) != NvmlReturnCode.MISMATCH:
         return OK
     evidence = "library and kernel module have different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
@@ -81,7 +81,7 @@ def evaluate_missing_gpu(view: GpuRuleInput) -> RuleResult:
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
     """
     gpu = view.sample
-    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND:
+    if gpu is not None and gpu.status != NvmlReturnCode.GPU_NOT_FOUND:
         return OK
     if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleInconclusive("NVML is being opened")
@@ -107,7 +107,11 @@ def evaluate_unbound_gpu(view: GpuRuleInput) -> RuleResult:
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
     gpu, function = view.sample, view.pci_function
-    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND and not nvml_library_error(view.gpu_set):
+    if (
+        gpu is not None
+        and gpu.status != NvmlReturnCode.GPU_NOT_FOUND
+        and not nvml_library_error(view.gpu_set)
+    ):
         return OK
     if function is None:
         return RuleInconclusive("not found on the PCI bus")

@@ -25,7 +25,7 @@ from agent.health.rules import (
     format_duration,
     missing_reading_result,
 )
-from agent.model.gpu import GpuField, NvmlStatus
+from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.settings import GpuLimits
@@ -41,7 +41,7 @@ SLOW_NS: Final = 50_000_000  # faster answers are never reported as slow
 MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
 
 HANDLED_STATUSES: Final = frozenset(
-    {NvmlStatus.OK, NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND}
+    {NvmlReturnCode.OK, NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED, NvmlReturnCode.GPU_NOT_FOUND}
 )
 """NVML return codes that are no error, or that another rule evaluates."""
 
@@ -139,7 +139,7 @@ def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
 
     Without an error, or with one that another rule reports, the result is OK; else it is inconclusive.
     """
-    found = view.sample.status if view.sample else NvmlStatus.OK
+    found = view.sample.status if view.sample else NvmlReturnCode.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
     return OK if found in HANDLED_STATUSES else RuleInconclusive(f"NVML returned {nvml_code_text(found)}")
@@ -150,7 +150,7 @@ def evaluate_lost_gpu(view: GpuRuleInput) -> RuleResult:
 
     Source: NVML's return code 15 from any call on the GPU.
     """
-    return _status_result(view, NvmlStatus.LOST, "gpu.lost")
+    return _status_result(view, NvmlReturnCode.LOST, "gpu.lost")
 
 
 def evaluate_reset_required(view: GpuRuleInput) -> RuleResult:
@@ -158,7 +158,7 @@ def evaluate_reset_required(view: GpuRuleInput) -> RuleResult:
 
     Source: NVML's return code 16 from any call on the GPU.
     """
-    return _status_result(view, NvmlStatus.RESET_REQUIRED, "gpu.reset_required")
+    return _status_result(view, NvmlReturnCode.RESET_REQUIRED, "gpu.reset_required")
 
 
 def evaluate_failing_calls(view: GpuRuleInput) -> RuleResult:
@@ -166,7 +166,7 @@ def evaluate_failing_calls(view: GpuRuleInput) -> RuleResult:
 
     Source: NVML's return code for the last pass as a whole.
     """
-    status = view.sample.status if view.sample else NvmlStatus.OK
+    status = view.sample.status if view.sample else NvmlReturnCode.OK
     if status in HANDLED_STATUSES:
         return OK
     if nvml_library_error(view.gpu_set):  # gpu.driver.init reports it

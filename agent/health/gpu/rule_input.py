@@ -19,7 +19,7 @@ from agent.health.rules import (
     counter_limit_result,
     format_duration,
 )
-from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlReturnCode, NvmlSample
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Reading
@@ -66,15 +66,17 @@ class GpuRuleInput(NamedTuple):
 
 # fmt: off
 NVML_NAMES: Final = {
-    NvmlStatus.UNINITIALIZED: "UNINITIALIZED", 2: "INVALID_ARGUMENT",
-    NvmlStatus.NOT_SUPPORTED: "NOT_SUPPORTED", NvmlStatus.NO_PERMISSION: "NO_PERMISSION",
-    NvmlStatus.NOT_FOUND: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER",
-    NvmlStatus.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED", NvmlStatus.TIMEOUT: "TIMEOUT", 11: "IRQ_ISSUE",
-    NvmlStatus.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND", NvmlStatus.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
-    14: "CORRUPTED_INFOROM", NvmlStatus.LOST: "GPU_IS_LOST", NvmlStatus.RESET_REQUIRED: "RESET_REQUIRED",
-    17: "OPERATING_SYSTEM", NvmlStatus.MISMATCH: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
-    23: "INSUFFICIENT_RESOURCES", 27: "NOT_READY", NvmlStatus.GPU_NOT_FOUND: "GPU_NOT_FOUND",
-    29: "INVALID_STATE", NvmlStatus.UNKNOWN: "UNKNOWN",
+    NvmlReturnCode.UNINITIALIZED: "UNINITIALIZED", 2: "INVALID_ARGUMENT",
+    NvmlReturnCode.NOT_SUPPORTED: "NOT_SUPPORTED", NvmlReturnCode.NO_PERMISSION: "NO_PERMISSION",
+    NvmlReturnCode.NOT_FOUND: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER",
+    NvmlReturnCode.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED", NvmlReturnCode.TIMEOUT: "TIMEOUT", 11: "IRQ_ISSUE",
+    NvmlReturnCode.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND",
+    NvmlReturnCode.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
+    14: "CORRUPTED_INFOROM", NvmlReturnCode.LOST: "GPU_IS_LOST",
+    NvmlReturnCode.RESET_REQUIRED: "RESET_REQUIRED",
+    17: "OPERATING_SYSTEM", NvmlReturnCode.MISMATCH: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
+    23: "INSUFFICIENT_RESOURCES", 27: "NOT_READY", NvmlReturnCode.GPU_NOT_FOUND: "GPU_NOT_FOUND",
+    29: "INVALID_STATE", NvmlReturnCode.UNKNOWN: "UNKNOWN",
 }
 # fmt: on
 """Names of NVML's return codes, without the prefix ``NVML_ERROR_``."""
@@ -88,13 +90,13 @@ def nvml_code_text(code: int) -> str:
 def nvml_library_error(gpus: NvmlSample) -> int:
     """Return the NVML return code that makes the whole library unusable; 0: it can be used."""
     if gpus.nvml.state is SourceState.ABSENT:
-        return gpus.err or NvmlStatus.LIBRARY_NOT_FOUND
+        return gpus.err or NvmlReturnCode.LIBRARY_NOT_FOUND
     return max(gpus.err, 0)
 
 
 def is_answering(sample: GpuSample | None, limits: GpuLimits, now_ns: int) -> bool:
     """Return whether a GPU answers: its last read succeeded, and no NVML call exceeds its deadline now."""
-    if sample is None or not sample.passes or sample.status != NvmlStatus.OK:
+    if sample is None or not sample.passes or sample.status != NvmlReturnCode.OK:
         return False
     return not sample.call or now_ns - sample.call_ns < limits.deadline_s * NS
 

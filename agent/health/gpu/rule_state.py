@@ -14,7 +14,7 @@ from agent.health.gpu.catalog import counter_windows_s
 from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, nvml_library_error
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlReturnCode, NvmlSample
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -106,7 +106,7 @@ def next_gpu_rule_state(
 def _is_library_open(gpus: NvmlSample) -> bool:
     """Return whether the NVML library was loaded, even if the driver then refused to initialise."""
     starting = gpus.nvml.state is SourceState.STARTING
-    return not starting and nvml_library_error(gpus) != NvmlStatus.LIBRARY_NOT_FOUND
+    return not starting and nvml_library_error(gpus) != NvmlReturnCode.LIBRARY_NOT_FOUND
 
 
 def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _next_per_gpu(
     seen = before.seen
     if manager and not seen.fabric_manager:
         seen = seen._replace(fabric_manager=True)
-    if sample is None or sample.status != NvmlStatus.OK or not sample.passes:
+    if sample is None or sample.status != NvmlReturnCode.OK or not sample.passes:
         growth = _growth(before.windows, sample, limits) if sample else {}
         return replace(before, uuid=gpu.uuid, seen=seen, growth=growth)
     if sample.beat_ns == before.read_ns and seen is before.seen:
@@ -248,7 +248,7 @@ def gpu_sources(
     """
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
-        state = SourceState.OK if sample.status == NvmlStatus.OK else SourceState.FAILING
+        state = SourceState.OK if sample.status == NvmlReturnCode.OK else SourceState.FAILING
         yield SourceSample(
             name=gpu_device(number).name,
             state=state if sample.passes else SourceState.STARTING,
@@ -277,7 +277,7 @@ def gpu_views(
     times = {
         number: sample.probe_p50_ns
         for number, sample in rule_state.samples.items()
-        if sample.status == NvmlStatus.OK and sample.probe_p50_ns
+        if sample.status == NvmlReturnCode.OK and sample.probe_p50_ns
     }
     log_read = snapshot.log is not None and snapshot.log.source.state not in UNREAD_STATES
     functions = (

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.kernel_log.facts import KernelLogCode
-from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LateExpression, LinePattern
+from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LateExpression, LazyLinePattern
 
 
 class HostLogLine(NamedTuple):
@@ -512,7 +512,9 @@ _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.PCI_FAULT: _pci_fault,
 }
 _PATTERN_TABLE: Final = tuple(
-    (LinePattern(pattern), code) for code, patterns in HOST_PATTERNS_BY_CODE.items() for pattern in patterns
+    (LazyLinePattern(pattern), code)
+    for code, patterns in HOST_PATTERNS_BY_CODE.items()
+    for pattern in patterns
 )
 
 

@@ -205,7 +205,7 @@ class LateExpression:
         return self._compiled.search(text)
 
 
-class LinePattern:
+class LazyLinePattern:
     """Pattern whose regular expression is compiled at the first line that begins like it. Thread-safe."""
 
     def __init__(self, pattern: str) -> None:

@@ -1,4 +1,4 @@
-"""Step 2 for latched faults: count an occurrence once that both NVML and the kernel log report.
+"""Step 2 for latched faults: match reports of NVML and of the kernel log, and count each occurrence once.
 
 On a partitioned GPU only NVML names the MIG instance, so a log line without one waits up to a second for
 NVML's report. Memory is bounded: many occurrences of a fault are one entry with a count.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from agent.health.gpu.faults.fault_log import DAY_NS, SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.model.gpu import GpuField, GpuSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.persistent_faults import Cure
 from agent.model.reading import Reading
 from agent.model.time import NS, Instant, instant_at_mono
@@ -72,8 +72,8 @@ def update_recovery_signs(
         signs = _with_generation(before.get(gpu.number, RecoverySigns()), generation, now)
         if sample is None or not sample.passes:
             found[gpu.number] = signs
-        elif sample.status != NvmlStatus.OK:
-            reset_required = sample.status == NvmlStatus.RESET_REQUIRED
+        elif sample.status != NvmlReturnCode.OK:
+            reset_required = sample.status == NvmlReturnCode.RESET_REQUIRED
             found[gpu.number] = signs._replace(
                 reset_required=reset_required, calm_since=None, links_up_since=None
             )

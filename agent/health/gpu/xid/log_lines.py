@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from agent.health.gpu.xid.nvlink_decoder import NVLINK5_CODES, Nvlink4Registers, Nvlink5Status
 from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.gpu.xid.sxid_table import SWITCH_SHUTDOWN, SXID_ENDS
-from agent.health.kernel_log.patterns import LateExpression, LinePattern
+from agent.health.kernel_log.patterns import LateExpression, LazyLinePattern
 from agent.model.gpu import WHOLE_GPU
 
 _XID_HEADS: Final = (
@@ -294,8 +294,8 @@ def _link_setup(_: re.Match[str], text: str) -> ParsedLine:
 
 
 _Parser = Callable[[re.Match[str], str], ParsedLine]
-_TABLE: Final[tuple[tuple[LinePattern, _Parser], ...]] = tuple(
-    (LinePattern(pattern), parser)
+_TABLE: Final[tuple[tuple[LazyLinePattern, _Parser], ...]] = tuple(
+    (LazyLinePattern(pattern), parser)
     for patterns, parser in (
         (XID_PATTERNS, _xid),
         ((_FATAL,), partial(_sxid, fatal=True)),

@@ -19,7 +19,7 @@ _FIND_WRITER: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodAuditRow(CatalogRow):
+class PodFindingRow(CatalogRow):
     """Catalog row for one finding code of pod audits; default: ``info`` for a cgroup file that deviates."""
 
     description: str
@@ -33,47 +33,47 @@ class PodAuditRow(CatalogRow):
 
 
 _ROWS: Final = (
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.lower",
         severity=Severity.DEGRADED,
         description="A pod or a container that uses claims has less in its cgroup than expected.",
         why="it is throttled, killed or refused pages before it has used its allocation",
         try_it="write half of its value to memory.max of a container that uses a claim",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.limited",
         severity=Severity.DEGRADED,
         description="A pod or a container that uses claims has a limit in its cgroup but none is expected.",
         why="it is throttled, killed or refused pages although no limit was requested",
         try_it="write 50000 100000 to cpu.max of a container that uses a claim and has no CPU limit",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.parent_tighter",
         severity=Severity.DEGRADED,
         description="A pod that uses claims has less in its cgroup than its containers have in theirs.",
         why="the containers cannot use their allocation because of the pod's limit",
         try_it="write less to memory.max of a pod that uses a claim than its containers have",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.higher",
         description="A pod or a container that uses claims has more in its cgroup than expected.",
         why="it can use resources that are allocated to others",
         try_it="write twice its value to memory.max of a container that uses a claim",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.unlimited",
         description="A pod or a container that uses claims has no limit in its cgroup but one is expected.",
         why="it can use resources that are allocated to others",
         try_it="write max to memory.max of a container that uses a claim and has a memory limit",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cgroup.missing",
         description="The controller or file for an expected value does not exist or cannot be read.",
         why="nothing guarantees the pod its allocation or limits it to that",
         advice="enable the controller: check cgroup.subtree_control of each cgroup above",
         try_it="write -memory to cgroup.subtree_control of a pod that uses a claim",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="claim.best_effort",
         blame=Blame.WORKLOAD,
         description="A pod is BestEffort though its claims give it CPU or memory.",
@@ -82,7 +82,7 @@ _ROWS: Final = (
         advice="give one of its containers a small request, so that the pod is Burstable",
         try_it="claim CPU for a pod without requests and limits",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="claim.not_counted",
         description="The kubelet does not add the resources of claims to the cgroups of their pods.",
         threshold=_AT_ANY_AUDIT,
@@ -90,7 +90,7 @@ _ROWS: Final = (
         advice="enable the gate DRANodeAllocatableResources of kubelets from 1.37 on",
         try_it="claim CPU on a node with kubelet 1.36",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="claim.over_pod_level",
         blame=Blame.WORKLOAD,
         description="The claims of a pod give more than its pod-level resources.",
@@ -99,7 +99,7 @@ _ROWS: Final = (
         advice="raise spec.resources by the resources of the claims, which it includes",
         try_it="claim 4 CPUs for a pod with 2 in spec.resources",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="claim.shared_mapping",
         blame=Blame.WORKLOAD,
         description="Several pods share a claim that counts as CPU, memory or hugepages.",
@@ -109,7 +109,7 @@ _ROWS: Final = (
         "drahealth/shared-claims of each",
         try_it="name one claim that gives CPU in two pods",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="claim.starved",
         blame=Blame.WORKLOAD,
         description="A container has no CPU request although its claims give it CPU.",
@@ -118,7 +118,7 @@ _ROWS: Final = (
         advice="give the container a CPU request: within a pod, claims do not count for the weight",
         try_it="claim CPU for a container without a CPU request",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cpus.exclusive_quota",
         blame=Blame.WORKLOAD,
         description="A container has exclusive CPUs from a driver and a quota below their number.",
@@ -127,7 +127,7 @@ _ROWS: Final = (
         advice="remove the container's CPU limit, or raise it to the number of its CPUs",
         try_it="give a container 4 exclusive CPUs by a driver, and a CPU limit of 2",
     ),
-    PodAuditRow(
+    PodFindingRow(
         code="cpus.exclusive_throttled",
         severity=Severity.DEGRADED,
         blame=Blame.WORKLOAD,
@@ -140,7 +140,7 @@ _ROWS: Final = (
 )
 POD_AUDIT_ROWS: Final = {row.code: row for row in _ROWS}
 """Catalog rows for findings of pod audits, by code."""
-UNLISTED_FINDINGS_ROW: Final = PodAuditRow(
+UNLISTED_FINDINGS_ROW: Final = PodFindingRow(
     code="node.pods.unlisted",
     blame=Blame.AGENT,
     description="An audit has more findings than the agent lists for pods and their devices.",
@@ -149,7 +149,7 @@ UNLISTED_FINDINGS_ROW: Final = PodAuditRow(
     advice="run drahealth audit for all findings and check what the first have in common",
     try_it="audit a node of 600 pods with claims whose kubelet does not count them",
 )
-PODS_UNREADABLE_ROW: Final = PodAuditRow(
+PODS_UNREADABLE_ROW: Final = PodFindingRow(
     code="node.pods.unread",
     severity=Severity.UNKNOWN,
     blame=Blame.AGENT,
