@@ -352,9 +352,7 @@ class ClusterPublisher:
             return TaskIntervals(RESYNC_S)
         wanted = decide_conditions(report, config.k8s_condition_kinds)
         if now.mono_ns < self._compare_node_ns and are_on_node(wanted, self._node_conditions):
-            return TaskIntervals(
-                (self._compare_node_ns - now.mono_ns) / NS
-            )  # nothing of the conditions changed
+            return TaskIntervals((self._compare_node_ns - now.mono_ns) / NS)
         self._read_node()
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         self._compare_node_ns = now.mono_ns + round(resync_s * NS)
