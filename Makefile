@@ -146,7 +146,7 @@ docs: $(VENV)/.docs $(VENV)/.core ## the documentation site, in build/site; a wa
 	@echo "build/site/index.html"
 
 .PHONY: reliability
-reliability: before-pytest ## run the test of every fault for docs/reliability.md (40 min)
+reliability: before-pytest ## run the test of every fault for docs/reliability.md (10 min)
 	@$(PYTEST) --junitxml build/reliability.xml $$($(BIN)/python -m tests.faults --tests) $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.faults --markdown build/reliability.xml >build/reliability.md
 	@mv build/reliability.md docs/reliability.md
