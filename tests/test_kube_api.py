@@ -153,6 +153,20 @@ def test_renewed_client_certificate_is_used_by_the_next_call(
     assert api.call("GET", f"{NODES}/{NODE}")["metadata"]["name"] == NODE
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://[fd00::1]", ("fd00::1", 443)),
+        ("http://[::1]", ("::1", 80)),
+        ("https://[::1]:6443", ("::1", 6443)),
+        ("https://kube-api", ("kube-api", 443)),
+    ],
+)
+def test_url_without_a_port_has_that_of_its_scheme(url: str, expected: tuple[str, int]) -> None:
+    connection = drahealth.ApiServer(drahealth.ApiAccess(url))._connect()
+    assert (connection.host, connection.port) == expected
+
+
 def test_damaged_token_file_is_an_unreachable_api_server(tmp_path: Path, kube_api: FakeKubeApi) -> None:
     token = tmp_path / "token"
     token.write_bytes(b"\xff\xfe")

@@ -66,8 +66,9 @@ class ApiServer:
         """
         self._access = access
         parts = urlsplit(access.url)
-        self._host, self._port = parts.hostname or "", parts.port
         self._is_tls, self._prefix = parts.scheme == "https", parts.path.rstrip("/")
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._is_tls else 80)  # else http.client takes ::1 as port 1
         self._version = ""
         self.requests = 0
         """Number of requests since the client was created; exact with one thread."""
@@ -284,7 +285,7 @@ class ApiServer:
             return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         if not self._access.server_name:
             return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
-        connection = HTTPConnection(self._host, self._port or 443, timeout=TIMEOUT_S)
+        connection = HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         connection.connect()
         connection.sock = context.wrap_socket(connection.sock, server_hostname=self._access.server_name)
         return connection
