@@ -401,6 +401,26 @@ def test_removed_record_continues_in_a_new_segment(
     assert not is_moved or is_recorded(tmp_path / "moved", 1)()
 
 
+def test_first_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Path) -> None:
+    steps = host_day(1, 30)
+    first = steps[1]
+    state, snapshot, report, _ = next(
+        one for one in steps if report_verdicts(one[2]) != report_verdicts(first[2]) and not one[2].starting
+    )
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+    recorder.record(*first)
+    wait_for(is_recorded(tmp_path, 1))
+    with recorder._changed:  # the thread waits, as in a call of a hung disk
+        for _ in range(1000):
+            recorder._queue.append(recorder_item((state, snapshot, report, StepUse.PUBLISHED)))
+        recorder.record(state, snapshot, report, StepUse.SILENT)
+    assert recorder.close(PATIENCE_S)
+    reader = SegmentReader(segment_paths(tmp_path)[-1])
+    (recorded,) = reader.steps()
+    assert (reader.head.lost, recorded.use) == (1000, StepUse.SILENT)
+    assert recorded.verdicts == report_verdicts(report)
+
+
 def recorder_item(one: Step) -> Any:
     from agent.record.recorder import _Queued
 

@@ -237,7 +237,7 @@ class SnapshotRecorder:
                     self._lost, written, part = self._lost + first, written + first, part[first:]
                     if not part:
                         continue
-                    self._begin_segment(part[0].state)
+                    self._begin_segment(part[0])
                 assert self._writer is not None
                 self._writer.append([self._step(queued) for queued in part])
                 written += len(part)
@@ -265,14 +265,17 @@ class SnapshotRecorder:
         report = queued.report
         return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
 
-    def _begin_segment(self, state: EngineState) -> None:
+    def _begin_segment(self, first: _Queued) -> None:
         make_directory(self._directory)
         self._others = {path: path.stat().st_size for path in segment_paths(self._directory)}
         number = max((segment_number(path) or 0 for path in self._others), default=0) + 1
         self._delete_old()
         path = segment_path(self._directory, number)
-        self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), state)
-        self._begun_s, self._settings = self._clock(), state.settings
+        self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), first.state)
+        if first.use is StepUse.SILENT and not first.report.starting:
+            # equal to the verdicts of the published report, which may be among the lost ones
+            self._verdicts = report_verdicts(first.report)
+        self._begun_s, self._settings = self._clock(), first.state.settings
         self._lost_before, self._lost = self._lost, 0
 
     def _end_segment(self) -> None:
