@@ -23,8 +23,10 @@ from host_scenarios.subscribers import HEALTH_WORDS, Document, Follower, Kubelet
 OWNER: Final = "b.example.com"
 """Driver that declares devices; DRIVER's socket serves the host's own."""
 NEWCOMER: Final = "c.example.com"
+LATE: Final = "d.example.com"
+"""Driver that has no declaration until the one test about its first."""
 """Driver without declared devices at first."""
-DRIVERS: Final = (DRIVER, OWNER, NEWCOMER)
+DRIVERS: Final = (DRIVER, OWNER, NEWCOMER, LATE)
 FAST: Final = ("--period", "100ms", "--node-name", "node")
 STREAM: Final = '[stream]\nheartbeat = "500ms"\n'
 _ID: Final = re.compile(r"\b[0-9a-f]{8}[-0-9a-f]{24,}\b")
@@ -173,16 +175,18 @@ class Stage:
         at_ns, _ = self.follower.first(matches, f"{severity} {text} of {name}", since_ns, more_s)
         self._figure(at_ns, f"`drahealth watch` alone: {severity} {name}: {text}")
 
-    def expect_note(self, subject: str, text: str) -> Document:
+    def expect_note(self, subject: str, text: str, also: str = "") -> Document:
         """Wait until ``agent.sock`` reports a note on the subject with this code and beginning of its
-        evidence.
+        evidence, and ``also`` in the evidence.
         """
 
         def about(document: Document) -> list[Document]:
             return [
                 note
                 for note in document["notes"]
-                if note["subject"] == subject and cause_text(note).startswith(text)
+                if note["subject"] == subject
+                and cause_text(note).startswith(text)
+                and also in note["evidence"]
             ]
 
         since_ns = self._cause.at_ns if self._cause else 0

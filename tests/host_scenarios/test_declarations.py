@@ -7,7 +7,7 @@ from scenarios.row import BUSES
 from host_scenarios.declarations import device
 from host_scenarios.figures import EMULATED, REAL
 from host_scenarios.hosts import Paper
-from host_scenarios.stage import NEWCOMER, OWNER
+from host_scenarios.stage import LATE, NEWCOMER, OWNER
 
 UNKNOWN_UUID = "GPU-00000000-0000-0000-0000-000000000000"
 THINGS = [
@@ -30,11 +30,11 @@ THINGS = [
 def test_new_declaration_makes_the_socket_the_drivers_own(paper: Paper) -> None:
     host = paper.stage.device_names(DRIVER)
     assert {"cpu-node0", "memory-node0", "gpu-0", "gpu-1", "hugepages-2mi-node0"} <= host
-    assert paper.stage.device_names(NEWCOMER) == host
+    assert paper.stage.device_names(LATE) == host
     paper.stage.cause("a driver's first file in devices.d", REAL)
-    paper.stage.declare(device("cores", "cpu", cpus="7"), NEWCOMER)
-    paper.stage.expect_health("cores", HEALTHY, "", NEWCOMER)
-    assert paper.stage.device_names(NEWCOMER) == {"cores"}
+    paper.stage.declare(device("cores", "cpu", cpus="7"), LATE)
+    paper.stage.expect_health("cores", HEALTHY, "", LATE)
+    assert paper.stage.device_names(LATE) == {"cores"}
     assert paper.stage.device_names(OWNER) == {"nic-0", "nic-1"}
     assert paper.stage.device_names(DRIVER) == host
 

@@ -29,7 +29,7 @@ CPUS = [
      "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400"),
 ]  # fmt: skip
 NODE = [
-    ("node.hung_task: blocked for minutes: dd", "INFO: task dd:456 blocked for more than 122 seconds."),
+    ("node.hung_task: blocked for minutes: ", "INFO: task dd:456 blocked for more than 122 seconds."),
     ("node.read_only: EXT4 on sda1", "EXT4-fs (sda1): Remounting filesystem read-only"),
     ("node.nvme: nvme0: I/O timeout", "nvme nvme0: I/O 12 QID 3 timeout, aborting"),
     ("node.rcu_stall: rcu_preempt stalled", "rcu: INFO: rcu_preempt self-detected stall on CPU"),
@@ -104,7 +104,7 @@ def test_log_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
     wrote_s = time.monotonic() - began_s
     paper.stage.cause(f"a hung task's line behind a flood of {FLOOD} lines", EMULATED)
     paper.host.kernel("INFO: task flooded:9 blocked for more than 122 seconds.")
-    paper.stage.expect_note("node", "node.hung_task: blocked for minutes: dd, flooded")
+    paper.stage.expect_note("node", "node.hung_task: blocked for minutes: ", also="flooded")
     paper.stage.expect_health("memory-node3", UNHEALTHY, "mem.ecc.uncorrectable: ")
     print_figure(
         f"flood: {FLOOD} lines in {wrote_s:.1f} s; resident {before_mib:.1f} MiB before, "

@@ -11,7 +11,7 @@ from private_mounts import within_mounts
 from host_scenarios.declarations import device
 from host_scenarios.figures import Figures
 from host_scenarios.hosts import Paper
-from host_scenarios.paper_host import MAX_KHZ, NIC, PCI
+from host_scenarios.paper_host import CARD, MAX_KHZ, NIC, PCI
 from host_scenarios.stage import OWNER, Stage
 
 OVERLAY: Final = "a file laid over the real /sys"
@@ -23,22 +23,25 @@ CPU0: Final = "devices/system/cpu/cpu0"
 CONFIG: Final = '[gpu]\nslow-period = "200ms"\n[errors]\ncorrectable = 24\n'
 """The PCI bus is read at a sixth of the rate of slow GPU readings."""
 
-
+FUNCTION: Final = {
+    "vendor": "0x15b3",
+    "device": "0x101d",
+    "class": "0x020000",
+    "current_link_width": "16",
+    "max_link_width": "16",
+    "aer_dev_fatal": "TOTAL_ERR_FATAL 0",
+    "aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 0",
+    "aer_dev_correctable": "TOTAL_ERR_COR 0",
+}
+"""Files of a NIC's PCI function."""
 FILES: Final = {
     f"{EDAC}/mc_name": "Skylake Socket#0 IMC#0",
     f"{EDAC}/dimm0/dimm_label": MODULE,
     **{f"{EDAC}/{where}{count}": "0" for where in ("", "dimm0/dimm_") for count in ("ce_count", "ue_count")},
     **{f"{CPU0}/thermal_throttle/{scope}_throttle_count": "0" for scope in ("core", "package")},
-    f"{PCI}/{NIC}/vendor": "0x15b3",
-    f"{PCI}/{NIC}/device": "0x101d",
-    f"{PCI}/{NIC}/class": "0x020000",
-    f"{PCI}/{NIC}/current_link_width": "16",
-    f"{PCI}/{NIC}/max_link_width": "16",
-    f"{PCI}/{NIC}/aer_dev_fatal": "TOTAL_ERR_FATAL 0",
-    f"{PCI}/{NIC}/aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 0",
-    f"{PCI}/{NIC}/aer_dev_correctable": "TOTAL_ERR_COR 0",
+    **{f"{PCI}/{address}/{name}": text for address in (NIC, CARD) for name, text in FUNCTION.items()},
 }
-"""Memory controller, thermal counters and NIC, which virtual machines lack."""
+"""Memory controller, thermal counters and NICs, which virtual machines lack."""
 
 
 class Laid(NamedTuple):
@@ -72,9 +75,10 @@ def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
         config=CONFIG,
         environ={"SYSTEMD_DEVICE_VERIFY_SYSFS": "0"},  # libudev accepts no other filesystem
         within=within,
-        declared=device("nic", "pci", address=NIC),
+        declared=device("nic", "pci", address=NIC) + device("card", "pci", address=CARD),
     ) as stage:
-        stage.expect_health("nic", HEALTHY, "", OWNER)
+        for name in ("nic", "card"):
+            stage.expect_health(name, HEALTHY, "", OWNER)
         yield Laid(stage, files)
 
 
@@ -96,6 +100,8 @@ def test_module_with_many_corrected_errors_is_named(laid: Laid) -> None:
 
 def test_module_with_lost_data_is_named_until_a_reset(laid: Laid) -> None:
     laid.stage.cause("an uncorrectable error of a memory module (EDAC)", OVERLAY)
+    for counter in ("dimm0/dimm_ce_count", "ce_count"):
+        laid.write(f"{EDAC}/{counter}", "24")  # the message after the reset
     laid.write(f"{EDAC}/dimm0/dimm_ue_count", "1")
     laid.write(f"{EDAC}/ue_count", "1")
     text = f"mem.ecc.uncorrectable: mc0 {MODULE}: 1 uncorrectable error since"
@@ -116,8 +122,8 @@ def test_link_with_lost_lanes_is_degraded_until_they_return(laid: Laid) -> None:
 
 def test_fatal_link_error_is_unhealthy(laid: Laid) -> None:
     laid.stage.cause("a fatal PCIe error (AER)", OVERLAY)
-    laid.write(f"{PCI}/{NIC}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
-    laid.stage.expect_health("nic", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER)
+    laid.write(f"{PCI}/{CARD}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
+    laid.stage.expect_health("card", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER)
 
 
 # --- host of plain files ----------------------------------------------------------------------------------
