@@ -4,6 +4,7 @@ do."""
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_agents import DRIVER, XID, SteppedAgent, device, report
@@ -15,6 +16,7 @@ from agent.cluster.cluster_publisher import RETRY_MAX_S, ClusterPublisher, open_
 from agent.cluster.node_conditions import (
     KIND_CONDITIONS,
     MESSAGE_CHARS,
+    UNKNOWN_S,
     decide_conditions,
 )
 from agent.cluster.node_lease import DURATION_S, lease_name, load_identity
@@ -142,6 +144,44 @@ def test_transition_time_moves_with_the_status_only(api: ClusterApi) -> None:
     agent.clock.advance(60)
     agent.show(device())
     assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] != first
+
+
+@pytest.mark.parametrize("causes", [(), (XID,)], ids=["True", "False"])
+def test_condition_is_unknown_after_a_minute_without_readings(
+    api: ClusterApi, causes: tuple[Any, ...]
+) -> None:
+    agent = SteppedAgent(api, k8s_events=False)
+    agent.show(device("gpu-0", *causes))
+    before = condition_of(api)
+    agent.run_for(UNKNOWN_S - 5, lambda: [device("gpu-0", SILENT)])
+    assert condition_of(api) == before
+    agent.run_for(20)  # without another report
+    assert condition_of(api) == ("Unknown", "DevicesUnknown", "gpu-0: gpu.silent")
+    agent.run_for(20, lambda: [device("gpu-0", *causes)])
+    assert condition_of(api) == before
+
+
+def test_restart_with_devices_that_are_read_late_moves_no_condition(api: ClusterApi) -> None:
+    first = SteppedAgent(api, k8s_events=False)
+    first.show(device("gpu-0", XID))
+    since = api.conditions()["DRADevicesHealthy"]["lastTransitionTime"]
+    second = SteppedAgent(api, clock=first.clock, k8s_events=False)
+    second.run_for(UNKNOWN_S / 2, lambda: [device("gpu-0", SILENT)])
+    second.run_for(2 * UNKNOWN_S, lambda: [device("gpu-0", XID)])
+    assert condition_of(api)[0] == "False"
+    assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] == since
+
+
+def test_unknown_times_that_are_apart_do_not_add_up(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_events=False)
+    agent.show(device())
+    for _ in range(3):
+        agent.run_for(UNKNOWN_S / 2, lambda: [device("gpu-0", SILENT)])
+        agent.run_for(20, lambda: [device()])
+    assert condition_of(api)[0] == "True"
+    assert [one.path for one in api.requests if one.path.endswith("/status")] == [
+        f"/api/v1/nodes/{NODE}/status"
+    ]
 
 
 def test_flapping_device_writes_the_condition_once_in_ten_seconds(api: ClusterApi) -> None:

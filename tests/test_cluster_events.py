@@ -9,7 +9,7 @@ from claim_samples import known_pod, prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
 
-from agent.cluster.device_events import EVENT_S, UNDECIDED_S, UNKNOWN_S
+from agent.cluster.device_events import EVENT_S, UNDECIDED_S
 from agent.cluster.event_recorder import (
     COMBINE_MESSAGES,
     COMBINED,
@@ -21,7 +21,7 @@ from agent.cluster.event_recorder import (
     EventRecorder,
     TokenBucket,
 )
-from agent.cluster.node_conditions import MAINTENANCE_TYPES
+from agent.cluster.node_conditions import MAINTENANCE_TYPES, UNKNOWN_S
 from agent.config.api_access import ApiAccess
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.model.claim import DeviceRef

@@ -16,6 +16,7 @@ import msgspec
 from agent.cluster.device_events import SavedEvent, SentDeviceEvents, WantedEvent
 from agent.cluster.event_recorder import EventObject, EventRecorder
 from agent.cluster.node_conditions import (
+    UnknownDelay,
     active_maintenance,
     are_on_node,
     conditions_by_type,
@@ -158,6 +159,7 @@ class ClusterPublisher:
         self._unsaved = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._lost_events = LogRateLimiter(lambda: clock().mono_ns / NS)
         self._node_conditions: Mapping[str, JsonObject] = {}
+        self._unknown_delay = UnknownDelay()
         self._node_uid = ""
         self._node_is_fresh = False
         """True: the Node was read in this step."""
@@ -350,14 +352,16 @@ class ClusterPublisher:
         report, config = self._report, self._config
         if report is None:
             return TaskIntervals(RESYNC_S)
-        wanted = decide_conditions(report, config.k8s_condition_kinds)
+        decided = decide_conditions(report, config.k8s_condition_kinds)
+        wanted, due_s = self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
         if now.mono_ns < self._compare_node_ns and are_on_node(wanted, self._node_conditions):
-            return TaskIntervals((self._compare_node_ns - now.mono_ns) / NS)
+            return TaskIntervals(_sooner((self._compare_node_ns - now.mono_ns) / NS, due_s))
         self._read_node()
+        wanted, due_s = self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         self._compare_node_ns = now.mono_ns + round(resync_s * NS)
         if are_on_node(wanted, self._node_conditions):
-            return TaskIntervals(resync_s)
+            return TaskIntervals(_sooner(resync_s, due_s))
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
         path = f"{self._node_path}/status"
         try:
@@ -369,7 +373,7 @@ class ClusterPublisher:
             log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._note_node(node)
-        return TaskIntervals(resync_s, WRITE_S)
+        return TaskIntervals(_sooner(resync_s, due_s), WRITE_S)
 
     def _record_events(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
@@ -466,6 +470,10 @@ class ClusterPublisher:
             self._compare_all()
         self._node_conditions = conditions_by_type(node)
         self._node_is_fresh = True
+
+
+def _sooner(pause_s: float, due_s: float | None) -> float:
+    return pause_s if due_s is None else min(pause_s, due_s)
 
 
 def _load_events(path: Path) -> list[SavedEvent]:

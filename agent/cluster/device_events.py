@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.cluster.event_recorder import DeviceEvent, EventObject
-from agent.cluster.node_conditions import device_name
+from agent.cluster.node_conditions import UNKNOWN_S, device_name
 from agent.devices.consumers.consumer_queries import affected_pods
 from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.model.claim import DeviceRef
@@ -21,11 +21,6 @@ from agent.model.time import NS, Instant
 
 EVENT_S: Final = 300.0
 """Shortest time between two events about the same object, device and finding code [s]."""
-UNKNOWN_S: Final = 60.0
-"""Time for which a device must be Unknown before it has an event [s].
-
-A driver's restart makes its devices Unknown for a moment.
-"""
 UNDECIDED_S: Final = 600.0
 """Longest time for which a fault lasts while its device is missing or Unknown, or its pod is not known [s].
 

@@ -14,7 +14,7 @@ from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.json_values import JsonObject
 from agent.model.report import Report
-from agent.model.time import rfc3339
+from agent.model.time import NS, rfc3339
 
 ALL_DEVICES: Final = "DRADevicesHealthy"
 """Type of the Node's condition about all of its devices."""
@@ -40,6 +40,11 @@ MAINTENANCE_TYPES: Final = (
 it concerns the future."""
 MESSAGE_CHARS: Final = 1024
 """Longest message of a condition of the Node [characters]."""
+UNKNOWN_S: Final = 60.0
+"""Time for which a device or a condition must be Unknown before the Node has an event or the condition [s].
+
+A restart of the agent or of a driver makes devices Unknown for a moment.
+"""
 CODES_MAX: Final = 3
 """Largest number of finding codes that a condition's message has for one device."""
 
@@ -80,6 +85,40 @@ _OUTCOMES: Final[Mapping[Severity, _Outcome]] = {
     Severity.UNKNOWN: _Outcome("Unknown", ConditionReason.UNKNOWN),
     Severity.UNHEALTHY: _Outcome("False", ConditionReason.UNHEALTHY),
 }
+
+
+class UnknownDelay:
+    """Delay of the status Unknown in Node conditions: a restart changes no condition. For one thread."""
+
+    def __init__(self) -> None:
+        self._since_ns: dict[str, int] = {}
+
+    def delayed(
+        self, wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject], now_ns: int
+    ) -> tuple[tuple[NodeCondition, ...], float | None]:
+        """Return the conditions to write, and the time until an Unknown one is due [s]; None: none waits.
+
+        A condition that has been Unknown for less than :data:`UNKNOWN_S` stays as found on the Node.
+        """
+        unknown = {condition.type for condition in wanted if condition.status == "Unknown"}
+        self._since_ns = {name: self._since_ns.get(name, now_ns) for name in unknown}
+        kept: dict[str, NodeCondition] = {}
+        for name in unknown:
+            before = _from_node(found.get(name, {}))
+            if before and now_ns - self._since_ns[name] < UNKNOWN_S * NS:
+                kept[name] = before
+        due_ns = min((self._since_ns[name] for name in kept), default=None)
+        due_s = None if due_ns is None else UNKNOWN_S - (now_ns - due_ns) / NS
+        return tuple(kept.get(condition.type, condition) for condition in wanted), due_s
+
+
+def _from_node(entry: JsonObject) -> NodeCondition | None:
+    """Return a condition of the Node whose status is known; None: it is Unknown, or the Node lacks it."""
+    if entry.get("status") not in {"True", "False"} or entry.get("reason") not in list(ConditionReason):
+        return None
+    texts = (str(entry.get(key, "")) for key in NodeCondition._fields)
+    type_, status, reason, message = texts
+    return NodeCondition(type_, status, ConditionReason(reason), message)
 
 
 def decide_conditions(report: Report, kinds: Iterable[str]) -> tuple[NodeCondition, ...]:
