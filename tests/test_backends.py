@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import BRANCHES, FakeNvml, fake_nvml
+from machine import machine_lock
 
 from agent.cli.output.terminal import TextStyle
 from agent.cli.scan.crosscheck import (
@@ -244,15 +245,17 @@ def put_aer(sysfs: Path, bus: str, fatal: int) -> None:
 
 
 def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
+    """Return exit code and report; the code is also about the real CPUs, which other tests take offline."""
     command = [sys.executable, "-m", "agent", "scan", "-o", "json", "--kmsg", "/dev/null", *args]
-    done = subprocess.run(
-        [*command, "--nvml-library", str(fake.library)],
-        env=fake.env,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with machine_lock():
+        done = subprocess.run(
+            [*command, "--nvml-library", str(fake.library)],
+            env=fake.env,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
