@@ -92,6 +92,13 @@ MISTAKES: Final = {
         ("system_calls.pass", "wakeups.quiet_passes"),
         is_built=True,
     ),
+    "each GPU wakes its own thread for a short pass": Mistake(
+        "native/src/gpu/gpu_schedule.c",
+        "    w->is_common = true;\n",
+        "    w->is_common = false;\n",
+        ("wakeups.pass_8_gpus",),
+        is_built=True,
+    ),
     "an evaluation every second": Mistake(
         "agent/engine/loop.py",
         "next_evaluation_ns(self._state.due_ns, self._next_publish_ns())\n",

@@ -41,6 +41,7 @@ QUIET_EVALUATION: Final = "quiet_look"
 WAKEUP_COUNTERS: Final[Mapping[str, Callable[[], int]]] = {
     "quiet_passes": idle_counts.count_sampler_wakes,
     "quiet_minute": idle_counts.count_evaluations,
+    "pass_8_gpus": idle_counts.count_nvml_wakes,
 }
 MESSAGE_DEVICES: Final = {f"health_{devices}_devices": devices for devices in (8, 128, 1000)}
 
@@ -183,7 +184,10 @@ def _check_allocations(context: GuardContext, name: str) -> GuardResult:
 
 
 def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
-    return _exact_result(WAKEUP_COUNTERS[name](), context.budget("wakeups", name))
+    try:
+        return _exact_result(WAKEUP_COUNTERS[name](), context.budget("wakeups", name))
+    except FakeNvmlUnavailable as error:
+        return GuardResult(str(error), "", None)
 
 
 def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:

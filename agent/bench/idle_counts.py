@@ -94,6 +94,37 @@ def count_sampler_wakes(passes: int = PASSES) -> int:
         return wakes_seen
 
 
+def count_nvml_wakes() -> int:
+    """Return how often threads wake for one pass over each of eight unchanged GPUs of the fake NVML.
+
+    Raises:
+        FakeNvmlUnavailable: The fake NVML cannot be built.
+    """
+    with temporary_directory() as root:
+        fake = write_gpu_scenario(root, 8)
+        program = f"from agent.bench.idle_counts import _print_nvml_wakes as p; p({str(fake.library)!r})"
+        return int(_run_python(["-c", program], fake.environment))
+
+
+def _print_nvml_wakes(library: str) -> None:
+    """Print the fewest wakes per pass in one of several half seconds, since a busy machine causes more."""
+    options = GpuWatchOptions(library=library, sysfs_root=Path(os.devnull), period_ns=NS // 20)
+    watch = GpuWatch(options, os.eventfd(0, os.EFD_NONBLOCK))
+    watch.start()
+    fewest, before = sys.maxsize, (0, 0)
+    for _ in range(20):
+        time.sleep(0.5)
+        sample, switches = watch.read(), watch.costs().switches
+        now = (switches, sample.gpus[0].passes if sample and sample.gpus else 0)
+        if now[1] - before[1] >= COUNTS:
+            fewest = min(fewest, round((now[0] - before[0]) / (now[1] - before[1])))
+        if fewest == 1:
+            break
+        before = now
+    print(fewest)
+    watch.stop(STALL_S)
+
+
 def count_evaluations() -> int:
     """Count the evaluations of the engine loop in a minute without changes, with the default timing."""
     source = _IdleSource()

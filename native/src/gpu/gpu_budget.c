@@ -75,26 +75,37 @@ uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint
     return ((uint64_t)needed_ns + STEP_NS - 1) / STEP_NS * STEP_NS;
 }
 
-/* Note the CPU time of the pass that just ended on this thread, and set the period from it. */
-void dh_gpu_pass_measured(struct dh_gpu_slot *s)
+/* Set the period of a GPU from the CPU time of its last pass. */
+static void note_pass(struct dh_gpu_slot *s, uint64_t took_ns, uint32_t gpus)
 {
-    struct rusage used;
-    uint64_t cpu_ns, took_ns, weight;
-    uint32_t gpus;
+    uint64_t weight;
 
-    if (getrusage(RUSAGE_THREAD, &used))
-        return;
-    cpu_ns = ns_of(used.ru_utime) + ns_of(used.ru_stime);
-    took_ns = cpu_ns - s->cpu_ns;
     add(&s->cpu_ns, took_ns);
-    add(&s->switches, (uint64_t)(used.ru_nvcsw + used.ru_nivcsw) - s->switches);
     if (s->work.passes <= LEARNED_PASSES)
         return;
     weight = s->work.passes - LEARNED_PASSES < AVERAGED_PASSES ? s->work.passes - LEARNED_PASSES : AVERAGED_PASSES;
-    gpus = atomic_load(&s->w->gpus);
     s->pass_cpu_ns = dh_gpu_mean_ns(&s->w->opt, s->pass_cpu_ns, took_ns, weight, gpus);
     if (weight == AVERAGED_PASSES)
         s->work.period_ns = dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->pass_cpu_ns, gpus);
+}
+
+/*
+ * Note what this thread used since @used for the passes over the GPUs in the bit set @done, and set their periods.
+ * All passes count as equally expensive: one request to the kernel is enough for them. The caller holds the lock.
+ */
+void dh_gpus_note_usage(struct dh_gpu_watch *w, uint64_t done, struct dh_thread_usage *used)
+{
+    uint32_t passes = (uint32_t)__builtin_popcountll(done), gpus = atomic_load(&w->gpus);
+    struct dh_thread_usage before = *used;
+    struct rusage now;
+
+    if (!passes || getrusage(RUSAGE_THREAD, &now))
+        return;
+    used->cpu_ns = ns_of(now.ru_utime) + ns_of(now.ru_stime);
+    used->switches = (uint64_t)(now.ru_nvcsw + now.ru_nivcsw);
+    add(&dh_gpu_slot_at(w, (uint32_t)__builtin_ctzll(done))->switches, used->switches - before.switches);
+    for (; done; done &= done - 1)
+        note_pass(dh_gpu_slot_at(w, (uint32_t)__builtin_ctzll(done)), (used->cpu_ns - before.cpu_ns) / passes, gpus);
 }
 
 static void costs_add(struct dh_gpu_costs *to, const struct dh_caller *c)

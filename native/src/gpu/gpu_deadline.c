@@ -28,6 +28,8 @@ static uint64_t check_all(struct dh_gpu_watch *w, bool *notify)
 
     due_ns = check_caller(w, &w->opener, now_ns, notify);
     wake_ns = due_ns < wake_ns ? due_ns : wake_ns;
+    due_ns = dh_gpus_check_common(w, now_ns);
+    wake_ns = due_ns < wake_ns ? due_ns : wake_ns;
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
         due_ns = check_caller(w, &dh_gpu_slot_at(w, i)->caller, now_ns, notify);
         wake_ns = due_ns < wake_ns ? due_ns : wake_ns;

@@ -202,7 +202,8 @@ static bool sleep_until_due(struct dh_gpu_watch *w, uint64_t next_ns, bool *rein
     w->reinit_requested = w->check_requested = false;
     w->opener_active = true;
     go_on = !w->stopping;
-    pthread_cond_broadcast(&w->changed); /* the deadline thread sleeps while no thread calls NVML */
+    if (w->phase == DH_PHASE_CLOSED)
+        pthread_cond_broadcast(&w->changed); /* the deadline thread sleeps while no thread calls NVML */
     pthread_mutex_unlock(&w->lock);
     return go_on;
 }

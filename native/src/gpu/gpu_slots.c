@@ -32,10 +32,12 @@ static int slot_start(struct dh_gpu_watch *w, const char *uuid)
     snprintf(s->work.uuid, sizeof(s->work.uuid), "%s", uuid);
     memcpy(s->claimed_uuid, s->work.uuid, sizeof(s->claimed_uuid));
     s->pub = s->work;
+    s->next_ns = s->work.heartbeat_ns;
     atomic_store(&s->gpu_seq.seq, 2);
     atomic_store(&s->event_seq.seq, 2);
     snprintf(name, sizeof(name), "dh-gpu-%u", index);
     pthread_mutex_lock(&w->lock);
+    dh_gpus_split(w); /* its first pass may take long */
     err = w->started ? dh_gpus_thread_start(w, name, dh_gpu_main, s) : 0;
     if (!err)
         atomic_store(&w->gpus, index + 1);

@@ -3,6 +3,7 @@
  *
  *   opener    loads and initialises the library, counts GPUs, starts their threads     gpu_open.c
  *   GPU       one thread each: handle, identity, passes over the fields, registration  gpu_thread.c
+ *   common    runs the passes over all GPUs while they are short                       gpu_schedule.c
  *   waiter    waits for events and latches them                                        gpu_events.c
  *   deadline  finds calls that take too long, and wakes the reader                     gpu_deadline.c
  *
@@ -56,6 +57,11 @@ struct dh_caller {
     struct dh_call_cost cost[DH_CALL_NUM]; /* read by any thread */
 };
 
+/* CPU time and context switches of a thread since its start. */
+struct dh_thread_usage {
+    uint64_t cpu_ns, switches;
+};
+
 /* The value of a DH_GPU_WAKE_RISE counter when its window began. */
 struct dh_gpu_rise_base {
     uint64_t value, since_ns;
@@ -84,7 +90,7 @@ struct dh_gpu_slot {
     uint32_t index;
     struct dh_caller caller;
 
-    /* used by the GPU's thread only */
+    /* used by the thread that runs the pass only: the GPU's own or the common one */
     struct dh_gpu work;            /* the record as last read; members from `event_count` on belong to the
                                       waiter */
     nvmlDevice_t dev;              /* NULL without a handle */
@@ -133,12 +139,14 @@ struct dh_gpu_slot {
     struct dh_seqlock gpu_seq, event_seq;
     struct dh_gpu pub;
     struct dh_durations durations;
-    uint64_t cpu_ns, switches;       /* of the thread, as of its last pass; read by any thread */
-    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged; used by the thread only */
-    bool follows_slow;               /* this is the first pass after a slow one; used by the thread only */
+    uint64_t cpu_ns, switches;       /* of all passes; read by any thread */
+    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged; as those above `event_dev` */
+    bool follows_slow;               /* this is the first pass after a slow one; likewise */
 
     /* under the lock */
     bool pass_requested, mig_pass_requested; /* run a pass at once */
+    bool is_running;             /* a thread runs a pass now */
+    uint64_t next_ns, ended_ns;  /* when the next pass is due without a request; end of the last pass */
     bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
     char claimed_uuid[48]; /* UUID of the GPU that this record belongs to; empty: unknown */
 };
@@ -198,6 +206,10 @@ struct dh_gpu_watch {
     bool absent;             /* the library does not exist */
     bool started, stopping, abandoned, reinit_requested, check_requested, opener_active;
     uint32_t threads;
+    bool is_common;          /* the common thread runs the passes over all GPUs */
+    bool is_common_busy;     /* it is in a pass, which may hang */
+    uint64_t common_ns;      /* when the pass in the common thread began or its next is due; DH_NEVER: none */
+    uint32_t short_passes;   /* short passes in a row, over any GPU */
     nvmlEventSet_t set;      /* set to register with; NULL without a set */
     uint32_t set_users;      /* threads that are registering with the set */
     uint32_t registered;     /* successful registrations of GPUs */

@@ -1,5 +1,5 @@
 /*
- * gpu_thread.c - the thread of one GPU: the order of a pass, and how a lost GPU is found again.
+ * gpu_thread.c - one pass over one GPU: the order of its reads, and how a lost GPU is found again.
  *
  * A lost GPU costs one cheap call in each pass, and a request for a new handle from time to time. Other GPUs
  * are not affected.
@@ -206,33 +206,6 @@ static void pass_closed(struct dh_gpu_slot *s)
     finish_pass(s);
 }
 
-/*
- * Sleep until the next pass is due, or until a pass is requested; requested passes keep a minimum distance.
- * Return: false if the watch is being stopped.
- */
-static bool sleep_until_due(struct dh_gpu_slot *s, uint64_t next_ns)
-{
-    struct dh_gpu_watch *w = s->w;
-    uint64_t soon_ns = dh_now_ns() + w->opt.period_ns / 10;
-    bool go_on;
-
-    pthread_mutex_lock(&w->lock);
-    while (!w->stopping) {
-        bool requested = s->pass_requested || s->mig_pass_requested || s->verify_requested;
-        uint64_t until_ns = requested && soon_ns < next_ns ? soon_ns : next_ns;
-
-        if (dh_now_ns() >= until_ns)
-            break;
-        dh_gpus_wait(w, until_ns);
-    }
-    s->slow = s->mig_pass_requested;
-    s->verify_due = s->verify_requested;
-    s->pass_requested = s->mig_pass_requested = s->verify_requested = false;
-    go_on = !w->stopping;
-    pthread_mutex_unlock(&w->lock);
-    return go_on;
-}
-
 /* Run one pass, also without a usable library. Return: false if the watch is being stopped. */
 bool dh_gpu_pass_once(struct dh_gpu_slot *s)
 {
@@ -250,30 +223,4 @@ bool dh_gpu_pass_once(struct dh_gpu_slot *s)
         pass_closed(s);
     }
     return true;
-}
-
-/*
- * Return when the pass after the one that was due at @due_ns is due: one period later as the record has it, so
- * that a longer period is published before the reader waits for it. After a pass longer than the period the
- * thread rests for one period.
- */
-uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns)
-{
-    uint64_t next_ns = due_ns + s->pub.period_ns;
-
-    return next_ns > now_ns ? next_ns : now_ns + s->pub.period_ns;
-}
-
-void *dh_gpu_main(void *arg)
-{
-    struct dh_gpu_slot *s = arg;
-    struct dh_gpu_watch *w = s->w;
-    uint64_t next_ns = dh_now_ns();
-
-    while (sleep_until_due(s, next_ns) && dh_gpu_pass_once(s)) {
-        dh_gpu_pass_measured(s);
-        next_ns = dh_gpu_next_pass_ns(s, next_ns, dh_now_ns());
-    }
-    dh_gpus_thread_exit(w);
-    return NULL;
 }

@@ -160,6 +160,7 @@ static const struct {
 } threads[] = {
     { "dh-gpu-watch", dh_deadline_main }, /* first: it checks the others */
     { "dh-gpu-events", dh_waiter_main },
+    { "dh-gpu-all", dh_gpus_common_main },
     { "dh-gpu-open", dh_opener_main },
 };
 

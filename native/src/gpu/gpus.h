@@ -8,7 +8,13 @@
 /* gpu_deadline.c */
 void *dh_deadline_main(void *arg);
 
-/* threads: gpus.c, gpu_open.c, gpu_thread.c, gpu_events.c */
+/* threads: gpus.c, gpu_open.c, gpu_thread.c, gpu_schedule.c, gpu_events.c */
+void *dh_opener_main(void *arg);
+void *dh_waiter_main(void *arg);
+void *dh_gpus_common_main(void *arg);
+void *dh_gpu_main(void *arg);
+void dh_gpus_split(struct dh_gpu_watch *w);
+uint64_t dh_gpus_check_common(struct dh_gpu_watch *w, uint64_t now_ns);
 void dh_gpus_publish_start(struct dh_gpu_watch *w);
 void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested);
 void dh_opener_shutdown(struct dh_gpu_watch *w);
@@ -19,10 +25,7 @@ uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint6
 uint64_t dh_gpu_mean_ns(const struct dh_gpus_options *o, uint64_t mean_ns, uint64_t took_ns, uint64_t weight,
                         uint32_t gpus);
 uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus);
-void dh_gpu_pass_measured(struct dh_gpu_slot *s);
-void *dh_opener_main(void *arg);
-void *dh_gpu_main(void *arg);
-void *dh_waiter_main(void *arg);
+void dh_gpus_note_usage(struct dh_gpu_watch *w, uint64_t done, struct dh_thread_usage *used);
 
 /* gpu_slots.c, gpu_handle.c: records and their GPUs */
 void dh_slots_update(struct dh_gpu_watch *w);
