@@ -6,7 +6,7 @@ the events, each as the difference to the one before.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -57,6 +57,17 @@ class RecordedStep(NamedTuple):
     """Verdicts of the newest published report: of this evaluation's, if it was published."""
     is_full: bool = True
     """False: the evaluation left out GPUs that had not changed."""
+
+
+class RecordedInputs(NamedTuple):
+    """Recorded evaluation whose snapshot has not been decoded; the other fields are those of RecordedStep."""
+
+    difference: Any
+    """Plain data of the difference between the snapshot and the one before."""
+    now: Instant
+    use: StepUse
+    verdicts: Verdicts
+    is_full: bool
 
 
 class SegmentHead(NamedTuple):
@@ -148,7 +159,8 @@ class SegmentDecoder:
         self._settings, self._state = data["settings"], data["state"]
         self._snapshot: Snapshot | None = None
         self._now = Instant(0, 0.0)
-        self._verdicts: Any = ()
+        self._changed_verdicts: Any = ()
+        self._verdicts: Verdicts = ()
 
     @property
     def differing_classes(self) -> tuple[str, ...]:
@@ -173,28 +185,37 @@ class SegmentDecoder:
             raise CodecError("the record is damaged: its head lacks the engine's state")
         return state
 
-    def step(self, data: Any) -> RecordedStep:
+    @property
+    def field_names(self) -> Callable[[type], tuple[str, ...]]:
+        """Function that returns the names of the recorded fields of a class."""
+        return self._decoder.field_names
+
+    def inputs(self, data: Any) -> RecordedInputs:
         """Return the evaluation whose plain data are `data`. Those before it must have been decoded.
 
         Raises:
             CodecError: The data are not valid.
         """
         use, mono_ns, wall, snapshot, *rest = data
-        now = Instant(self._now.mono_ns + mono_ns, 0.0)
-        now = Instant(now.mono_ns, _wall_after(self._now, now.mono_ns, wall))
-        self._snapshot = self._decoder.changed(self._snapshot, snapshot)
+        mono_ns += self._now.mono_ns
+        self._now = Instant(mono_ns, _wall_after(self._now, mono_ns, wall))
+        if rest:
+            self._changed_verdicts = self._decoder.changed(self._changed_verdicts, rest[0])
+            self._verdicts = tuple(DeviceVerdict(*one) for one in self._changed_verdicts)
+        return RecordedInputs(
+            snapshot, self._now, StepUse(use & ~_SKIPS_GPUS), self._verdicts, not use & _SKIPS_GPUS
+        )
+
+    def snapshot(self, difference: Any) -> Snapshot:
+        """Return the snapshot that has a difference to the one that was returned last.
+
+        Raises:
+            CodecError: The difference is not valid.
+        """
+        self._snapshot = self._decoder.changed(self._snapshot, difference)
         if not isinstance(self._snapshot, Snapshot):
             raise CodecError("the record is damaged: an evaluation has no snapshot")
-        if rest:
-            self._verdicts = self._decoder.changed(self._verdicts, rest[0])
-        self._now = now
-        return RecordedStep(
-            self._snapshot,
-            now,
-            StepUse(use & ~_SKIPS_GPUS),
-            tuple(DeviceVerdict(*one) for one in self._verdicts),
-            is_full=not use & _SKIPS_GPUS,
-        )
+        return self._snapshot
 
 
 def _wall_difference(before: Instant, now: Instant) -> int | float:

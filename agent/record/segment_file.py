@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,15 @@ import msgspec
 
 from agent.engine.step import EngineState
 from agent.errors import ConfigError, ProbeError
-from agent.record.events import CLASSES, RecordedStep, SegmentDecoder, SegmentEncoder, SegmentHead
+from agent.model.snapshot import Snapshot
+from agent.record.events import (
+    CLASSES,
+    RecordedInputs,
+    RecordedStep,
+    SegmentDecoder,
+    SegmentEncoder,
+    SegmentHead,
+)
 from agent.record.value_codec import CodecError, ValueEncoder
 from agent.system.files import is_current_file
 
@@ -303,22 +311,49 @@ class SegmentReader:
         except CodecError as error:
             raise ProbeError(f"record file {self.path}: {error}") from None
 
+    @property
+    def field_names(self) -> Callable[[type], tuple[str, ...]]:
+        """Function that returns the names of the recorded fields of a class."""
+        return self._decoder.field_names
+
     def steps(self) -> Iterator[RecordedStep]:
         """Yield the recorded evaluations up to the end of the file or the first damage.
 
         The damage is then :attr:`problem`.
         """
+        for inputs in self.inputs():
+            snapshot = self.snapshot(inputs.difference)
+            if snapshot is None:
+                return
+            yield RecordedStep(snapshot, inputs.now, inputs.use, inputs.verdicts, inputs.is_full)
+
+    def inputs(self) -> Iterator[RecordedInputs]:
+        """Yield the recorded evaluations as :meth:`steps`, without decoding their snapshots."""
         try:
             for events in self._frames:
                 for event in events:
-                    yield self._decoder.step(event)
+                    yield self._decoder.inputs(event)
         except SegmentDamaged as damage:
             self.problem = damage.problem
         except OSError as error:
             self.problem = SegmentProblem(self.path, 0, 0, error.strerror or str(error))
         except (CodecError, LookupError, TypeError, ValueError) as error:
-            size = self.path.stat().st_size
-            self.problem = SegmentProblem(self.path, size, size, str(error))
+            self._set_invalid(error)
+
+    def snapshot(self, difference: Any) -> Snapshot | None:
+        """Return the snapshot that has a difference to the one that was returned last.
+
+        None: the difference is not valid, which is then :attr:`problem`.
+        """
+        try:
+            return self._decoder.snapshot(difference)
+        except (CodecError, LookupError, TypeError, ValueError) as error:
+            self._set_invalid(error)
+            return None
+
+    def _set_invalid(self, error: Exception) -> None:
+        size = self.path.stat().st_size
+        self.problem = SegmentProblem(self.path, size, size, str(error))
 
 
 class SegmentDamaged(Exception):

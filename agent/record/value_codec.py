@@ -291,6 +291,11 @@ class ValueDecoder:
             if one is not None:
                 self._changers[one.type] = reader
 
+    def field_names(self, kind: type) -> tuple[str, ...]:
+        """Return the names of the recorded fields of a class, in the order of the record."""
+        reader = self._changers.get(kind)
+        return reader.recorded if reader else ()
+
     def complete(self, data: Any) -> Any:
         """Return the value that :meth:`ValueEncoder.complete` encoded.
 
@@ -366,10 +371,20 @@ class ValueDecoder:
         return tuple(new)
 
 
+def add_difference(to: dict[Any, Any], difference: dict[Any, Any]) -> None:
+    """Add a later difference, in which only integers change, so that ``to`` has the effect of both."""
+    for at, change in difference.items():
+        if type(change) is int:
+            to[at] = to.get(at, 0) + change
+        else:
+            add_difference(to.setdefault(at, {}), change)
+
+
 class _ClassReader:
     """Decoder of values of one recorded class: maps the recorded fields to those of this release."""
 
     def __init__(self, name: str, recorded: tuple[str, ...], known: ValueClass | None) -> None:
+        self.recorded = recorded
         self._name = name
         self._known = known
         self._size = len(recorded) + 1
