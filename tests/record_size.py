@@ -1,6 +1,7 @@
 """Size and cost of the record of a quiet day: 8 busy GPUs and 200 cgroups, simulated faster than real time.
 
-``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_size --hours 24`` prints both.
+``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_size --hours 24`` prints both, and how fast what-if
+compares the record. With ``--faults`` a GPU has a fault every two hours.
 """
 
 import argparse
@@ -16,11 +17,12 @@ from typing import Final
 from golden import stories
 from gpu_samples import gpu_sample, gpu_set
 from paper import group_sample
+from paper_gpus import PaperLog
 from record_nodes import Step
 
 from agent.engine.step import EngineState, StepUse, step
 from agent.model.claim import DeviceRef
-from agent.model.gpu import GpuField, GpuSample
+from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.machine_samples import PressureSample
 from agent.model.pod_findings import PodsSample
 from agent.model.settings import EngineSettings
@@ -28,7 +30,8 @@ from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
 from agent.model.source_state import SourceSample
 from agent.model.time import NS, Instant
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
-from agent.record.segment_file import SegmentWriter, segment_path
+from agent.record.segment_file import SegmentWriter, segment_path, segment_paths
+from agent.record.what_if import compare_record
 
 GPUS: Final = 8
 GROUPS: Final = 200
@@ -106,6 +109,40 @@ def _beat(source: SourceSample, now_ns: int, draw: random.Random) -> SourceSampl
     return source._replace(beat_ns=beat_ns, passes=beat_ns // source.period_ns)
 
 
+FAULT_S: Final = 7200
+"""Time between two faults of GPUs [s]."""
+FAULTS: Final = (
+    ({GpuField.TEMP: 95}, 300, 0),
+    ({GpuField.PCIE_WIDTH: 8}, 1800, 0),
+    ({GpuField.ECC_CORRECTABLE: 5000}, FAULT_S, 0),
+    ({GpuField.CLOCK_REASONS: 8}, 600, 0),
+    ({GpuField.RECOVERY_ACTION: 1}, 900, 0),
+    ({}, 1200, NvmlReturnCode.LOST),
+)
+"""Readings, duration [s] and return code of NVML of each fault."""
+
+
+def with_faults(snapshots: Iterator[tuple[Snapshot, Instant]]) -> Iterator[tuple[Snapshot, Instant]]:
+    """Yield the snapshots, in which a GPU has a fault every two hours, and an XID in the kernel log."""
+    kmsg, start_ns, begun = PaperLog(), 0, 0
+    for snapshot, now in snapshots:
+        assert snapshot.gpus is not None
+        assert snapshot.log is not None
+        start_ns = start_ns or now.mono_ns
+        number, since_s = divmod((now.mono_ns - start_ns) // NS, FAULT_S)
+        gpus = list(snapshot.gpus.gpus)
+        readings, lasts_s, status = FAULTS[number % len(FAULTS)]
+        gpu = gpus[number % len(gpus)]
+        if number and since_s < lasts_s:
+            gpus[gpu.index] = replace(gpu, readings={**gpu.readings, **readings}, status=status)
+        if number > begun:
+            bus = gpu.bus.removesuffix(".0")
+            kmsg.write(f"NVRM: Xid (PCI:{bus}): 13, pid=7, name=python, failed", now.mono_ns)
+            begun = number
+        log = replace(snapshot.log, lines=(*snapshot.log.lines, *kmsg.lines()))
+        yield replace(snapshot, gpus=replace(snapshot.gpus, gpus=tuple(gpus)), log=log), now
+
+
 def _busy(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuSample:
     temp = gpu.readings[GpuField.TEMP]
     assert isinstance(temp, int)
@@ -140,16 +177,17 @@ def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
     )
 
 
-def quiet_steps(seconds: int, seed: int = 1) -> Iterator[Step]:
+def quiet_steps(seconds: int, seed: int = 1, *, faults: bool = False) -> Iterator[Step]:
     """Yield the steps of a quiet node, all published."""
     state = EngineState(EngineSettings("node-a"))
-    for snapshot, now in quiet_snapshots(seconds, seed):
+    snapshots = quiet_snapshots(seconds, seed)
+    for snapshot, now in with_faults(snapshots) if faults else snapshots:
         before = state
         state, report = step(before, snapshot, now)
         yield before, snapshot, report, StepUse.PUBLISHED
 
 
-def write_quiet_day(directory: Path, seconds: int) -> tuple[int, int, float, float]:
+def write_quiet_day(directory: Path, seconds: int, *, faults: bool = False) -> tuple[int, int, float, float]:
     """Write the record of a quiet node, one frame per step, with a segment every six hours.
 
     Returns bytes, steps, and the CPU time of step() and of the recorder's thread [s].
@@ -158,7 +196,7 @@ def write_quiet_day(directory: Path, seconds: int) -> tuple[int, int, float, flo
     writer, size, count, spent_s = None, 0, 0, 0.0
     begun_ns = 0
     began_s = time.process_time()
-    for before, snapshot, report, use in quiet_steps(seconds):
+    for before, snapshot, report, use in quiet_steps(seconds, faults=faults):
         start_s = time.process_time()
         if writer is None or report.at.mono_ns - begun_ns > SEGMENT_S * NS:
             if writer is not None:
@@ -180,14 +218,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=float, default=24)
     parser.add_argument("--to", type=Path)
+    parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = args.to or Path(temporary)
-        size, count, step_s, record_s = write_quiet_day(directory, int(args.hours * 3600))
+        size, count, step_s, record_s = write_quiet_day(directory, int(args.hours * 3600), faults=args.faults)
+        began_s = time.process_time()
+        compared = compare_record(segment_paths(directory), lambda settings: settings)
+        compare_s = time.process_time() - began_s
     own_ms, rest_ms = 1e3 * record_s / count, 1e3 * step_s / count
     sys.stdout.write(
         f"{count} steps in {args.hours:g} h: {size / 2**20:.2f} MiB, {size / count:.0f} bytes a step\n"
         f"CPU per step: recorder {own_ms:.2f} ms, simulation and step() {rest_ms:.2f} ms\n"
+        f"what-if: {compare_s:.2f} s of CPU, {compared.observed_s / 86_400 / compare_s * 60:.1f} node-days a "
+        "minute and CPU\n"
     )
 
 

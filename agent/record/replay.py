@@ -1,16 +1,26 @@
 """Replay of recorded steps through the health engine, with the recorded settings or with others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.engine.step import EngineState, StepUse, step, with_settings
 from agent.errors import ProbeError
+from agent.model.pod_findings import PodsSample
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
+from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
-from agent.record.events import DeviceVerdict, RecordedStep, Verdicts, report_verdicts
+from agent.record.events import DeviceVerdict, RecordedInputs, RecordedStep, Verdicts, report_verdicts
 from agent.record.segment_file import SegmentReader, segment_paths
+from agent.record.steady_state import (
+    SteadyState,
+    do_cgroups_matter,
+    find_steady_state,
+    find_unread,
+    with_counters_read,
+)
 
 ChangeSettings = Callable[[EngineSettings], EngineSettings]
 """Function that returns the settings of a replay, from the recorded settings."""
@@ -29,6 +39,21 @@ class ReplayedStep(NamedTuple):
     def is_published(self) -> bool:
         """True: the agent that recorded the evaluation published its report."""
         return self.recorded.use is StepUse.PUBLISHED
+
+
+class ReplayedVerdicts(NamedTuple):
+    """Replayed evaluation: the recorded inputs, and the verdicts of this release."""
+
+    recorded: RecordedInputs
+    verdicts: Verdicts
+    pods: PodsSample | None
+    """Newest sample of pods."""
+    starting: bool
+    """True: a source has yet to finish its first pass, so that the verdicts are incomplete."""
+
+
+class CgroupsMatter(Exception):
+    """Cgroups may change verdicts on devices, and were not evaluated."""
 
 
 class VerdictDifference(NamedTuple):
@@ -53,6 +78,10 @@ class Replay:
         """
         self._change = change
         self._state: EngineState | None = None
+        self._snapshot: Snapshot | None = None
+        """Last evaluated snapshot."""
+        self._unread: Set[str] = frozenset()
+        """Sources whose newest counters the state may lack."""
 
     def segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
         """Yield the evaluations of a segment with the reports of this release.
@@ -60,21 +89,93 @@ class Replay:
         The replay begins with the recorded state. With other settings it continues with its own state if the
         segment follows the last one without a gap.
         """
-        recorded, _ = reader.state()
-        state, is_first = recorded, True
-        if self._change is not None:
-            own = self._state
-            if own is not None and own.evaluated is not None and own.evaluated == recorded.evaluated:
-                state, is_first = own, False
+        state, recorded, is_first = self._begin(reader)
         for step_ in reader.steps():
             if is_first and self._change is not None:
-                state = with_settings(state, self._change(recorded.settings), step_.now)
+                state = with_settings(state, self._change(recorded), step_.now)
             next_state, report = step(state, step_.snapshot, step_.now, is_full=step_.is_full)
             yield ReplayedStep(step_, report, is_first)
             is_first = False
             if step_.use is not StepUse.DISCARDED:
                 state = next_state
         self._state = state
+
+    def verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
+        """Yield the verdicts of the evaluations of a segment, as :meth:`segment`.
+
+        Evaluations that cannot change a verdict are not repeated.
+
+        Args:
+            with_cgroups: False: cgroups are not evaluated.
+
+        Raises:
+            CgroupsMatter: Cgroups are not evaluated, but may change verdicts.
+        """
+        state, recorded, is_first = self._begin(reader)
+        steady: SteadyState | None = None
+        replayed: ReplayedVerdicts | None = None
+        # cgroups that are not evaluated need not be decoded
+        fields = reader.field_names(Snapshot)
+        left_out = fields.index("groups") if "groups" in fields and not with_cgroups else -1
+        for inputs in reader.inputs():
+            if isinstance(inputs.difference, dict):
+                inputs.difference.pop(left_out, None)
+            if steady is not None and replayed is not None:
+                if inputs.use is not StepUse.DISCARDED and steady.accept(inputs):
+                    yield replayed._replace(recorded=inputs)
+                    continue
+                state = self._after_steady(state, steady, reader, with_cgroups=with_cgroups)
+            snapshot = reader.snapshot(inputs.difference)
+            if snapshot is None:
+                break
+            if is_first and self._change is not None:
+                state = with_settings(state, self._change(recorded), inputs.now)
+            is_first = False
+            self._unread = find_unread(self._snapshot, snapshot, self._unread)
+            self._snapshot = snapshot
+            evaluated = snapshot if with_cgroups else replace(snapshot, groups=())
+            next_state, report = step(state, evaluated, inputs.now, is_full=inputs.is_full)
+            if not with_cgroups and do_cgroups_matter(next_state, snapshot, report):
+                raise CgroupsMatter
+            replayed = ReplayedVerdicts(inputs, report_verdicts(report), snapshot.pods, report.starting)
+            yield replayed
+            steady = None
+            if inputs.use is StepUse.DISCARDED:
+                continue
+            state = next_state
+            if inputs.is_full and not self._unread:
+                steady = find_steady_state(
+                    state, snapshot, report, reader.field_names, with_cgroups=with_cgroups
+                )
+        if steady is not None:
+            state = self._after_steady(state, steady, reader, with_cgroups=with_cgroups)
+        self._state = state
+
+    def _after_steady(
+        self, state: EngineState, steady: SteadyState, reader: SegmentReader, *, with_cgroups: bool
+    ) -> EngineState:
+        """Return the state after the evaluations that a steady state has accepted."""
+        differences = [(steady.difference, steady.at, True)] if steady.at != state.evaluated else []
+        differences += [(inputs.difference, inputs.now, False) for inputs in steady.later]
+        for difference, now, is_full in differences:
+            snapshot = reader.snapshot(difference)
+            if snapshot is None:
+                return state
+            self._snapshot = snapshot
+            snapshot = snapshot if with_cgroups else replace(snapshot, groups=())
+            before = with_counters_read(state, snapshot, now) if is_full else state
+            state, _ = step(before, snapshot, now, is_full=is_full)
+        return state
+
+    def _begin(self, reader: SegmentReader) -> tuple[EngineState, EngineSettings, bool]:
+        """Return the state before a segment, the recorded settings, and whether the earlier evaluations are
+        not known."""
+        recorded, _ = reader.state()
+        own = self._state
+        has_own = self._change is not None and own is not None and own.evaluated is not None
+        if has_own and own is not None and own.evaluated == recorded.evaluated:
+            return own, recorded.settings, False
+        return recorded, recorded.settings, True
 
 
 def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> Iterator[VerdictDifference]:

@@ -16,8 +16,8 @@ from agent.errors import DrahealthError
 from agent.model.health import Health, Severity
 from agent.model.pod_findings import PodsSample
 from agent.model.time import NS
-from agent.record.events import Verdicts, report_verdicts
-from agent.record.replay import ChangeSettings, Replay
+from agent.record.events import Verdicts
+from agent.record.replay import CgroupsMatter, ChangeSettings, Replay
 from agent.record.segment_file import RecordPath, SegmentReader
 
 GAP_S: Final = 60.0
@@ -198,6 +198,16 @@ def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> Recor
 
     A segment that cannot be read is left out, and named in the result.
     """
+    try:
+        return _compare_record(paths, change, with_cgroups=False)
+    except CgroupsMatter:
+        return _compare_record(paths, change, with_cgroups=True)
+
+
+def _compare_record(
+    paths: Sequence[RecordPath], change: ChangeSettings, *, with_cgroups: bool
+) -> RecordComparison:
+    """Compare a record as :func:`compare_record`. Raises CgroupsMatter as :meth:`Replay.verdicts`."""
     replay = Replay(change)
     result = RecordComparison.empty()
     last_s: float | None = None
@@ -211,12 +221,12 @@ def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> Recor
             result.problems.append(str(error))
             continue
         result.node = reader.head.node
-        for replayed in replay.segment(reader):
+        for replayed in replay.verdicts(reader, with_cgroups=with_cgroups):
             step = replayed.recorded
             if boot_id != reader.head.boot_id:  # the monotonic clock begins again
                 base_s, boot_id = step.now.wall_s - step.now.mono_ns / NS, reader.head.boot_id
             result.steps += 1
-            if step.use is StepUse.DISCARDED or replayed.report.starting:
+            if step.use is StepUse.DISCARDED or replayed.starting:
                 continue
             at_s = base_s + step.now.mono_ns / NS
             if last_s is not None and not 0 <= at_s - last_s <= GAP_S:
@@ -225,9 +235,8 @@ def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> Recor
             elif last_s is not None:
                 result.observed_s += at_s - last_s
             last_s = at_s
-            pods = step.snapshot.pods
-            result.recorded.observe(at_s, step.verdicts, pods)
-            result.other.observe(at_s, report_verdicts(replayed.report), pods)
+            result.recorded.observe(at_s, step.verdicts, replayed.pods)
+            result.other.observe(at_s, replayed.verdicts, replayed.pods)
         if reader.problem:
             result.problems.append(str(reader.problem))
     if last_s is not None:

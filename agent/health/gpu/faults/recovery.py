@@ -34,6 +34,10 @@ VOLATILE_COUNTERS: Final = (
 )
 """Counters that only a reset of the GPU or a reload of the driver clears, so that smaller values show one."""
 _PENDING: Final = (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
+RECOVERY_READINGS: Final = frozenset(
+    {*VOLATILE_COUNTERS, *_PENDING, GpuField.RECOVERY_ACTION, GpuField.LINKS_UP}
+)
+"""Readings that show a recovery."""
 
 
 class RecoverySigns(NamedTuple):
