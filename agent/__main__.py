@@ -9,13 +9,14 @@ import os
 INTERRUPTED = 130
 """Exit code of a shell for a command that SIGINT ended."""
 
+LIBRARY_FILES = {"pthread": "libpthread.so.0", "udev": "libudev.so.1"}
+"""File names of shared libraries by name; a file name is part of the library's binary interface."""
+
 
 def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
-        from agent.native.library_search import find_libraries_by_name
-
         find_libraries_by_name()
         from agent.cli.main import main
         from agent.system.output import unbuffer_outputs
@@ -30,6 +31,34 @@ def process() -> None:
         traceback.print_exc()
         code = os.EX_SOFTWARE
     os._exit(code)
+
+
+def find_libraries_by_name() -> None:
+    """Replace ``ctypes.util.find_library`` in this process, so that it starts no program.
+
+    The original runs ldconfig, or else gcc with a temporary file. Trio and pyudev call it at their import:
+    each command would start a program, and fail where gcc is, but neither ldconfig nor a writable temporary
+    directory. The dynamic linker then searches the libraries in LIBRARY_FILES. Only for a process of
+    drahealth itself, before it imports Trio. Without glibc, nothing is replaced.
+    """
+    import ctypes.util
+
+    try:
+        os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        return
+    search = ctypes.util.find_library
+
+    def find_library(name: str) -> str | None:
+        if name not in LIBRARY_FILES:
+            return search(name)
+        try:
+            ctypes.CDLL(LIBRARY_FILES[name])
+        except OSError:
+            return None
+        return LIBRARY_FILES[name]
+
+    ctypes.util.find_library = find_library
 
 
 if __name__ == "__main__":

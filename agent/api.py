@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from agent.devices.taints import TaintPolicy
     from agent.driver.taint_callback_publisher import taint_objects
     from agent.embed.checks import degraded, unhealthy, unknown
-    from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
+    from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci, SliceDevice
     from agent.embed.monitor import Monitor
     from agent.embed.plugin import Driver, PluginServer
     from agent.embed.slice_publisher import SlicePublisher
-    from agent.embed.slices import SliceDevice
     from agent.errors import (
         ApiError,
         ApiForbiddenError,
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
         ResourceBusyError,
     )
     from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
-    from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
+    from agent.model.health import DeviceHealth, Effect, Finding, Health, Repair, Severity, Taint, Taints
     from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
     from agent.model.report import Report
-    from agent.model.taint import Effect, Taint, Taints
     from agent.prepare.claim_parser import (
         ParameterCheck,
         Parameters,
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
         decode_parameters,
         parse_claim,
     )
-    from agent.prepare.error_patterns import ErrorPattern
+    from agent.prepare.error_tables import ErrorPattern
     from agent.prepare.errors import (
         BadConfigError,
         DriverError,
@@ -56,10 +54,9 @@ if TYPE_CHECKING:
     )
     from agent.prepare.step_runners import classified
     from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
-    from agent.serve.kube_api.api_server import ApiServer, path_of
-    from agent.serve.kube_api.claim_reader import ClaimReader
+    from agent.serve.kube_api.api_server import ApiServer, ClaimReader, path_of
     from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, WatchEvent, WatchEventKind
-    from agent.sources.kubeconfig import find_api_access
+    from agent.sources.kubectl_files import find_api_access
     from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
 
 __all__ = [
@@ -148,29 +145,26 @@ MODULE_OF: Final[Mapping[str, str]] = {
         "agent.devices.taints": "TaintPolicy",
         "agent.driver.taint_callback_publisher": "taint_objects",
         "agent.embed.checks": "degraded unhealthy unknown",
-        "agent.embed.devices": "Cpus Device Gpu Hugepages Memory Nic Pci",
+        "agent.embed.devices": "Cpus Device Gpu Hugepages Memory Nic Pci SliceDevice",
         "agent.embed.monitor": "Monitor",
         "agent.embed.plugin": "Driver PluginServer",
         "agent.embed.slice_publisher": "SlicePublisher",
-        "agent.embed.slices": "SliceDevice",
         "agent.errors": "ApiError ApiForbiddenError ApiUnreachableError ConfigError DrahealthError "
         "PermissionDeniedError ResourceBusyError",
         "agent.model.claim": "Claim ClaimConfig ClaimDevice ClaimRef DeviceRef",
-        "agent.model.health": "DeviceHealth Finding Health Repair Severity",
+        "agent.model.health": "DeviceHealth Effect Finding Health Repair Severity Taint Taints",
         "agent.model.prepare": "ErrorClass Operation PrepareVerdict Scope",
         "agent.model.report": "Report",
-        "agent.model.taint": "Effect Taint Taints",
         "agent.prepare.claim_parser": "ParameterCheck Parameters check_parameters configs_for "
         "decode_parameters parse_claim",
-        "agent.prepare.error_patterns": "ErrorPattern",
+        "agent.prepare.error_tables": "ErrorPattern",
         "agent.prepare.errors": "BadConfigError DriverError FailedDeviceError PermanentError PrepareError "
         "TransientError doing",
         "agent.prepare.step_runners": "classified",
         "agent.serve.dra_plugin.prepared_devices": "PreparedDevice WireMode",
-        "agent.serve.kube_api.api_server": "ApiServer path_of",
-        "agent.serve.kube_api.claim_reader": "ClaimReader",
+        "agent.serve.kube_api.api_server": "ApiServer ClaimReader path_of",
         "agent.serve.kube_api.object_watch": "ObjectList ObjectWatch WatchEvent WatchEventKind",
-        "agent.sources.kubeconfig": "find_api_access",
+        "agent.sources.kubectl_files": "find_api_access",
         "agent.store.cdi_files": "CdiDevice CdiMount CdiNode remove_cdi_spec write_cdi_spec",
     }.items()
     for name in names.split()

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.ext import napoleon
 
 import agent.config.config
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.version import VERSION
 
 project = "drahealth"

@@ -7,7 +7,7 @@ from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup
 from agent.cgroup_audit.expected_values import ExpectedSetting
-from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.kubelet_config import CgroupDriver, NodeFacts
 from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
 

@@ -1,9 +1,9 @@
 """Reports for tests of the output: a node with devices of every severity, and one with GPUs."""
 
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 NOW_S = 1_795_255_444.0

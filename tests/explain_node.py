@@ -22,9 +22,9 @@ from wire.kubelet_apis import (
 
 from agent.cli.main import main
 from agent.prepare.prepare_ledger import PrepareLedger
-from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_state
-from agent.store import ledger_file
+from agent.serve.kubelet import client, pods_api
+from agent.sources import kubelet_files
+from agent.store import driver_files
 
 GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g-1"}
 
@@ -106,7 +106,7 @@ class Node:
 
     def prepared(self, *claims: dict[str, Any]) -> None:
         """Write the kubelet's checkpoint."""
-        (self.kubelet / kubelet_state.CLAIMS_FILE).write_bytes(checkpoint(claims))
+        (self.kubelet / kubelet_files.CLAIMS_FILE).write_bytes(checkpoint(claims))
 
     def health_state(
         self, health: str, *devices: str, message: str = "", updated: str = "2026-11-21T10:00:00Z"
@@ -123,7 +123,7 @@ class Node:
             }
             for name in devices
         }
-        (self.kubelet / kubelet_state.HEALTH_FILE).write_text(json.dumps({DRIVER: {"Devices": found}}))
+        (self.kubelet / kubelet_files.HEALTH_FILE).write_text(json.dumps({DRIVER: {"Devices": found}}))
 
     def runs(self, uid: str, *containers: str, running: bool = True) -> None:
         """Create the cgroups of a pod and its containers, in version 2."""
@@ -134,7 +134,9 @@ class Node:
 
     def driver_stores(self, ledger: PrepareLedger, now_s: float, driver: str = DRIVER) -> None:
         """Write the ledger of a driver that embeds drahealth."""
-        ledger_file.save_ledger(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s)
+        driver_files.save_ledger(
+            self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s
+        )
 
     def saved(self, name: str, *objects: dict[str, Any]) -> str:
         """Write a file of objects and return its path."""
@@ -146,7 +148,7 @@ class Node:
     def sockets(self, listed: Callable[[], Any], pods: Callable[[], Any]) -> Iterator[None]:
         """Serve podresources and the pods API."""
         with (
-            ListingApi(self.kubelet / podresources.SOCKET, podresources.LIST, listed),
+            ListingApi(self.kubelet / client.PODRESOURCES_SOCKET, client.PODRESOURCES_LIST, listed),
             ListingApi(self.kubelet / pods_api.SOCKET, pods_api.LIST, pods),
         ):
             yield

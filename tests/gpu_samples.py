@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from agent.health.gpu.catalog import counter_windows_s
 from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures
+from agent.health.gpu.rule_state import counter_windows_s
 from agent.health.rules import CounterGrowth
 from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlSample
-from agent.model.pci import PciSample
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.machine_samples import PciSample
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 ABSENT: Final = Missing(Absence.ABSENT)

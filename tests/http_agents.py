@@ -13,12 +13,12 @@ from prometheus import free_ports
 from wire.serving import at, device
 
 from agent.config.config import Config
-from agent.http.agent_view import AgentView, JsonEncoders
+from agent.http.agent_view import AgentView, JsonEncoders, TotalsSinceStart
 from agent.http.app import create_app
 from agent.http.server import HttpServer
-from agent.http.totals_since_start import TotalsSinceStart
 from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
+from agent.model.reading import DURATION_BOUNDS_S, PassDurations
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
@@ -30,7 +30,6 @@ from agent.model.report import (
     SocketSubscriberCounts,
 )
 from agent.model.socket_address import ListenAddress
-from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread

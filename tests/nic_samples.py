@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.model.nic import LinkLayer, NicPortSample, NicSample
+from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample
 from agent.model.reading import Absence, Missing
 
 ABSENT: Final = Missing(Absence.ABSENT)

@@ -7,7 +7,7 @@ from agent.engine.step import EngineState, step
 from agent.health.rules import RuleResult
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import DeviceHealth, Finding
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import (
@@ -20,7 +20,6 @@ from agent.model.snapshot import (
     NumaCpuSample,
     Snapshot,
 )
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)

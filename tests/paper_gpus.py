@@ -14,7 +14,7 @@ from paper import PaperNode, codes, device_of
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.kernel_log.patterns import compile_pattern
+from agent.health.kernel_log.facts import compile_pattern
 from agent.model.gpu import (
     WHOLE_GPU,
     EventCount,
@@ -28,12 +28,11 @@ from agent.model.gpu import (
     XidCount,
 )
 from agent.model.health import Cause, DeviceHealth, Health
-from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.machine_samples import LogLine, LogSample
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 

@@ -11,17 +11,16 @@ from paper import group_sample, node_sample
 from paper_gpus import GpuNode, PaperLog
 
 from agent.engine.step import EngineState, StepUse, step
-from agent.health.kernel_log.patterns import HOST_PATTERNS
+from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DeclaredFile, DeclaredNicDevice, DeclaredPciDevice, DriverDevice
 from agent.model.gpu import GpuField, GpuSample
-from agent.model.machine_samples import PressureSample
-from agent.model.nic import NicSample
+from agent.model.machine_samples import NicSample, PressureSample
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import CgroupSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 Step = tuple[EngineState, Snapshot, Report, StepUse]

@@ -25,9 +25,9 @@ from agent.model.claim import DeviceRef
 from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.machine_samples import PressureSample
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
-from agent.model.source_state import SourceSample
 from agent.model.time import NS, Instant
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
 from agent.record.segment_file import SegmentWriter, segment_path, segment_paths

@@ -15,7 +15,7 @@ from agent.cgroup_audit.expected_values import (
     systemd_quota,
     whole_pages,
 )
-from agent.cgroup_audit.node_facts import PERIOD_US
+from agent.cgroup_audit.kubelet_config import PERIOD_US
 
 
 @pytest.mark.parametrize(

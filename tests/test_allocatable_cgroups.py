@@ -16,7 +16,7 @@ from agent.cgroup_audit.cgroup_paths import (
     pod_path,
     qos_path,
 )
-from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_model import QosClass
 
 ID = "9b1d" * 16

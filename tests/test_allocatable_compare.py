@@ -25,9 +25,9 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_pod_cgroups,
     expected_qos_cgroups,
 )
-from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.model.cgroup import NO_LIMIT
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus, NodeFacts
 from agent.model.cpuset import parse_cpus
+from agent.model.pod_findings import NO_LIMIT
 from agent.model.reading import Absence, Missing, Reading
 
 V08: Final = pod(

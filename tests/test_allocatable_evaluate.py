@@ -20,11 +20,11 @@ from agent.cgroup_audit.audit import (
 )
 from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS, AuditVerdict, SettingComparison
 from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind
-from agent.cgroup_audit.node_facts import ExclusiveCpus
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus
 from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
-from agent.model.cgroup import NO_LIMIT, CgroupSettings, HugepageLimits
+from agent.model.pod_findings import NO_LIMIT, CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing
 
 NOW = 1_800_000_000.0

@@ -39,11 +39,11 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_pod_cgroups,
     expected_qos_cgroups,
 )
-from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
+from agent.model.pod_findings import NO_LIMIT
 
 FULL = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi")
 CPUS = parse_cpus("2-5")

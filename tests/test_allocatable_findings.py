@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status
 
-from agent.cgroup_audit.audit import RESOURCE_BY_SETTING, AuditedNode, audit_findings, audit_pod_cgroups
+from agent.cgroup_audit.audit import (
+    ADVICE,
+    RESOURCE_BY_SETTING,
+    AuditedNode,
+    audit_findings,
+    audit_pod_cgroups,
+)
 from agent.cgroup_audit.cgroup_settings import SettingKind
-from agent.cgroup_audit.node_facts import ExclusiveCpus
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus
 from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cgroup_audit.pod_risks import ADVICE
-from agent.model.cgroup import CgroupSettings, HugepageLimits
-from agent.model.pod_findings import PodFinding, Resource
+from agent.model.pod_findings import CgroupSettings, HugepageLimits, PodFinding, Resource
 from agent.model.reading import NEVER_READ
 
 NOW = 1_800_000_000.0

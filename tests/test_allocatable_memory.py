@@ -18,12 +18,16 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_qos_cgroups,
 )
 from agent.cgroup_audit.expected_values import ExpectedSetting
-from agent.cgroup_audit.kubelet_config import MemoryQosMode, parse_kubelet_config, possible_memory_qos
-from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.kubelet_config import (
+    CgroupDriver,
+    MemoryQosMode,
+    NodeFacts,
+    parse_kubelet_config,
+    possible_memory_qos,
+)
 from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.model.cgroup import NO_LIMIT
-from agent.model.pod_findings import Resource
+from agent.model.pod_findings import NO_LIMIT, Resource
 
 HIGH, MIN, LOW = SettingKind.HIGH, SettingKind.MIN, SettingKind.LOW
 SWAP, SCORE = SettingKind.SWAP, SettingKind.OOM_SCORE

@@ -14,9 +14,9 @@ from agent.cgroup_audit.pod_model import (
     UnfinishedResize,
     UnknownAmount,
     compute_qos_class,
+    parse_quantity,
 )
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cgroup_audit.quantity import parse_quantity
 from agent.errors import ProbeError
 
 CPU_2 = {"cpu": parse_quantity("2")}

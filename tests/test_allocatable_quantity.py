@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cgroup_audit.quantity import MAX_VALUE, NANO, Quantity, parse_quantity
+from agent.cgroup_audit.pod_model import MAX_VALUE, NANO, Quantity, parse_quantity
 
 DECIMAL_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY_POWERS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}

@@ -5,10 +5,10 @@ import re
 import pytest
 from allocatable_pods import V2, claim, container, pod, pod_object, resources
 
-from agent.cgroup_audit.node_facts import CgroupDriver, ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.audit import ADVICE, PodRisk, pod_risks, shared_claim_risks
+from agent.cgroup_audit.kubelet_config import CgroupDriver, ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cgroup_audit.pod_risks import ADVICE, PodRisk, pod_risks, shared_claim_risks
 from agent.model.cpuset import parse_cpus
 
 CPUS = parse_cpus("2-5")

@@ -27,12 +27,11 @@ from allocatable_pods import (
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups, expected_qos_cgroups
-from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
-from agent.cgroup_audit.pod_model import Pod, QosClass
+from agent.cgroup_audit.expected_values import ResourceSum, pod_limits, pod_requests
+from agent.cgroup_audit.kubelet_config import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod_model import Pod, QosClass, parse_quantity
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cgroup_audit.quantity import parse_quantity
-from agent.cgroup_audit.resource_sums import ResourceSum, pod_limits, pod_requests
-from agent.model.cgroup import NO_LIMIT
+from agent.model.pod_findings import NO_LIMIT
 
 UNCOUNTED: Final = NodeFacts(1, CgroupDriver.CGROUPFS, hugepages_kib=SIZES, counts_claims=False)
 TUNED: Final = NodeFacts(1, CgroupDriver.CGROUPFS, period_us=5000)

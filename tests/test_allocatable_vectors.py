@@ -14,9 +14,9 @@ from allocatable_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, kn
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups
 from agent.cgroup_audit.expected_values import systemd_quota
-from agent.cgroup_audit.node_facts import NodeFacts
+from agent.cgroup_audit.kubelet_config import NodeFacts
 from agent.cgroup_audit.pod_model import Pod
-from agent.model.cgroup import NO_LIMIT
+from agent.model.pod_findings import NO_LIMIT
 
 VECTORS: Final[dict[str, dict[str, Any]]] = {
     vector["id"]: vector

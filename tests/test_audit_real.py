@@ -21,15 +21,15 @@ from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 from agent.cgroup_audit.audit import AuditedNode, audit_pod_cgroups
 from agent.cgroup_audit.audit_verdicts import AuditVerdict
 from agent.cgroup_audit.cgroup_paths import container_path, parse_path, pod_path, qos_path
-from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.kubelet_config import CgroupDriver, NodeFacts
 from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.cli.audit.command import SECOND_AUDIT
-from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.cpuset import parse_cpus
+from agent.model.pod_findings import NO_LIMIT, CgroupSettings
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.cgroup_settings import CgroupSettingReader
-from agent.sources.machine_cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
+from agent.native.sampler import CgroupSettingReader
+from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verdict_samples import GPU, HEALTHY, HOT, LOST, OTHER_GPU, STALLED, SimulatedNode, node_with
 
-from agent.health.availability_statistics import (
+from agent.health.availability import (
     AvailabilitySummary,
     DeviceAvailability,
     Timeline,
@@ -16,7 +16,7 @@ from agent.health.availability_statistics import (
     summarize,
     verdict_spans,
 )
-from agent.model.verdict_history import (
+from agent.model.history import (
     GONE,
     ClockReading,
     ObservedPeriod,

@@ -27,8 +27,7 @@ from agent.cli.scan.crosscheck import (
 )
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
-from agent.model.reading import Absence, Missing
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.sources.nvml import NvmlFailure
 from agent.sources.nvml_reference import READERS, ReferenceGpu
 

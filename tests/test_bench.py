@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.budgets import evaluate_budget, load_budgets, replace_table
-from agent.bench.exact_counts import parse_callgrind
 from agent.bench.file_trees import (
     cgroup_names,
     machine_lock,
@@ -18,6 +16,7 @@ from agent.bench.file_trees import (
     write_cgroup_files,
     write_sysfs,
 )
+from agent.bench.guards import parse_callgrind
 from agent.bench.python_readers import (
     KeptDescriptorReader,
     ReopeningReader,
@@ -26,7 +25,14 @@ from agent.bench.python_readers import (
     machine_values,
     sweep_files,
 )
-from agent.bench.result import ResultMismatch, ResultRow, row_from_samples
+from agent.bench.result import (
+    ResultMismatch,
+    ResultRow,
+    evaluate_budget,
+    load_budgets,
+    replace_table,
+    row_from_samples,
+)
 from agent.bench.suites.idle import read_threads
 from agent.bench.suites.poll import check_equal, open_sampler, read_snapshot
 from agent.bench.timing import (

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench import pyperf_json, report
+from agent.bench import report
 from agent.bench.main import main
 from agent.bench.plot import GREY, plot_comparison, plot_suites, series_colours
 from agent.bench.report import HostFacts
@@ -236,7 +236,7 @@ def test_markdown_begins_with_the_summary() -> None:
 
 def test_pyperf_reads_the_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    file.write_text(pyperf_json.encode_results(HOST, {"poll": outcome()}))
+    file.write_text(report.pyperf_document(HOST, {"poll": outcome()}))
     command = [sys.executable, "-m", "pyperf", "compare_to", "--verbose", str(file), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -245,7 +245,7 @@ def test_pyperf_reads_the_json(tmp_path: Path) -> None:
 
 
 def test_json_has_units_of_pyperf_and_no_zero_values() -> None:
-    document = json.loads(pyperf_json.encode_results(HOST, {"poll": outcome()}))
+    document = json.loads(report.pyperf_document(HOST, {"poll": outcome()}))
     values = {
         benchmark["metadata"]["name"]: benchmark["runs"][0]["values"] for benchmark in document["benchmarks"]
     }
@@ -255,7 +255,7 @@ def test_json_has_units_of_pyperf_and_no_zero_values() -> None:
 
 
 def test_json_is_read_back() -> None:
-    figures = pyperf_json.decode_figures(pyperf_json.encode_results(HOST, {"poll": outcome()}))
+    figures = report.decode_figures(report.pyperf_document(HOST, {"poll": outcome()}))
     assert figures["poll.pass.warm.core"] == ("s", pytest.approx(16.5e-9))
     assert figures["idle.rss"] == ("B", 39 << 20)
 
@@ -359,7 +359,7 @@ def test_command_with_json_prints_only_json(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     done = bench("--quick", "--json", "--suite", "encode", "--plot", str(file))
     assert done.returncode == 0, done.stderr
-    assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= pyperf_json.decode_figures(
+    assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= report.decode_figures(
         done.stdout
     ).keys()
     assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
@@ -373,7 +373,7 @@ def test_failed_suite_is_named_and_other_results_are_kept(tmp_path: Path) -> Non
     done = bench("--quick", "--json", "--suite", "idle", "--suite", "encode", path=tmp_path)
     assert done.returncode == 1
     assert "python -m agent.bench: idle: benchmarks/lower_bound.c: gcc failed: no such luck" in done.stderr
-    assert "encode.8.core" in pyperf_json.decode_figures(done.stdout)
+    assert "encode.8.core" in report.decode_figures(done.stdout)
 
 
 def test_unwritable_plot_is_named_and_results_are_kept(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_unwritable_plot_is_named_and_results_are_kept(tmp_path: Path) -> None:
     done = bench("--quick", "--json", "--suite", "encode", "--plot", str(file))
     assert done.returncode == 1
     assert done.stderr.splitlines()[1:] == [f"python -m agent.bench: file {file}: No such file or directory"]
-    assert "encode.8.core" in pyperf_json.decode_figures(done.stdout)
+    assert "encode.8.core" in report.decode_figures(done.stdout)
 
 
 def test_plot_without_matplotlib_fails_before_measuring(

@@ -16,35 +16,39 @@ from typing import Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.fake_nvml import FakeNvml, FakeNvmlUnavailable, write_gpu_scenario
 from agent.bench.file_trees import temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
 from agent.bench.processes import (
+    FakeNvml,
+    FakeNvmlUnavailable,
     LowerBoundUnavailable,
     ProcessError,
     drahealth_program,
     run_program,
     split_into_batches,
+    start_hugepage_limit_hitter,
     start_lower_bound,
     start_module,
+    write_gpu_scenario,
 )
 from agent.bench.python_readers import ReopeningReader, flatten_values, sweep_files, sweep_values
 from agent.bench.result import (
+    FULL,
+    QUICK,
     MeasurementError,
     ResultMismatch,
     ResultRow,
+    RunSize,
     SuiteOutcome,
     row_from_samples,
     rows_from_latencies,
 )
-from agent.bench.run_size import FULL, QUICK, RunSize
 from agent.bench.suites import poll, poll_gpus
-from agent.bench.suites.decide import declare_cpus, snapshot_time, without_lowest_cpu
-from agent.bench.suites.detect import measure_gpu_faults
+from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
+from agent.bench.suites.report_path import declare_cpus, snapshot_time, without_lowest_cpu
 from agent.bench.suites.scale import describe_fit, fit_line, measure_explain_and_audit
-from agent.bench.suites.trace import HOPS, hop_times
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField
 from agent.model.settings import EngineSettings
@@ -167,7 +171,7 @@ CHANGED_GPU_PROGRAM: Final = """
 import os, sys
 from pathlib import Path
 from agent.bench.suites.poll_gpus import PynvmlBatchReader, PynvmlPerValueReader, fast_values, read_set_of
-from agent.bench.fake_nvml import FakeNvml
+from agent.bench.processes import FakeNvml
 from agent.bench.suites.poll_gpus import check_equal, open_gpu_watch, read_gpus
 from agent.sources.nvml import open_nvml_session
 library, scenario, socket = map(Path, sys.argv[1:])
@@ -354,7 +358,7 @@ def test_drahealth_program_passes_its_arguments() -> None:
 
 
 def test_start_module_ends_its_process() -> None:
-    with start_module("agent.bench.hugepage_limit_hitter") as hitter:
+    with start_hugepage_limit_hitter() as hitter:
         pid = hitter.pid
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()

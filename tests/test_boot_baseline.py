@@ -12,7 +12,6 @@ from paper_gpus import FIRST_BOOT, SECOND_BOOT, GpuNode
 
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
-from agent.model.boot_baseline import BootBaseline
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
 from agent.model.declared_devices import (
     DeclaredFile,
@@ -24,12 +23,11 @@ from agent.model.declared_devices import (
 )
 from agent.model.health import Health, Severity
 from agent.model.machine_samples import MachineSample, NumaMemorySample, PerCpuSample, PressureSample
-from agent.model.persistent_faults import PersistentState
-from agent.model.reading import Absence, Missing
+from agent.model.persistent_faults import BootBaseline, PersistentState
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 from agent.store.state_files import UnusableFile

@@ -15,9 +15,8 @@ from golden.commands import agent_running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.bundle import command
-from agent.cli.bundle.command import BundleFile, collect_files
-from agent.cli.bundle.redaction import REDACTED, redact
+from agent.cli import bundle
+from agent.cli.bundle import REDACTED, BundleFile, collect_files, redact
 from agent.cli.main import main
 
 FILES = [
@@ -197,10 +196,10 @@ def test_invalid_configuration_is_in_the_archive(machine: Machine) -> None:
 def test_drop_ins_of_the_default_configuration_are_in_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "DEFAULT_FILE", tmp_path / "config.toml")
+    monkeypatch.setattr(bundle, "DEFAULT_FILE", tmp_path / "config.toml")
     (tmp_path / "config.d").mkdir()
     (tmp_path / "config.d" / "10-period.toml").write_text('[agent]\nperiod = "2s"\n')
-    files = {file.name: file for file in command.configuration_files(None)}
+    files = {file.name: file for file in bundle.configuration_files(None)}
     assert files["config.toml"].remarks == ("no such file",)
     assert b'period = "2s"' in files["config.d/10-period.toml"].data
 

@@ -6,7 +6,6 @@ from typing import Any, Final
 import pytest
 from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
 
-from agent.health.host.catalog import sampler_wakes
 from agent.health.host.cgroup.rules import CGROUP_RULES, FROZEN_S, detect_hugepage_limit_hit
 from agent.health.host.cgroup.state import (
     MAX_REMOVED_CGROUPS,
@@ -16,15 +15,16 @@ from agent.health.host.cgroup.state import (
     exclusive_cpu_devices,
     exclusive_devices_of_cgroup,
 )
+from agent.health.host.verdicts import sampler_wakes
 from agent.health.rules import CLEAN_PASSES, OK, RuleInconclusive, RuleResult
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DriverDevice
+from agent.model.gpu import SamplerField, WakeCondition
 from agent.model.health import Finding, NonDeviceCause, Severity
 from agent.model.reading import Reading
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CgroupSample, HugetlbSample, Snapshot
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField, WakeCondition
 
 HIT: Final = "cgroup.hugetlb.max_hit"
 THROTTLED: Final = "cgroup.cpu.throttled"

@@ -19,9 +19,9 @@ from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
 
-from agent.health.host.catalog import sampler_wakes
+from agent.health.host.verdicts import sampler_wakes
+from agent.model.reading import SourceState
 from agent.model.snapshot import CgroupSample, Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 

@@ -10,13 +10,13 @@ from paper import PaperNode, codes, device_of, node_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.engine.step import with_settings
-from agent.health.changed_settings import host_with_settings
 from agent.health.host.memory.edac import EdacState, ErrorTotal
-from agent.health.host.memory.state import MemoryRuleState
+from agent.health.host.memory.rules import MemoryRuleState
 from agent.health.host.nic.state import NicPortCounters, NicRuleState, _NicPortState, _NicState
-from agent.health.host.state import HostRuleState
+from agent.health.host.verdicts import HostRuleState
 from agent.health.rate_window import CounterPoint, RateWindow, WindowedCounter
 from agent.health.rules import CounterGrowth
+from agent.health.state_updates import host_with_settings
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import DeclaredNicDevice
 from agent.model.health import Health, XidOverride

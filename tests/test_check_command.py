@@ -21,13 +21,14 @@ from other_user import skip_unless_user_can_change
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.model.custom_checks import CustomCheck, CustomCheckResult
+from agent.model.settings import CustomCheck, CustomCheckResult
 from agent.node.custom_check_runner import NO_OUTPUT, RUNS_MAX, CustomCheckRunner
-from agent.sources.check_cgroups import CheckCgroup, CheckCgroups
 from agent.sources.check_command import (
     FLOOD_BYTES,
     OUTPUT_BYTES,
     UNPRIVILEGED,
+    CheckCgroup,
+    CheckCgroups,
     CheckCommand,
     CommandResult,
 )
@@ -286,7 +287,7 @@ def test_limits_of_memory_and_processes_are_those_of_the_check() -> None:
 _OPEN = """
 import sys
 from pathlib import Path
-from agent.sources.check_cgroups import open_check_cgroups
+from agent.sources.check_command import open_check_cgroups
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
 cgroups, problem = open_check_cgroups()
 print(cgroups is not None, problem)

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 import agent.health
 from agent.cli.checks.catalog import LOG_LINES, CheckDescription, check_sections
-from agent.cli.checks.text import COMMAND, markdown
+from agent.cli.checks.command import COMMAND, markdown
 from agent.cli.main import main
 from agent.config.config import SETTINGS
 from agent.embed.core_components import CORE_FAILED_ROW
-from agent.health.declared.gpus import DECLARED_GPU_RULES
-from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.faults import event_fault_table as gpu_events
+from agent.health.declared.verdicts import DECLARED_GPU_RULES
+from agent.health.gpu.faults import fault_log
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.xid import log_lines as xid_lines
 from agent.health.gpu.xid.conditions import XidOccurrences, XidReadings
 from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
 from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.gpu.xid.sxid_table import SXIDS
 from agent.health.gpu.xid.xid_table import XIDS
-from agent.health.host.catalog import ALL_HOST_RULES
-from agent.health.host.pod.rules import POD_AUDIT_ROWS
+from agent.health.host.pod import POD_AUDIT_ROWS
+from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.kernel_log.facts import KernelLogCode
 from agent.health.kernel_log.parse import parse_host_line as host_line
 from agent.health.rules import STALLED, CatalogRow
@@ -45,7 +45,7 @@ CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 def test_every_cause_is_listed_once():
     codes = [rule.code for rule in (*ALL_HOST_RULES, *DECLARED_GPU_RULES, *gpu_rules(LIMITS))]
-    codes += [row.code for row in gpu_events.EVENT_FAULT_ROWS] + [*POD_AUDIT_ROWS]
+    codes += [row.code for row in fault_log.EVENT_FAULT_ROWS] + [*POD_AUDIT_ROWS]
     codes += [f"gpu.xid.{code}" for code in XIDS] + [f"gpu.fabric.sxid.{code}" for code in SXIDS]
     for module in walk_packages(agent.health.__path__, "agent.health."):
         codes += [
@@ -142,9 +142,9 @@ def test_sxid_is_as_severe_as_its_row():
 
 def test_try_it_kernel_log_lines_are_parsed():
     kinds = {
-        gpu_events.INIT_FAILED: xid_lines.InitFailedLine,
-        gpu_events.LINK_SETUP_FAILED: xid_lines.LinkSetupFailedLine,
-        gpu_events.API_MISMATCH: xid_lines.VersionMismatchLine,
+        fault_log.INIT_FAILED: xid_lines.InitFailedLine,
+        fault_log.LINK_SETUP_FAILED: xid_lines.LinkSetupFailedLine,
+        fault_log.API_MISMATCH: xid_lines.VersionMismatchLine,
     }
     assert {code: type(xid_lines.parse_line(line)) for code, line in LOG_LINES.items()} == kinds
     for code in SXIDS:

@@ -1,6 +1,6 @@
 """Queue of requests to clear faults: each is in the snapshots until it is answered or withdrawn."""
 
-from agent.driver.clear_requests import ClearRequestQueue, Unanswered
+from agent.engine.loop import ClearRequestQueue, Unanswered
 from agent.model.cleared_faults import ClearResult, Operator
 
 ROOT = Operator(0, 1)

@@ -35,9 +35,9 @@ from agent.cli.output.log import (
 )
 from agent.cli.output.report_changes import ReportChange, report_changes
 from agent.model.health import NonDeviceCause, Severity
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceState
 
 
 def test_first_report_lists_devices_and_failing_sources():

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from test_config import EVERYTHING
 
+from agent.cli.config import config_schema
 from agent.cli.main import main
 from agent.config.config import SETTINGS, load, read_config
-from agent.config.schema import config_schema
 
 
 @pytest.fixture(autouse=True)

@@ -37,13 +37,13 @@ from agent.cli.explain.text import CONSEQUENCES, render
 from agent.cli.output.terminal import TextStyle
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
+from agent.model.health import Effect, Taint, Taints
 from agent.model.prepare import ErrorClass
-from agent.model.taint import Effect, Taint, Taints
 from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.prepare_ledger import PrepareLedger
-from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_state
-from agent.store import taint_file
+from agent.serve.kubelet import client, pods_api
+from agent.sources import kubelet_files
+from agent.store import driver_files
 
 __all__ = ["short_tmp"]
 
@@ -239,7 +239,7 @@ def test_unknown_name_is_refused_with_a_suggestion(train: Node, argv: list[str],
 
 def test_unknown_name_lists_unavailable_sources(train: Node) -> None:
     _, _, err = train.explain("pod", "team-a/x")
-    for socket in ("run/agent.sock", podresources.SOCKET, pods_api.SOCKET):
+    for socket in ("run/agent.sock", client.PODRESOURCES_SOCKET, pods_api.SOCKET):
         assert f"not available: {'agent' if 'agent' in socket else ''}" in err
         assert socket in err
 
@@ -248,12 +248,12 @@ def test_ambiguous_name_lists_all_matches(node: Node) -> None:
     node.prepared(prepared_claim("a", "gpu-0"))
     (node.run_dir / "drivers").mkdir(parents=True)
     node.health_state("Healthy", "gpu-0", "gpu-1")
-    other = json.loads((node.kubelet / kubelet_state.HEALTH_FILE).read_text())
+    other = json.loads((node.kubelet / kubelet_files.HEALTH_FILE).read_text())
     other["nic.example.com"] = {
         "Devices": {"n/gpu-0": {"PoolName": "n", "DeviceName": "gpu-0", "LastUpdated": ""}}
     }
     other["nic.example.com"]["Devices"]["n/gpu-0"]["LastUpdated"] = "2026-11-21T10:00:00Z"
-    (node.kubelet / kubelet_state.HEALTH_FILE).write_text(json.dumps(other))
+    (node.kubelet / kubelet_files.HEALTH_FILE).write_text(json.dumps(other))
     code, _, err = node.explain("gpu-0")
     assert code == 64
     assert (
@@ -344,7 +344,9 @@ def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
     state = train.kubelet / "plugins" / DRIVER / "drahealth"
     state.mkdir(parents=True)
     taint = Taint(f"{DRIVER}/gpu.xid.79", "", Effect.NO_EXECUTE, int(time.time()) - 60)
-    taint_file.save_taints(state / taint_file.FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)}))
+    driver_files.save_taints(
+        state / driver_files.TAINTS_FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)})
+    )
     _, out, _ = train.explain("gpu-0")
     assert f"taint    {DRIVER}/gpu.xid.79=:NoExecute, offered for " in out
     _, out, _ = train.explain("gpu-1")
@@ -428,9 +430,9 @@ def test_pod_created_again_may_use_the_old_device_only(train: Node) -> None:
 # --- missing sources ---------------------------------------------------------------------------------------
 
 KUBELET = {
-    "checkpoint": kubelet_state.CLAIMS_FILE,
-    "health-state": kubelet_state.HEALTH_FILE,
-    "podresources": podresources.SOCKET,
+    "checkpoint": kubelet_files.CLAIMS_FILE,
+    "health-state": kubelet_files.HEALTH_FILE,
+    "podresources": client.PODRESOURCES_SOCKET,
     "pods-api": pods_api.SOCKET,
 }
 
@@ -484,7 +486,7 @@ def test_silent_sockets_time_out_in_parallel(train: Node) -> None:
     hung = [
         train.run_dir / "agent.sock",
         train.run_dir / "drivers" / "gpu.example.com.sock",
-        train.kubelet / podresources.SOCKET,
+        train.kubelet / client.PODRESOURCES_SOCKET,
         train.kubelet / pods_api.SOCKET,
     ]
     with silent_servers(*hung):
@@ -500,7 +502,7 @@ def test_hung_file_times_out_alone(train: Node) -> None:
     released = threading.Event()
     with ExitStack() as stack:
         try:
-            stack.enter_context(hung_file(train.kubelet / kubelet_state.CLAIMS_FILE, released.is_set))
+            stack.enter_context(hung_file(train.kubelet / kubelet_files.CLAIMS_FILE, released.is_set))
         except OSError as error:
             pytest.skip(f"no FUSE here: {error}")
         stack.callback(released.set)
@@ -758,7 +760,7 @@ def test_all_without_claims_is_ok_unless_a_source_is_unreadable(node: Node) -> N
     node.health_state("Healthy", "gpu-0")
     code, out, _ = node.explain("--all")
     assert (code, out.splitlines()[0]) == (0, "no claim on this node is known")
-    (node.kubelet / kubelet_state.CLAIMS_FILE).write_text("torn")
+    (node.kubelet / kubelet_files.CLAIMS_FILE).write_text("torn")
     assert node.explain("--all")[0] == 3
 
 

@@ -15,8 +15,8 @@ import trio
 from cli_reports import BUSY
 
 from agent import __version__
-from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_severities
 from agent.cli.main import VERBS, build_parser, load_verb, main, report_error
+from agent.cli.subcommand import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_severities
 from agent.errors import (
     AgentUnreachable,
     ConfigError,
@@ -28,7 +28,7 @@ from agent.errors import (
     UsageError,
 )
 from agent.model.health import Severity
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import SourceSample, SourceState
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -375,7 +375,7 @@ def test_agent_loads_no_embedding_code_and_no_betterproto():
     """Embedding code takes 7 MiB, which an agent that only serves health never uses. The consumer model is
     loaded only once a kubelet with claims exists."""
     heavy = {"agent.api", "agent.embed", "betterproto", "dateutil", "email", "google.protobuf", "psutil"}
-    heavy |= {"agent.model.claim_sources", "agent.model.device_usage", "agent.sources.kubelet_state"}
+    heavy |= {"agent.model.claim_sources", "agent.model.device_usage", "agent.sources.kubelet_files"}
     code = """
 import sys
 from agent.app import daemon

@@ -26,7 +26,7 @@ from agent.model.prepare import ErrorClass
 from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.failure_kinds import FAILURE_KINDS
 from agent.prepare.prepare_ledger import PrepareLedger
-from agent.store.ledger_file import FILE, LedgerFileContent, save_ledger
+from agent.store.driver_files import LEDGER_FILE, LedgerFileContent, save_ledger
 
 PAGE = Path(__file__).parent.parent / "docs" / "prepare-errors.md"
 
@@ -73,7 +73,7 @@ class Node:
             self.state / "drivers" / driver if by_agent else self.kubelet / "plugins" / driver / "drahealth"
         )
         save_ledger(directory, driver, "1.2", ledger, NOW + 100)
-        return directory / FILE
+        return directory / LEDGER_FILE
 
     def run(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
         """Run the command; return exit code, output and errors."""
@@ -188,7 +188,7 @@ def test_driver_flag_selects_one_driver(node, capsys):
     node.store(ledger_of(("a", None)))
     broken = node.kubelet / "plugins" / "cpu.example.com" / "drahealth"
     broken.mkdir(parents=True)
-    (broken / FILE).write_text("{")
+    (broken / LEDGER_FILE).write_text("{")
     code, out, err = node.run(capsys, "--driver", DRIVER)
     assert (code, err) == (0, "")
     assert "team/a" in out

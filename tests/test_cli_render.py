@@ -28,11 +28,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.output.json import status_document
-from agent.cli.output.report_table import render_report
+from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
+from agent.model.reading import SourceState
 from agent.model.report import (
     AgentStatus,
     ClusterCondition,
@@ -46,7 +47,6 @@ from agent.model.report import (
     SocketSubscriberCounts,
 )
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceState
 from agent.model.time import format_age
 
 PLAIN = TextStyle()

@@ -15,7 +15,7 @@ from explain_node import Node, pod_object, prepared_claim
 from other_user import skip_unless_user_can_change
 
 from agent.prepare.prepare_ledger import PrepareLedger
-from agent.serve.kubelet import podresources, pods_api
+from agent.serve.kubelet import client, pods_api
 
 UNPRIVILEGED = """
 import contextlib, difflib, os, sys
@@ -26,7 +26,7 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(main(sys.argv[1:]))
 """
 DENIED = "Permission denied"
-SOCKETS = (podresources.SOCKET, pods_api.SOCKET)
+SOCKETS = (client.PODRESOURCES_SOCKET, pods_api.SOCKET)
 
 
 class Output(NamedTuple):
@@ -73,7 +73,7 @@ def test_unknown_name_with_unreadable_sources_exits_77(node: Node) -> None:
         "agent": node.run_dir / "agent.sock",
         "checkpoint": node.kubelet / "dra_manager_state",
         "health-state": node.kubelet / "dra_health_state",
-        "podresources": node.kubelet / podresources.SOCKET,
+        "podresources": node.kubelet / client.PODRESOURCES_SOCKET,
         "pods-api": node.kubelet / pods_api.SOCKET,
         "prepares": node.kubelet / "plugins",
         "taints": node.kubelet / "plugins",

@@ -13,13 +13,15 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.cluster.cluster_publisher import RETRY_MAX_S, ClusterPublisher, open_cluster_publisher
-from agent.cluster.node_conditions import (
+from agent.cluster.node_objects import (
+    DURATION_S,
     KIND_CONDITIONS,
     MESSAGE_CHARS,
     UNKNOWN_S,
     decide_conditions,
+    lease_name,
+    load_identity,
 )
-from agent.cluster.node_lease import DURATION_S, lease_name, load_identity
 from agent.config.api_access import ApiAccess
 from agent.config.config import Config
 from agent.devices.inventory import DeviceKind

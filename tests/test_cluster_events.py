@@ -9,19 +9,20 @@ from claim_samples import known_pod, prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
 
-from agent.cluster.device_events import EVENT_S, UNDECIDED_S
-from agent.cluster.event_recorder import (
+from agent.cluster.device_events import (
     COMBINE_MESSAGES,
     COMBINED,
+    EVENT_S,
     MESSAGE_CHARS,
     NODE_BURST,
     OBJECT_BURST,
+    UNDECIDED_S,
     DeviceEvent,
     EventObject,
     EventRecorder,
     TokenBucket,
 )
-from agent.cluster.node_conditions import MAINTENANCE_TYPES, UNKNOWN_S
+from agent.cluster.node_objects import MAINTENANCE_TYPES, UNKNOWN_S
 from agent.config.api_access import ApiAccess
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.model.claim import DeviceRef

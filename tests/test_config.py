@@ -26,12 +26,11 @@ from agent.config.config import (
 )
 from agent.config.values import format_duration, format_size, parse_duration, parse_size
 from agent.errors import ConfigError, PermissionDeniedError
-from agent.model.custom_checks import CustomCheck
 from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
-from agent.model.settings import RuleOverride
+from agent.model.settings import CustomCheck, RuleOverride
 from agent.model.socket_address import ListenAddress
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 

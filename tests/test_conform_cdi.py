@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.google import message_class
 
+from agent.conform.answer_decoders import decode_answers
 from agent.conform.cdi_schema import cdi_ids, invalid_cdi, invalid_cdi_id
-from agent.conform.prepare_decoder import decode_answers
 from agent.conform.session_record import ClaimReply, ReturnedDevice
 from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, write_cdi_spec
 

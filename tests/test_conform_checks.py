@@ -39,8 +39,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.google import message_class
 
+from agent.conform.answer_decoders import DEVICES_LIMIT, FIELDS_LIMIT, decode_health_list
 from agent.conform.check_table import CHECKS, run_checks
-from agent.conform.health_list_decoder import DEVICES_LIMIT, FIELDS_LIMIT, decode_health_list
 from agent.conform.kubelet.session import choose_driver_files
 from agent.conform.outcomes import ITEMS_SHOWN, format_seconds, join_first, not_run, skipped
 from agent.conform.session_record import (

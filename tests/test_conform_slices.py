@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from kubelet.claims import allocated_claim
 
-from agent.conform.kubelet.api_claims import _in_version
-from agent.conform.slice_devices import choose_devices
+from agent.conform.kubelet.api_claims import _in_version, choose_devices
 
 DRIVER, NODE = "gpu.example.com", "node-a"
 

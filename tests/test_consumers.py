@@ -27,8 +27,8 @@ from agent.devices.consumers.consumer_queries import (
     pods_by_name,
     refused_pods,
 )
-from agent.devices.consumers.current_uses import current_uses
-from agent.devices.consumers.reservations import KubeletsRefusingPod
+from agent.devices.consumers.kube_objects import KubeletsRefusingPod
+from agent.devices.consumers.usage import current_uses
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,

@@ -19,15 +19,14 @@ from wire.kubelet_apis import (
 
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.consumer_queries import affected_pods, pods_by_name, refused_pods
-from agent.devices.consumers.kube_objects import parse_claims, parse_pods
-from agent.devices.consumers.reservations import KubeletsRefusingPod
+from agent.devices.consumers.kube_objects import KubeletsRefusingPod, parse_claims, parse_pods
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef, SourceAnswer, SourceAnswers
 from agent.model.consumers import ConsumerMap, ContainerUse
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kube_object_file, kubelet_state
+from agent.serve.kubelet import client, pods_api
+from agent.sources import kubectl_files, kubelet_files
 
 PODS = range(100)
 DEVICES = range(4)
@@ -60,7 +59,7 @@ def write_files(directory: Path) -> None:
             drivers={DRIVER: {"Devices": [device("switch")]}},
         )
     )
-    (directory / kubelet_state.CLAIMS_FILE).write_bytes(checkpoint(claims))
+    (directory / kubelet_files.CLAIMS_FILE).write_bytes(checkpoint(claims))
     results = [{"request": "gpus", "driver": DRIVER, "pool": "node-1", "device": "switch"}]
     group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g"}
     reserved = [{"resource": "pods", "name": f"pod-u-{number}", "uid": f"u-{number}"} for number in PODS[1:]]
@@ -100,15 +99,15 @@ def map_of_node(directory: Path) -> ConsumerMap:
 
     async def query_sockets() -> tuple[SourceAnswer[Any], SourceAnswer[Any]]:
         return (
-            await podresources.list_podresources(directory / "kubelet.sock", lambda: NOW),
+            await client.list_podresources(directory / "kubelet.sock", lambda: NOW),
             await pods_api.list_pods(directory / "pods-api.sock", lambda: NOW),
         )
 
     listing, pods = asyncio.run(query_sockets())
-    claims = kube_object_file.read_objects(directory / "claims.json", kube_object_file.CLAIM, NOW)
+    claims = kubectl_files.read_objects(directory / "claims.json", kubectl_files.CLAIM, NOW)
     return build_consumer_map(
         SourceAnswers(
-            prepared=(kubelet_state.read_claims_checkpoint(directory / kubelet_state.CLAIMS_FILE, NOW),),
+            prepared=(kubelet_files.read_claims_checkpoint(directory / kubelet_files.CLAIMS_FILE, NOW),),
             listed=(listing,),
             pods=(parse_pods(pods),),
             claims=(parse_claims(claims),),
@@ -120,7 +119,7 @@ def map_of_node(directory: Path) -> ConsumerMap:
 def known(tmp_path: Path) -> ConsumerMap:
     write_files(tmp_path)
     with (
-        ListingApi(tmp_path / "kubelet.sock", podresources.LIST, podresources_answer),
+        ListingApi(tmp_path / "kubelet.sock", client.PODRESOURCES_LIST, podresources_answer),
         ListingApi(tmp_path / "pods-api.sock", pods_api.LIST, pods_answer),
     ):
         return map_of_node(tmp_path)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.consumer_queries import affected_pods, refused_pods
-from agent.devices.consumers.current_uses import current_uses
+from agent.devices.consumers.usage import current_uses
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,

@@ -29,12 +29,10 @@ from agent.health.rules import (
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DriverDevice
 from agent.model.health import Finding, Severity
-from agent.model.kernel_messages import LogSample
-from agent.model.machine_samples import MachineSample, PerCpuSample, PressureSample
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.machine_samples import LogSample, MachineSample, PerCpuSample, PressureSample
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample, NumaCpuSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ROWS: Final = {rule.code: rule for rule in (*CPU_RULES, *DECLARED_CPU_RULES)}

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from paper import PaperNode, codes, device_of
 
-from agent.config.check_tables import CHECKS_MAX, parse_checks, show_checks
 from agent.config.config import load_with_origins
+from agent.config.tables import CHECKS_MAX, parse_checks, show_checks
 from agent.engine.step import initial_state, with_settings
 from agent.errors import ConfigError
-from agent.health.custom_checks import NOT_RUN_YET
-from agent.model.custom_checks import CustomCheck, CustomCheckResult
+from agent.health.host.verdicts import NOT_RUN_YET
 from agent.model.declared_devices import (
     DeclaredCpuDevice,
     DeclaredFile,
@@ -23,10 +22,10 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.model.health import Finding, Health, NotApplicable, Repair, Severity
+from agent.model.reading import SourceState
 from agent.model.report import Report
-from agent.model.settings import EngineSettings, RuleOverride
+from agent.model.settings import CustomCheck, CustomCheckResult, EngineSettings, RuleOverride
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 
 CPU = "cpu-node0"

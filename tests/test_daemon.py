@@ -40,7 +40,7 @@ from wire.serving import device, eventually, report, unhealthy
 from agent.app.daemon import status_line
 from agent.cli.main import main
 from agent.model.health import DeviceHealth, Health
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import SourceSample, SourceState
 
 CPU, MEMORY, POOL = "cpu-node0", "memory-node0", "hugepages-2mi-node0"
 STALLED = 4  # drahealth.v1.SourceState

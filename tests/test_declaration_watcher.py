@@ -19,8 +19,8 @@ from trio.lowlevel import Task
 from trio.testing import MockClock
 
 from agent.errors import ProbeError
-from agent.model.source_state import SourceState
-from agent.native.uevents import watch_directory
+from agent.model.reading import SourceState
+from agent.native.kernel_events import watch_directory
 from agent.node.declaration_watcher import MAX_DUTY_CYCLE, DeclarationWatcher
 
 DRIVER: Final = "gpu.example.com"

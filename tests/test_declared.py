@@ -24,14 +24,16 @@ from agent.model.declared_devices import (
     DeclaredPciDevice,
     DriverDevice,
 )
-from agent.sources.declaration_directory import (
+from agent.sources.declaration_file import (
+    DEVICES_MAX,
     ERROR_CHARS,
     FILE_BYTES,
     FILES_MAX,
+    LINE_BYTES,
     check_owner_and_mode,
+    parse_declaration,
     read_declarations,
 )
-from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, parse_declaration
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"

@@ -8,8 +8,7 @@ from paper import PaperNode, codes, device_of
 
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints
 from agent.engine.step import initial_state
-from agent.health.declared.driver_checks import STORED_MAX, check_sources, open_check_faults
-from agent.health.declared.driver_faults import FAILED_DEVICE
+from agent.health.declared.driver_reports import FAILED_DEVICE, STORED_MAX, check_sources, open_check_faults
 from agent.health.state_machine import CLEAN_MIN_NS, Condition, ConditionPhase
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
@@ -24,10 +23,10 @@ from agent.model.declared_devices import (
 from agent.model.health import Blame, Finding, Health, Repair, Severity
 from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import DriverFault
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 from agent.serve.health.feed import devices_of_socket
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults

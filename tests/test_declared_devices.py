@@ -9,8 +9,8 @@ from paper import PaperNode, codes, group_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
-from agent.health.declared.gpus import DeclaredGpuRuleInput, evaluate_gpu_mismatch
 from agent.health.declared.state import REMOVED_MAX
+from agent.health.declared.verdicts import DeclaredGpuRuleInput, evaluate_gpu_mismatch
 from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
@@ -24,11 +24,11 @@ from agent.model.declared_devices import (
 )
 from agent.model.gpu import NvmlReturnCode
 from agent.model.health import DeviceHealth, Finding, Health, Severity
-from agent.model.pci import PciSample
+from agent.model.machine_samples import PciSample
 from agent.model.persistent_faults import KnownGpu
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.serve.health.feed import devices_of_socket
 

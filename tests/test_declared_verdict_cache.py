@@ -14,7 +14,7 @@ from paper import ABSENT, EIO, node_sample, pool_sample
 from test_engine_step_host import BUS_SOURCES, MACHINE_SOURCES, HostNode
 
 from agent.engine.step import step
-from agent.health.declared.verdict_cache import VerdictCache
+from agent.health.declared.state import VerdictCache
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
@@ -32,10 +32,9 @@ from agent.model.declared_devices import (
 from agent.model.health import Finding, Health, Severity
 from agent.model.machine_samples import DimmSample, NumaMemorySample, PerCpuSample
 from agent.model.prepare import DriverFault
-from agent.model.reading import Missing, Reading
+from agent.model.reading import Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 DRIVER: Final = "a.example.com"

@@ -22,8 +22,7 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.serve.driver_link.handler_interface import DeviceDeclaration
-from agent.sources.declaration_directory import read_declarations
-from agent.sources.declaration_file import parse_declaration
+from agent.sources.declaration_file import parse_declaration, read_declarations
 
 DRIVER = "gpu.example.com"
 NODE = "node-1"
@@ -165,7 +164,7 @@ def test_full_disk_is_named_and_keeps_the_old_file(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from agent.driver.session import write_declaration
-from agent.serve.driver_link.handler_interface import DeviceDeclaration
+from agent.serve.driver_link.requests import DeviceDeclaration
 from agent.store.state_files import StateWriteError
 top = Path({str(tmp_path)!r})
 rows = [DeviceDeclaration("", {{"name": f"m-{{n}}", "kind": "memory", "numa": 0}}) for n in range(4000)]

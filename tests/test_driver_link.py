@@ -27,7 +27,7 @@ from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names
 from wire.serving import eventually
 
-from agent.sources.kubelet_state import CLAIMS_FILE
+from agent.sources.kubelet_files import CLAIMS_FILE
 
 CONFIG = '[stream]\nlease = "3s"\n[taints]\nquiet = "0s"\n'
 

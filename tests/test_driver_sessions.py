@@ -22,22 +22,21 @@ from wire.serving import eventually
 from agent.config.config import DRIVERS, Config
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.driver.merged_snapshot_source import HostAndDriverSource
-from agent.driver.report_hub import ReportHub
 from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
+from agent.engine.loop import ReportHub
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.consumers import ConsumerMap
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOtherDevice, DriverDevice
-from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.health import DeviceHealth, Effect, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.taint import Effect
 from agent.model.time import NS, Instant
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
 from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, TooManyDevices
-from agent.store.ledger_file import FILE, load_ledger
+from agent.store.driver_files import LEDGER_FILE, load_ledger
 from agent.system.timing import read_clocks
 
 A: Final = "a.example.com"
@@ -553,7 +552,7 @@ def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
     """Block the writer of the driver's ledger until the context ends."""
     directory = agent.config.state_dir / DRIVERS / driver
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"{FILE}.new").open("wb") as file:
+    with (directory / f"{LEDGER_FILE}.new").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -567,7 +566,7 @@ def test_close_saves_pending_changes(agent: Agent) -> None:
     session = agent.sessions.open(A)
     session.prepared([ClaimResult(claim(A), None)])
     assert agent.sessions.close(in_s(10)) == []
-    assert (agent.config.state_dir / DRIVERS / A / FILE).exists()
+    assert (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).exists()
 
 
 def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
@@ -575,7 +574,7 @@ def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
         for driver in (A, B):
             agent.sessions.open(driver).prepared([ClaimResult(claim(driver), None)])
         assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
-        eventually((agent.config.state_dir / DRIVERS / B / FILE).exists, "the other ledger is saved")
+        eventually((agent.config.state_dir / DRIVERS / B / LEDGER_FILE).exists, "the other ledger is saved")
     assert agent.sessions.close(in_s(10)) == []
 
 
@@ -589,4 +588,4 @@ def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> Non
         assert agent.sessions.close(in_s(0)) == [f"ledger writer of {A}"]
     thread.join()
     assert agent.sessions.close(in_s(10)) == []
-    assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / FILE).read_text()
+    assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).read_text()

@@ -14,8 +14,9 @@ from patience import PATIENCE_S
 
 from agent.driver.check_results import ADVICE_BYTES, EVIDENCE_BYTES
 from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
-from agent.embed.check_scheduler import MAX_THREADS, DriverCheckScheduler
 from agent.embed.checks import (
+    MAX_THREADS,
+    DriverCheckScheduler,
     HealthCheck,
     HealthCheckFunction,
     default_check_name,
@@ -551,7 +552,7 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
         if broken:
             raise OSError(5, "Input/output error")
 
-    with caplog.at_level(logging.DEBUG, logger="agent.embed.check_scheduler"):
+    with caplog.at_level(logging.DEBUG, logger="agent.embed.checks"):
         async with looking(check_of(check, raise_after=3)) as found:
             await found.until(lambda checks: checks["d-0"].passes >= 3)
             broken = False

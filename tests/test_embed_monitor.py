@@ -25,9 +25,8 @@ from agent.embed.devices import Device, Hugepages
 from agent.embed.monitor import Monitor, default_state_dir
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, ClaimRef
-from agent.model.health import Blame, Finding, Health
+from agent.model.health import Blame, Effect, Finding, Health, Taints
 from agent.model.prepare import DriverFault
-from agent.model.taint import Effect, Taints
 from agent.model.time import Instant
 from agent.prepare.errors import FailedDeviceError
 

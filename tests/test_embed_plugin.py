@@ -39,13 +39,12 @@ from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
 from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
-from agent.model.health import Finding, Health
+from agent.model.health import Finding, Health, Taints
 from agent.model.report import Report
-from agent.model.taint import Taints
 from agent.prepare.errors import BadConfigError, FailedDeviceError, TransientError
 from agent.prepare.step_runners import classified
+from agent.serve.dra_plugin.instance_locks import FILE
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
-from agent.serve.dra_plugin.serialize_lock import FILE
 from agent.system.threads.latest_value import LatestValue
 
 KUBELETS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kubelet")

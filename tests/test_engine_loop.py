@@ -13,10 +13,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from agent.engine.loop import LATE_REREADS, REREAD_PAUSE_S, EngineLoop, LoopTiming, stalls_of
 from agent.engine.step import EngineState
 from agent.model.health import Health, Severity
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 POOL = "hugepages-2mi-node0"

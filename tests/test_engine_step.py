@@ -26,18 +26,17 @@ from paper import (
 )
 
 from agent.engine.step import EngineState, initial_state, step
-from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.host.cpu.rules import CPU_RULES
-from agent.health.host.hugepages.rules import POOL_RULES
+from agent.health.host.hugepages import POOL_RULES
+from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.rules import CLEAN_PASSES, STALLED
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.health import Blame, Health, Severity
 from agent.model.persistent_faults import PersistentState
-from agent.model.reading import Missing
+from agent.model.reading import Missing, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 from agent.serve.health.service import EXTRA_LEASE_S
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults

@@ -27,7 +27,7 @@ from paper import (
 )
 
 from agent.engine.step import EngineState, step
-from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
+from agent.health.kernel_log.facts import HOST_PATTERNS, compile_pattern
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.declared_devices import (
     DeclaredCpuDevice,
@@ -40,20 +40,22 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine_samples import (
     DimmSample,
+    LinkLayer,
+    LogLine,
+    LogSample,
     MachineSample,
+    NicPortSample,
+    NicSample,
     NumaMemorySample,
+    PciSample,
     PerCpuSample,
     PressureSample,
 )
-from agent.model.nic import LinkLayer, NicPortSample, NicSample
-from agent.model.pci import PciSample
-from agent.model.reading import Missing, Reading
+from agent.model.reading import Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 DRIVER: Final = "a.example.com"

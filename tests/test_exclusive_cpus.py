@@ -3,7 +3,7 @@
 from claim_samples import DRIVER, device, known_pod, prepared, source_answers, use
 
 from agent.devices.consumers.consumer_map import build_consumer_map
-from agent.devices.consumers.exclusive_cpus import exclusive_cpus
+from agent.devices.consumers.consumer_queries import exclusive_cpus
 from agent.model.claim_sources import AllocatedDevice, ContainerClaim, ContainerObject, PodClaim
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (

@@ -13,17 +13,15 @@ import pytest
 from http_agents import FakeAgent
 from prometheus import Prometheus
 
-from agent.cli.fleet.fleet_state import FLAPS, FleetDevice, read_fleet
-from agent.cli.fleet.prometheus_api import MetricSample, PrometheusServer
+from agent.cli.fleet.fleet_state import FLAPS, FleetDevice, MetricSample, PrometheusServer, read_fleet
 from agent.cli.main import main
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.http.metrics import MetricsRenderer
 from agent.model.gpu import NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
-from agent.model.reading import Absence, Missing
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import CpuSetsSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.version import VERSION
 

@@ -5,14 +5,14 @@ from typing import Any, Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, T4, gpu_sample, gpu_set, gpu_view, hanging_view
 
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.responsiveness import FIELD_VALUES, next_not_answering_change_ns
 from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import Finding, Repair, Severity
+from agent.model.reading import SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS
 
 ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}

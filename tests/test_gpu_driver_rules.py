@@ -5,13 +5,13 @@ from typing import Any, Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, pci_sample
 
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.gpu import GpuEvent, GpuField, GpuOsSample, GpuSample, StuckProcess
 from agent.model.health import Finding, Repair, Severity
+from agent.model.reading import SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 
 ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
 INIT: Final = "gpu.driver.init"

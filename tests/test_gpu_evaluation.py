@@ -17,9 +17,9 @@ from agent.health.gpu.verdicts import NOT_READ_YET
 from agent.health.rules import CLEAN_PASSES, STALLED
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample, NvmlReturnCode
 from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 from agent.serve.health.feed import HealthFeed
 

@@ -10,8 +10,8 @@ from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, resto
 from agent.model.gpu import WHOLE_GPU, NvmlReturnCode
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
+from agent.model.reading import SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 from agent.model.time import Instant
 from agent.store.gpu_fault_file import SIZE_MAX, decode_gpu_faults, encode_gpu_faults
 

@@ -6,7 +6,7 @@ from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.model.gpu import GpuEvent, NvmlReturnCode
 from agent.model.health import Blame, Health, Severity
-from agent.model.source_state import SourceState
+from agent.model.reading import SourceState
 from agent.model.time import NS
 
 UNTIL_RESET = (46, 62, 64)

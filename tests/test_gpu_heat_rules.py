@@ -5,9 +5,9 @@ from typing import Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.heat import HOLD_NS
 from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.rules import (
     OK,
     CounterGrowth,

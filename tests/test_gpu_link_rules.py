@@ -5,9 +5,9 @@ from typing import Final
 import pytest
 from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.nvlink import ERROR_LIMITS
 from agent.health.gpu.rule_input import GpuRuleInput, GrowthLimit, SeenGpuFeatures
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.rules import (
     OK,
     CounterGrowth,

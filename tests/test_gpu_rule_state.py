@@ -11,10 +11,9 @@ from paper_gpus import GpuNode
 from agent.health.gpu.rule_state import REMOVED_NS, GpuRuleState, gpu_devices, gpu_views, next_gpu_rule_state
 from agent.health.rules import CounterGrowth
 from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlReturnCode
-from agent.model.reading import Reading
+from agent.model.reading import Reading, SourceState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 REPLAY = GpuField.PCIE_REPLAY

@@ -23,9 +23,9 @@ from gpu_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.catalog import counter_windows_s, gpu_rules, gpu_wakes
 from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, nvml_code_text, worst_result
-from agent.health.host.catalog import ALL_HOST_RULES
+from agent.health.gpu.rule_state import counter_windows_s, gpu_rules, gpu_wakes
+from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.rules import (
     OK,
     CounterGrowth,
@@ -36,13 +36,11 @@ from agent.health.rules import (
     format_at_least,
     format_duration,
 )
-from agent.model.gpu import GpuField, GpuOsSample, StuckProcess
+from agent.model.gpu import GpuField, GpuOsSample, GpuWakeCondition, GpuWakeMode, StuckProcess
 from agent.model.health import Blame, Finding, Severity
-from agent.model.reading import Reading
+from agent.model.reading import Reading, SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 RULES: Final = gpu_rules(LIMITS)
 ROWS: Final = {rule.code: rule for rule in RULES}

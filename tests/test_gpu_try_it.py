@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from fake_nvml import fake_nvml, play
 
-from agent.health.gpu.catalog import gpu_rules
+from agent.health.gpu.rule_state import gpu_rules
 from agent.model.settings import GpuLimits
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")

@@ -11,7 +11,7 @@ from paper_gpus import HEARTBEAT_NS, GpuNode
 from test_gpu_evaluation import events, happen
 
 from agent.engine.step import EngineState, step
-from agent.health.gpu.verdict_cache import GpuVerdictCache
+from agent.health.gpu.state import GpuVerdictCache
 from agent.model.gpu import GpuField, GpuSample
 from agent.model.report import Report
 

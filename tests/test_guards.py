@@ -13,8 +13,7 @@ from typing import Any, Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench import exact_counts
-from agent.bench.budgets import FILE
+from agent.bench import guards
 from agent.bench.file_trees import temporary_directory, write_sysfs
 from agent.bench.guards import (
     KINDS,
@@ -24,13 +23,13 @@ from agent.bench.guards import (
     GuardResult,
     select_guards,
 )
-from agent.bench.result import MeasurementError
-from agent.health.host.catalog import sampler_wakes
+from agent.bench.result import BUDGETS_FILE, MeasurementError
+from agent.health.host.verdicts import sampler_wakes
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-BUDGETS: Final[dict[str, Any]] = tomllib.loads((ROOT / FILE).read_text())
+BUDGETS: Final[dict[str, Any]] = tomllib.loads((ROOT / BUDGETS_FILE).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_guard_with_missing_tool_is_neither_met_nor_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert exact_counts.compiler() == "no-such-compiler"
+    assert guards.compiler() == "no-such-compiler"
     result = BudgetedFigure("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
     assert result == GuardResult("no-such-compiler is not installed", "", None)
 

@@ -6,7 +6,7 @@ import sys
 
 PROGRAM = """if True:
     import sys, threading
-    from agent.native.heap import trim_heap, use_one_heap_arena
+    from agent.native.process import trim_heap, use_one_heap_arena
     from own_process import resident
     use_one_heap_arena()
     kept = []

@@ -27,10 +27,16 @@ from agent.errors import ResourceBusyError
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.health import Severity
+from agent.model.history import GONE, RecordedCause, StoredVerdicts
 from agent.model.settings import UsageHistoryLimits
-from agent.model.verdict_history import GONE, RecordedCause, StoredVerdicts
-from agent.store.history_file import HistoryError, HistoryFile, read_history, read_verdicts
-from agent.store.observed_period_file import period_file_path, write_period_file
+from agent.store.history_file import (
+    HistoryError,
+    HistoryFile,
+    period_file_path,
+    read_history,
+    read_verdicts,
+    write_period_file,
+)
 from agent.store.state_files import UnusableFile
 
 HERE = Path(__file__).parent

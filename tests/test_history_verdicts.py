@@ -11,11 +11,11 @@ import pytest
 from usage_samples import device_usage
 from verdict_samples import GPU, HEALTHY, HOT, LOST, OTHER_GPU, SimulatedNode
 
-from agent.cli.history.text import USE_COLUMNS
-from agent.cli.history.verdicts_text import (
+from agent.cli.history.text import (
     CHANGE_COLUMNS,
     SEVERITIES,
     SUMMARY_COLUMNS,
+    USE_COLUMNS,
     WORDS,
     format_share,
     render_changes,
@@ -23,11 +23,11 @@ from agent.cli.history.verdicts_text import (
 )
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
-from agent.health.availability_statistics import Timeline, listed_changes, summarize, verdict_spans
+from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
 from agent.model.claim import DeviceRef
+from agent.model.history import RecordedCause, RecordedState, VerdictChange
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import rfc3339
-from agent.model.verdict_history import RecordedCause, RecordedState, VerdictChange
 from agent.store.history_file import HistoryFile
 
 DAY_S = 86_400.0

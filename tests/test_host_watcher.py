@@ -24,12 +24,11 @@ from agent.config.config import Config
 from agent.health.rules import CLEAN_PASSES
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredPciDevice, DriverDevice
 from agent.model.gpu import GpuAttributes, GpuOsSample
-from agent.model.kernel_messages import Subsystem, UeventCounts
-from agent.model.reading import Missing
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.machine_samples import Subsystem, UeventCounts
+from agent.model.reading import Missing, SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.uevents import UeventListener
-from agent.node.gpu_pci_watcher import GpuPciWatcher, _merge_inventory
+from agent.native.kernel_events import UeventListener
+from agent.node.pci_watcher import GpuPciWatcher, _merge_inventory
 from agent.sources.nvml import read_gpu_inventory
 
 __all__ = ["short_tmp"]

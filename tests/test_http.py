@@ -22,7 +22,7 @@ from wire.serving import eventually, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
-from agent.http.page import COMMENT_S
+from agent.http.app import COMMENT_S
 from agent.http.server import CONNECTIONS_MAX, IDLE_S, HttpServer
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant

@@ -21,14 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from wire.serving import at, device, eventually, report, unhealthy
 
+from agent.http.agent_view import TotalsSinceStart
 from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
 from agent.http.metrics import MetricsRenderer
-from agent.http.totals_since_start import TotalsSinceStart
 from agent.model.gpu import GpuField
 from agent.model.health import Health, NonDeviceCause, Severity
-from agent.model.source_state import DURATION_BOUNDS_S, SourceSample, SourceState
+from agent.model.history import STATE_OF_SEVERITY
+from agent.model.reading import DURATION_BOUNDS_S, SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.model.verdict_history import STATE_OF_SEVERITY
 
 __all__ = ["short_tmp"]
 

@@ -18,9 +18,9 @@ from patience import PATIENCE_S
 from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
-from agent.devices.consumers.edges import pod_consumer
-from agent.health.availability_statistics import Timeline, verdict_spans
-from agent.http.page import HEADERS, STREAMS_MAX
+from agent.devices.consumers.consumer_map import pod_consumer
+from agent.health.availability import Timeline, verdict_spans
+from agent.http.app import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import AllocatedDevice, Origin, OwnerReference, PodObject, PodRef, Provenance
@@ -34,11 +34,7 @@ from agent.model.consumers import (
     Relation,
 )
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
-from agent.model.pod_findings import PodsSample
-from agent.model.report import AgentStatus, Report
-from agent.model.source_state import SourceSample, SourceState
-from agent.model.time import NS
-from agent.model.verdict_history import (
+from agent.model.history import (
     ClockReading,
     ObservedPeriod,
     RecordedState,
@@ -46,6 +42,10 @@ from agent.model.verdict_history import (
     StoredVerdicts,
     VerdictChange,
 )
+from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample, SourceState
+from agent.model.report import AgentStatus, Report
+from agent.model.time import NS
 
 __all__ = ["short_tmp"]
 
@@ -249,8 +249,8 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
         assert goes_on.wait(PATIENCE_S)
         return StoredVerdicts()
 
-    monkeypatch.setattr("agent.http.page.read_verdicts", read)
-    monkeypatch.setattr("agent.http.page.READ_WAIT_S", 0.01)
+    monkeypatch.setattr("agent.http.app.read_verdicts", read)
+    monkeypatch.setattr("agent.http.app.READ_WAIT_S", 0.01)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
     fake.view.latest.publish(report([device()]))
     with serving(fake.app) as server:

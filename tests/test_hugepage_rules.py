@@ -16,9 +16,10 @@ from patience import PATIENCE_S
 
 from agent.devices.inventory import hugepage_device, pools_by_device
 from agent.engine.step import EngineState, step
-from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
-from agent.health.host.hugepages.state import (
+from agent.health.host.hugepages import (
     ALLOC_FAILED_NS,
+    DECLARED_POOL_RULES,
+    POOL_RULES,
     DeclaredPageTotal,
     IncompleteBootAllocation,
     PoolRuleInput,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
-from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.machine_samples import LogLine, LogSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 START_S: Final = 10_000

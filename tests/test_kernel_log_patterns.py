@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.kernel_log.facts import KernelLogCode
-from agent.health.kernel_log.parse import HostLogLine, parse_host_line
-from agent.health.kernel_log.patterns import (
+from agent.health.kernel_log.facts import (
     HOST_PATTERNS,
     HOST_PATTERNS_BY_CODE,
+    KernelLogCode,
     LazyLinePattern,
     compile_pattern,
 )
-from agent.native.kernel_log import match_pattern
+from agent.health.kernel_log.parse import HostLogLine, parse_host_line
+from agent.native.kernel_events import match_pattern
 
 CODES: Final = [code for code, patterns in HOST_PATTERNS_BY_CODE.items() for _ in patterns]
 

@@ -18,13 +18,12 @@ from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
+from agent.health.kernel_log.facts import HOST_PATTERNS, KernelLogCode, KernelLogState
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
-from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.model.kernel_messages import LogSample
-from agent.model.source_state import SourceState
+from agent.model.machine_samples import LogSample
+from agent.model.reading import SourceState
 from agent.model.time import Instant
-from agent.native.kernel_log import KernelLogReader
+from agent.native.kernel_events import KernelLogReader
 
 DEVICE: Final = Path("/dev/kmsg")
 MIB: Final = 1 << 20

@@ -15,7 +15,7 @@ from agent.devices.consumers.kube_objects import parse_workloads
 from agent.errors import PermissionDeniedError, UsageError
 from agent.model.claim_sources import Origin, WorkloadRef
 from agent.model.time import Instant
-from agent.sources.kube_object_file import (
+from agent.sources.kubectl_files import (
     CLAIM,
     POD,
     parse_object_file,
@@ -129,7 +129,7 @@ def test_invalid_yaml_is_refused_with_position_and_command(kind: str, command: s
 def test_yaml_parser_is_imported_only_for_yaml() -> None:
     program = (
         "import sys\n"
-        "from agent.sources.kube_object_file import parse_objects\n"
+        "from agent.sources.kubectl_files import parse_objects\n"
         "parse_objects(b'{}', 'Pod'); before = 'yaml' in sys.modules\n"
         "parse_objects(b'kind: Pod', 'Pod'); print(before, 'yaml' in sys.modules)\n"
     )

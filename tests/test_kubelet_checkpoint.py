@@ -15,7 +15,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import AllocatedDevice, Origin, PreparedClaim
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.kubelet_state import (
+from agent.sources.kubelet_files import (
     ATTEMPTS,
     CLAIMS_MAX,
     CLAIMS_MAX_BYTES,

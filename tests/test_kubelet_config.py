@@ -9,15 +9,13 @@ import pytest
 from audit_samples import GI, MAX, procfs_tree, write_cgroup, write_process
 
 from agent.cgroup_audit.cgroup_paths import reserved_path
-from agent.cgroup_audit.kubelet_config import parse_flags, parse_kubelet_config, with_flags
-from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.kubelet_config import CgroupDriver, parse_flags, parse_kubelet_config, with_flags
 from agent.cgroup_audit.pod_model import CPU, MEMORY
 from agent.errors import UsageError
-from agent.model.cgroup import NO_LIMIT, CgroupSettings
+from agent.model.pod_findings import NO_LIMIT, CgroupSettings
 from agent.model.reading import NEVER_READ, Absence, Missing
-from agent.sources.cgroup_memory import CgroupMemoryReader
-from agent.sources.kubelet_config_files import read_config_file, read_running_config
-from agent.sources.machine_cgroup_facts import MachineSize, read_machine_size
+from agent.sources.cgroup_facts import CgroupMemoryReader, MachineSize, read_machine_size
+from agent.sources.kubelet_files import read_config_file, read_running_config
 
 # --- parsing -----------------------------------------------------------------------------------------------
 

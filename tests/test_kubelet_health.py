@@ -12,7 +12,7 @@ from agent.model.claim_sources import KubeletHealthRecord, Origin
 from agent.model.health import Health
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.kubelet_state import DEFAULT_LEASE_S, parse_health_state, read_health_state
+from agent.sources.kubelet_files import DEFAULT_LEASE_S, parse_health_state, read_health_state
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 UPDATED = "2023-11-14T22:13:20Z"

@@ -40,8 +40,8 @@ from agent.model.claim_sources import (
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.serve.grpc.channel import KUBELET_RESPONSE_LIMIT
-from agent.serve.kubelet.podresources import LIST as PODRESOURCES
-from agent.serve.kubelet.podresources import list_podresources
+from agent.serve.kubelet.client import PODRESOURCES_LIST as PODRESOURCES
+from agent.serve.kubelet.client import list_podresources
 from agent.serve.kubelet.pods_api import INVALID_MAX, PodsWatcher, list_pods
 from agent.serve.kubelet.pods_api import LIST as PODS
 from agent.system.threads.latest_value import LatestValue

@@ -12,8 +12,9 @@ import pytest
 from paper import ABSENT, EIO, ENODEV, cpus_sample, node_sample, without_since
 from patience import PATIENCE_S
 
-from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
-from agent.health.host.memory.state import (
+from agent.health.host.memory.rules import (
+    DECLARED_MEMORY_RULES,
+    MEMORY_RULES,
     MemoryRuleInput,
     MemoryRuleState,
     declared_memory_rule_input,
@@ -32,10 +33,9 @@ from agent.model.machine_samples import (
     PerCpuSample,
     PressureSample,
 )
-from agent.model.reading import Reading
+from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import NumaCpuSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.native.machine_watch import MachineWatch
 

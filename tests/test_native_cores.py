@@ -9,8 +9,7 @@ from machine import hotplug
 from patience import PATIENCE_S
 
 from agent.model.machine_samples import MachineSample, PerCpuSample
-from agent.model.reading import Absence, Missing, Reading
-from agent.model.source_state import SourceState
+from agent.model.reading import Absence, Missing, Reading, SourceState
 from agent.native.machine_watch import MachineWatch
 
 CPUS = Path("/sys/devices/system/cpu")

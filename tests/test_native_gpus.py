@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, NvmlReturnCode, NvmlSample
-from agent.model.reading import Absence, Missing, Reading
-from agent.model.source_state import SourceState
+from agent.model.gpu import (
+    WHOLE_GPU,
+    GpuEvent,
+    GpuField,
+    GpuSample,
+    GpuWakeCondition,
+    GpuWakeMode,
+    NvmlReturnCode,
+    NvmlSample,
+)
+from agent.model.reading import Absence, Missing, Reading, SourceState
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 from agent.native.gpu_records import READINGS_BYTES, GpuRecordDecoder, decode_readings, status_text
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from tests.fake_nvml import FakeNvml, fake_nvml

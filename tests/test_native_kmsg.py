@@ -29,10 +29,10 @@ from wire.serving import descriptors
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.host.machine.rules import LOG_RULES
-from agent.health.kernel_log.patterns import compile_pattern
-from agent.model.kernel_messages import LogSample
-from agent.model.source_state import SourceState
-from agent.native.kernel_log import KernelLogReader, match_pattern
+from agent.health.kernel_log.facts import compile_pattern
+from agent.model.machine_samples import LogSample
+from agent.model.reading import SourceState
+from agent.native.kernel_events import KernelLogReader, match_pattern
 
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
@@ -165,7 +165,7 @@ def test_file_that_is_no_log_is_reported(log: Path) -> None:
 AS_OTHER_USER = """
 import os, select, sys
 from pathlib import Path
-from agent.native.kernel_log import KernelLogReader
+from agent.native.kernel_events import KernelLogReader
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 fd = os.eventfd(0)
 kmsg = KernelLogReader(Path(sys.argv[1]), ["%*"], fd, False)
@@ -320,7 +320,7 @@ def test_user_space_record_of_the_real_log_is_ignored(nonce: str) -> None:
 OVERRUN = """
 import json, os, select, sys
 from pathlib import Path
-from agent.native.kernel_log import KernelLogReader
+from agent.native.kernel_events import KernelLogReader
 fd = os.eventfd(0)
 kmsg = KernelLogReader(Path("/dev/kmsg"), [sys.argv[1] + " %w"], fd, True)
 kmsg.start()

@@ -19,8 +19,7 @@ from private_mounts import within_mounts
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine_samples import MachineSample
-from agent.model.reading import Absence, Missing
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.machine_watch import MachineWatch
 

@@ -12,7 +12,7 @@ from machine import memory_pressure
 from patience import PATIENCE_S
 
 from agent.model.machine_samples import MachineSample
-from agent.model.source_state import SourceState
+from agent.model.reading import SourceState
 from agent.model.time import NS
 from agent.native.machine_watch import MachineWatch
 

@@ -21,11 +21,10 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.reading import Absence, Missing
+from agent.model.gpu import SamplerField, WakeCondition
+from agent.model.reading import Absence, Missing, SourceState
 from agent.model.snapshot import CgroupKind, CgroupSample, CpuThrottleSample, HugepagePoolSample, Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField, WakeCondition
 from agent.native.sampler import Sampler, SamplerOptions
 
 MIB2 = 2048

@@ -20,9 +20,9 @@ from netns import Injector, netns, run_in_user_namespace
 from patience import PATIENCE_S
 
 from agent.errors import ProbeError
-from agent.model.kernel_messages import Subsystem, UeventCounts
-from agent.model.source_state import SourceState
-from agent.native.uevents import UeventListener, watch_directory
+from agent.model.machine_samples import Subsystem, UeventCounts
+from agent.model.reading import SourceState
+from agent.native.kernel_events import UeventListener, watch_directory
 
 
 class Listener:
@@ -175,9 +175,9 @@ def test_events_dropped_by_the_kernel_are_reported(injector: Injector) -> None:
 
 STOPPED_READER = """
 import json, os, select, sys
-from agent.model.source_state import SourceState
-from agent.model.kernel_messages import Subsystem
-from agent.native.uevents import UeventListener
+from agent.model.reading import SourceState
+from agent.model.machine_samples import Subsystem
+from agent.native.kernel_events import UeventListener
 fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
 uevents = UeventListener(fd, [poke])
 def until(what):
@@ -209,7 +209,7 @@ def test_user_namespace_network_is_silent_and_reported() -> None:
 
 SILENT = """
 import os, select
-from agent.native.uevents import UeventListener
+from agent.native.kernel_events import UeventListener
 fd = os.eventfd(0)
 uevents = UeventListener(fd)
 uevents.start()

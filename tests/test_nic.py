@@ -14,14 +14,11 @@ from nic_samples import ABSENT, NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNicDevice, DriverDevice
-from agent.model.kernel_messages import Subsystem, UeventCounts
-from agent.model.nic import LinkLayer, NicPortSample, NicSample
-from agent.model.reading import Absence, Missing
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample, Subsystem, UeventCounts
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
-from agent.node.nic_watcher import NIC_READ, NicWatcher
-from agent.sources.nic import read_nics
-from agent.sources.pci import UNPARSABLE
+from agent.node.pci_watcher import NIC_READ, NicWatcher
+from agent.sources.pci import UNPARSABLE, read_nics
 
 BY_NAME: Final = DeclaredNicDevice("", "mlx5_0")
 BY_ADDRESS: Final = DeclaredNicDevice(NIC, "")

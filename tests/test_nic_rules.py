@@ -21,12 +21,10 @@ from agent.health.kernel_log.facts import KernelLogState
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredNicDevice, DriverDevice
 from agent.model.health import Blame, Finding, Severity
-from agent.model.nic import NicPortSample, NicSample
-from agent.model.pci import PciSample
-from agent.model.reading import Missing
+from agent.model.machine_samples import NicPortSample, NicSample, PciSample
+from agent.model.reading import Missing, SourceSample, SourceState
 from agent.model.settings import HostLimits
 from agent.model.snapshot import CpuSetsSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 PERIOD_S: Final = 10

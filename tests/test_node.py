@@ -14,8 +14,8 @@ from wire.serving import eventually
 
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
-from agent.model.nic import NicSample
-from agent.model.source_state import SourceState
+from agent.model.machine_samples import NicSample
+from agent.model.reading import SourceState
 from agent.model.time import NS
 from agent.node.node_source import NodeSource, engine_settings, open_node_source
 from agent.system.timing import read_clocks

@@ -7,18 +7,18 @@ import pytest
 from allocatable_pods import UID
 from audit_samples import kep_pod, sysfs_tree, v2_tree, write_cgroup
 
-from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.cgroup_settings import CgroupSettingReader
-from agent.sources.kubelet_state import parse_exclusive_cpus, read_exclusive_cpus
-from agent.sources.machine_cgroup_facts import (
+from agent.native.sampler import CgroupSettingReader
+from agent.sources.cgroup_facts import (
     kubelet_counts_claims,
     pod_uids_with_cgroups,
     read_cgroup_facts,
     read_hugepage_sizes,
 )
+from agent.sources.kubelet_files import parse_exclusive_cpus, read_exclusive_cpus
 
 OTHER = "11111111-2222-4333-8444-555555555555"
 

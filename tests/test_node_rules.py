@@ -7,26 +7,23 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, cpus_sample
 
-from agent.health.host.catalog import NODE_RULES
 from agent.health.host.machine.state import (
     MachineRuleInput,
     MachineRuleState,
     machine_rule_input,
     next_machine_state,
 )
-from agent.health.kernel_log.facts import KernelLogState
+from agent.health.host.verdicts import NODE_RULES
+from agent.health.kernel_log.facts import HOST_PATTERNS, KernelLogState
 from agent.health.kernel_log.latch import next_log_state
-from agent.health.kernel_log.patterns import HOST_PATTERNS
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.health import Finding, Severity
-from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.machine_samples import MachineSample, PressureSample
-from agent.model.reading import Reading
+from agent.model.machine_samples import LogLine, LogSample, MachineSample, PressureSample
+from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.native.kernel_log import match_pattern
+from agent.native.kernel_events import match_pattern
 
 RULES: Final = {rule.code: rule for rule in NODE_RULES}
 DAY_S: Final = 86_400

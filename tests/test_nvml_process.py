@@ -16,8 +16,7 @@ from patience import PATIENCE_S
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, NvmlReturnCode, NvmlSample
-from agent.model.reading import Missing
-from agent.model.source_state import SourceState
+from agent.model.reading import Missing, SourceState
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatchOptions
 from agent.node import nvml_process
@@ -314,7 +313,7 @@ def test_option_out_of_range_is_refused_before_the_process_starts() -> None:
 
 
 def test_options_pass_to_the_process_unchanged() -> None:
-    from agent.health.gpu.catalog import gpu_wakes
+    from agent.health.gpu.rule_state import gpu_wakes
     from agent.model.settings import GpuLimits
 
     options = replace(QUICK, library="/a b/lib.so", wakes=gpu_wakes(GpuLimits()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from private_mounts import within_mounts
 
-from agent.model.pci import PciSample
+from agent.model.machine_samples import PciSample
 from agent.model.reading import Absence, Missing
 from agent.sources import pci
 from agent.sources.pci import (

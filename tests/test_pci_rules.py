@@ -25,11 +25,9 @@ from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredPciDevice, DriverDevice
 from agent.model.health import Blame, Finding, Severity
-from agent.model.kernel_messages import LogSample
-from agent.model.pci import PciSample
-from agent.model.reading import Absence, Missing
+from agent.model.machine_samples import LogSample, PciSample
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.snapshot import CpuSetsSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)

@@ -6,9 +6,8 @@ import pytest
 from paper import ABSENT, cpus_sample, group_sample
 
 from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance
-from agent.model.reading import Absence
+from agent.model.reading import Absence, SourceSample, SourceState
 from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
 from agent.sources.pod_cgroups import SOURCE, live_pods_in_snapshot
 

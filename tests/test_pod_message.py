@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kubernetes_samples import POD, pod_json
 from wire.kubelet_apis import pod
 
-from agent.serve.grpc.wire.reader import FieldType, MessageSchema, SchemaField, read_by_schema
+from agent.serve.grpc.wire import FieldType, MessageSchema, SchemaField, read_by_schema
 from agent.serve.kubelet.pods_api import POD_SCHEMA as SHAPE
 from agent.serve.kubelet.pods_api import decode_pod
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from paper import ABSENT, MIB, PaperNode, codes, cpus_sample, group_sample, pool_sample, without_times
 from paper_gpus import GpuNode
 
+from agent.cgroup_audit.audit import ADVICE
 from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS
-from agent.cgroup_audit.pod_risks import ADVICE
 from agent.engine.step import EngineState, step
-from agent.health.host.pod.rules import MAX_GROUPS, POD_AUDIT_ROWS, PODS_UNREADABLE_ROW, UNLISTED_FINDINGS_ROW
+from agent.health.host.pod import MAX_GROUPS, POD_AUDIT_ROWS, PODS_UNREADABLE_ROW, UNLISTED_FINDINGS_ROW
 from agent.health.rules import STALLED
 from agent.health.verdict import MAX_MESSAGE_BYTES
 from agent.model.claim import DeviceRef
@@ -29,10 +29,10 @@ from agent.model.declared_devices import (
 from agent.model.health import DeviceHealth, Health, NonDeviceCause, Severity
 from agent.model.machine_samples import MachineSample, NumaMemorySample, PressureSample
 from agent.model.pod_findings import PodFinding, PodsSample, Resource
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 DRIVER: Final = "a.example.com"

@@ -29,25 +29,23 @@ from wire.serving import Serving, descriptors, device, eventually, report, unhea
 
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import build_consumer_map
-from agent.devices.consumers.device_health_lookup import with_embedding_drivers
+from agent.devices.consumers.consumer_queries import with_embedding_drivers
 from agent.model.claim import DeviceRef
 from agent.model.consumers import ConsumerMap
 from agent.model.device_usage import DeviceState
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
-from agent.node.pods.impact_log import LINES_MAX, impact_lines
 from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
-from agent.node.pods.poller import AUDIT_DELAY_S, PodPoller, PodsSourceState
+from agent.node.pods.poller import AUDIT_DELAY_S, LINES_MAX, PodPoller, PodsSourceState, impact_lines
 from agent.node.pods.tracker import MapRecorder, PodTracker
 from agent.node.pods.usage_recorder import UsageRecorder
 from agent.serve.kubelet import pods_api
-from agent.sources import kubelet_state
+from agent.sources import kubelet_files
 from agent.store.history_file import HistoryContent, HistoryFile, read_history
-from agent.system.threads.with_timeout import HungGuard
-from agent.system.threads.worker_pool import LatestJob
+from agent.system.threads.worker_threads import HungGuard, LatestJob
 from agent.system.timing import read_clocks
 
 __all__ = ["short_tmp"]
@@ -387,7 +385,7 @@ def test_recording_without_free_thread_is_retried() -> None:
 def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: Make) -> None:
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow()
-    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     with following.running():
         following.until_uses({"u-1": ["gpu-0"]})
         file.write_bytes(file.read_bytes()[:-20])  # half of the file
@@ -402,10 +400,10 @@ def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: M
 def test_claims_above_the_limit_are_reported(
     kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet_state, "CLAIMS_MAX", 1)  # thousands of claims would take the test's time
+    monkeypatch.setattr(kubelet_files, "CLAIMS_MAX", 1)  # thousands of claims would take the test's time
     kubelet.prepared(*(prepared_claim(f"c-{number}", "gpu-0", pods=[f"u-{number}"]) for number in range(3)))
     following = follow()
-    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     with following.running():
         following.until_uses({"u-0": ["gpu-0"]})
         assert (following.state, following.detail) == (
@@ -415,7 +413,7 @@ def test_claims_above_the_limit_are_reported(
 
 
 def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Make) -> None:
-    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     os.mkfifo(file)
     following = follow()
     with following.running():
@@ -425,7 +423,7 @@ def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Mak
 
 def test_hung_checkpoint_costs_only_its_own_answer(kubelet: Kubelet, follow: Make) -> None:
     held = threading.Event()
-    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    file = kubelet.kubelet / kubelet_files.CLAIMS_FILE
     file.touch()
     following = follow(pods_period_ns=10**9)
     with ExitStack() as stack:

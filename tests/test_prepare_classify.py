@@ -36,9 +36,8 @@ from private_mounts import within_mounts
 
 from agent.health.verdict import kubelet_message
 from agent.model.claim import ClaimConfig
-from agent.model.health import Health, Repair, Severity
+from agent.model.health import Effect, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, FaultTaint, Operation, PrepareVerdict, Scope
-from agent.model.taint import Effect
 from agent.prepare.classify import (
     EVIDENCE_MAX,
     PrepareContext,
@@ -46,7 +45,7 @@ from agent.prepare.classify import (
     classify_evidence,
     classify_unhealthy_devices,
 )
-from agent.prepare.error_patterns import parse_patterns
+from agent.prepare.error_tables import parse_patterns
 from agent.prepare.errors import (
     BadConfigError,
     DriverError,
@@ -59,8 +58,7 @@ from agent.prepare.errors import (
 from agent.prepare.evidence import ErrnoEvidence, ErrorText, HealthEngineEvidence, HttpStatus, NvmlCode
 from agent.prepare.extract_evidence import CHAIN_LENGTH_MAX, extract_evidence_chains
 from agent.prepare.failure_kinds import USER_CODES
-from agent.prepare.kubelet_message import kubelet_text
-from agent.prepare.normalize_text import SUMMARY_CHARS
+from agent.prepare.kubelet_message import SUMMARY_CHARS, kubelet_text
 
 U, T, B, F, P = ErrorClass
 LASTING = {B, F, P}

@@ -12,7 +12,7 @@ from prepare_samples import FakeEngine, claim
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.errors import BadConfigError, PrepareError
 from agent.prepare.step_runners import classified
 

@@ -16,7 +16,6 @@ from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
-from agent.prepare.driver_faults import FAULT_LIMIT_S
 from agent.prepare.errors import (
     BadConfigError,
     FailedDeviceError,
@@ -25,7 +24,8 @@ from agent.prepare.errors import (
     TransientError,
 )
 from agent.prepare.evidence import ErrnoEvidence
-from agent.store.ledger_file import FILE, load_ledger
+from agent.prepare.prepare_ledger import FAULT_LIMIT_S
+from agent.store.driver_files import LEDGER_FILE, load_ledger
 
 A, B = claim("a"), claim("b")
 DEAD = FailedDeviceError("gpu-0", "no answer", code="fpga.dead")
@@ -482,7 +482,7 @@ def test_devices_of_a_claim_survive_a_restart(driver):
 def hang(directory: Path) -> Path:
     """Make the ledger's file block its writer until it is read."""
     directory.mkdir(exist_ok=True)
-    hanging = directory / f"{FILE}.new"
+    hanging = directory / f"{LEDGER_FILE}.new"
     os.mkfifo(hanging)
     return hanging
 
@@ -515,7 +515,7 @@ def test_write_error_is_logged_once(driver, caplog):
         assert fails(tracker, BadConfigError("no"), claim(str(number))).count == 1
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"{driver.directory / FILE}: ")
+    assert warnings[0].startswith(f"{driver.directory / LEDGER_FILE}: ")
     assert warnings[0].endswith("; prepare results are kept in memory only and are lost on restart")
     assert not tracker.close(10)
     assert tracker.cached_failure(claim("3"))
@@ -523,7 +523,7 @@ def test_write_error_is_logged_once(driver, caplog):
 
 def test_corrupt_file_is_set_aside_and_logged(driver, caplog):
     driver.directory.mkdir()
-    (driver.directory / FILE).write_bytes(b"{")
+    (driver.directory / LEDGER_FILE).write_bytes(b"{")
     assert driver.open().outcomes() == ()
     assert "renamed to prepares.json.corrupt-1" in caplog.text
 

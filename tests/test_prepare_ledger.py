@@ -9,22 +9,19 @@ from prepare_samples import NOW, claim, health, ref, verdict
 
 from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass
-from agent.prepare import driver_faults as faults
-from agent.prepare import prepare_ledger as ledgers
-from agent.prepare.driver_faults import (
-    EXPIRED_KEPT_S,
-    FAULT_LIMIT_S,
-    FAULTS_MAX,
-    DriverFaults,
-    health_without_faults,
-)
+from agent.prepare import prepare_ledger
 from agent.prepare.prepare_ledger import (
     CLAIMS_MAX,
     DRIVER_FAULT_CACHE_S,
+    EXPIRED_KEPT_S,
+    FAULT_LIMIT_S,
+    FAULTS_MAX,
     UNPREPARED_KEPT_S,
+    DriverFaults,
     PrepareLedger,
     cached_failure,
     health_fingerprint,
+    health_without_faults,
 )
 
 A = claim("a")
@@ -36,7 +33,7 @@ STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
 def failed(of=A, failure=None, at=NOW, ledger=None, **more):
     """Return the ledger after a failure of a device that is Unhealthy already."""
     more = {"fingerprint": UNHEALTHY, "version": "1", "unhealthy": {ref()}} | more
-    return ledgers.record_failure(
+    return prepare_ledger.record_failure(
         ledger or PrepareLedger(),
         of,
         more["fingerprint"],
@@ -95,13 +92,13 @@ def test_health_is_not_read_for_a_cached_bad_config():
 
 def test_success_ends_the_cache_entry():
     ledger, _ = failed()
-    ledger = ledgers.record_success(ledger, A, UNHEALTHY, NOW + 1, "1")
+    ledger = prepare_ledger.record_success(ledger, A, UNHEALTHY, NOW + 1, "1")
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 2, "1") is None
     assert ledger.claims[A.uid].outcome.verdict is None
 
 
 def test_failed_unprepare_never_answers_a_prepare():
-    ledger, failure = ledgers.record_unprepare_failure(
+    ledger, failure = prepare_ledger.record_unprepare_failure(
         PrepareLedger(), A, verdict(ErrorClass.PERMANENT, "cdi.write"), NOW, "1"
     )
     assert failure.evidence[0] == "while unpreparing"
@@ -163,9 +160,9 @@ def test_repetition_never_makes_a_failure_worse(steps):
     for name, failure, passed, is_unhealthy in steps:
         now += passed
         if failure is None:
-            ledger = ledgers.record_success(ledger, claim(name), "g", now)
+            ledger = prepare_ledger.record_success(ledger, claim(name), "g", now)
         else:
-            ledger, counted = ledgers.record_failure(
+            ledger, counted = prepare_ledger.record_failure(
                 ledger, claim(name), "g", failure, now, "", {ref()} if is_unhealthy else set()
             )
             assert (counted.error_class, counted.code, counted.taint) == (
@@ -185,10 +182,10 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
     ledger, now, failures = PrepareLedger(), NOW, {}
     for claim_name, failure, _, _ in steps:
         if failure is None:
-            ledger = ledgers.record_success(ledger, claim(claim_name), "g", now)
+            ledger = prepare_ledger.record_success(ledger, claim(claim_name), "g", now)
             failures.pop(claim_name, None)
         else:
-            ledger, failures[claim_name] = ledgers.record_failure(
+            ledger, failures[claim_name] = prepare_ledger.record_failure(
                 ledger, claim(claim_name), "g", failure, now
             )
     cached = cached_failure(ledger, claim(name, mode=mode), "g", now + passed, "")
@@ -196,7 +193,7 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
         assert cached == failures[name]
         assert mode == "shared"
         assert 0 <= passed < cached.sticky_s
-        assert cached.error_class in ledgers.CACHED_CLASSES
+        assert cached.error_class in prepare_ledger.CACHED_CLASSES
 
 
 # --- bounds ------------------------------------------------------------------------------------------------
@@ -205,7 +202,7 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
 def test_oldest_claim_is_dropped_beyond_the_limit():
     ledger = PrepareLedger()
     for number in range(CLAIMS_MAX + 3):
-        ledger = ledgers.record_success(ledger, claim(str(number)), "", NOW + number)
+        ledger = prepare_ledger.record_success(ledger, claim(str(number)), "", NOW + number)
     assert len(ledger.claims) == CLAIMS_MAX
     assert set(ledger.claims).isdisjoint({"uid-0", "uid-1", "uid-2"})
 
@@ -230,20 +227,20 @@ def test_texts_of_a_verdict_are_cut():
 
 def test_unprepared_claim_is_kept_for_a_day():
     ledger, failure = failed()
-    ledger = ledgers.record_unprepare(ledger, A.ref, NOW + 10)
-    kept = ledgers.expire_entries(ledger, NOW + UNPREPARED_KEPT_S).claims[A.uid]
+    ledger = prepare_ledger.record_unprepare(ledger, A.ref, NOW + 10)
+    kept = prepare_ledger.expire_entries(ledger, NOW + UNPREPARED_KEPT_S).claims[A.uid]
     assert (kept.outcome.verdict, kept.unprepared_wall_s) == (failure, NOW + 10)
-    assert not ledgers.expire_entries(ledger, NOW + 10 + UNPREPARED_KEPT_S).claims
+    assert not prepare_ledger.expire_entries(ledger, NOW + 10 + UNPREPARED_KEPT_S).claims
 
 
 def test_unprepare_of_an_unknown_claim_is_ignored():
-    assert ledgers.record_unprepare(PrepareLedger(), A.ref, NOW) == PrepareLedger()
+    assert prepare_ledger.record_unprepare(PrepareLedger(), A.ref, NOW) == PrepareLedger()
 
 
 def test_devices_of_a_claim_are_known_at_unprepare():
-    ledger = ledgers.record_success(PrepareLedger(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
-    assert ledgers.prepared_devices(ledger, A.ref) == (ref("gpu-0"), ref("gpu-1"))
-    assert ledgers.prepared_devices(ledger, claim("b").ref) == ()
+    ledger = prepare_ledger.record_success(PrepareLedger(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
+    assert prepare_ledger.prepared_devices(ledger, A.ref) == (ref("gpu-0"), ref("gpu-1"))
+    assert prepare_ledger.prepared_devices(ledger, claim("b").ref) == ()
 
 
 # --- driver-reported faults --------------------------------------------------------------------------------
@@ -277,29 +274,29 @@ def test_driver_reported_fault_is_cached_for_60_s():
 
 
 def test_success_of_another_claim_clears_fault_and_cache():
-    ledger = ledgers.record_success(with_fault(), claim("b"), "", NOW + 5)
+    ledger = prepare_ledger.record_success(with_fault(), claim("b"), "", NOW + 5)
     assert ledger.driver_faults.faults[0].expired_wall_s == NOW + 5
     assert cached_failure(ledger, A, "healthy", NOW + 6, "1") is None
 
 
 def test_success_with_another_device_clears_no_fault():
-    ledger = ledgers.record_success(with_fault(), claim("b", "gpu-1"), "", NOW + 5)
+    ledger = prepare_ledger.record_success(with_fault(), claim("b", "gpu-1"), "", NOW + 5)
     assert ledger.driver_faults.faults[0].expired_wall_s == 0
 
 
 @pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW - 1])
 def test_fault_expires_also_when_the_clock_is_set(at):
-    ledger = ledgers.expire_entries(with_fault(), at)
+    ledger = prepare_ledger.expire_entries(with_fault(), at)
     assert ledger.driver_faults.faults[0].expired_wall_s == at
 
 
 def test_repeated_failure_does_not_extend_the_fault():
     ledger = with_fault(ledger=with_fault(), at=NOW + FAULT_LIMIT_S - 1, unhealthy={ref()})
-    assert faults.next_expiry_wall_s(ledger.driver_faults) == NOW + FAULT_LIMIT_S
+    assert prepare_ledger.next_expiry_wall_s(ledger.driver_faults) == NOW + FAULT_LIMIT_S
 
 
 def test_fault_after_its_expiry_gets_a_new_number():
-    ledger = ledgers.record_success(with_fault(), A, "", NOW + 5, "1")
+    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW + 5, "1")
     (fault,) = with_fault(ledger=ledger, at=NOW + 10).driver_faults.faults
     assert (fault.number, fault.reported_wall_s, fault.expired_wall_s) == (2, NOW + 10, 0)
 
@@ -312,31 +309,34 @@ def test_failure_after_the_limit_records_a_new_fault(at):
 
 
 def test_expired_fault_is_dropped_after_an_hour():
-    ledger = ledgers.record_success(with_fault(), A, "", NOW)
-    assert ledgers.expire_entries(ledger, NOW + EXPIRED_KEPT_S - 1).driver_faults.faults
-    assert not ledgers.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.faults
-    assert ledgers.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.next_number == 2
-    assert not ledgers.expire_entries(ledger, NOW - EXPIRED_KEPT_S).driver_faults.faults, (
+    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW)
+    assert prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S - 1).driver_faults.faults
+    assert not prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.faults
+    assert prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.next_number == 2
+    assert not prepare_ledger.expire_entries(ledger, NOW - EXPIRED_KEPT_S).driver_faults.faults, (
         "the clock was set back"
     )
 
 
 def test_expired_fault_has_no_next_expiry():
-    assert faults.next_expiry_wall_s(with_fault().driver_faults) == NOW + FAULT_LIMIT_S
+    assert prepare_ledger.next_expiry_wall_s(with_fault().driver_faults) == NOW + FAULT_LIMIT_S
     assert (
-        faults.next_expiry_wall_s(ledgers.record_success(with_fault(), A, "", NOW + 5).driver_faults) is None
+        prepare_ledger.next_expiry_wall_s(
+            prepare_ledger.record_success(with_fault(), A, "", NOW + 5).driver_faults
+        )
+        is None
     )
 
 
 def test_expired_faults_are_dropped_first_beyond_the_limit():
-    ledger = ledgers.record_success(
+    ledger = prepare_ledger.record_success(
         with_fault(verdict(ErrorClass.FAILED_DEVICE, "fpga.old")), claim("b", "gpu-1"), "", NOW
     )
     for number in range(FAULTS_MAX):
         other = claim("b", f"gpu-{number + 1}")
         failure = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other)
         ledger, _ = failed(other, failure, NOW + 1, ledger, unhealthy=set())
-        ledger = ledgers.record_success(ledger, other, "", NOW + 1)
+        ledger = prepare_ledger.record_success(ledger, other, "", NOW + 1)
     assert len(ledger.driver_faults.faults) == FAULTS_MAX
     assert ledger.driver_faults.faults[0].code == "fpga.old"
 
@@ -364,8 +364,8 @@ def test_cause_of_the_engine_stays_with_the_same_code() -> None:
 
 
 def test_second_clear_does_not_extend_an_expired_fault():
-    ledger = ledgers.record_success(with_fault(), A, "", NOW + 5)
-    ledger = ledgers.record_success(ledger, claim("b"), "", NOW + 50)
+    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW + 5)
+    ledger = prepare_ledger.record_success(ledger, claim("b"), "", NOW + 50)
     assert [fault.expired_wall_s for fault in ledger.driver_faults.faults] == [NOW + 5]
 
 
@@ -373,7 +373,7 @@ def test_fault_of_another_device_does_not_change_the_fingerprint():
     other = claim("b", "gpu-1")
     ledger, _ = failed(other, verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other), unhealthy=set())
     ledger, failure = failed(ledger=ledger)
-    ledger = ledgers.record_success(ledger, claim("c", "gpu-1"), "", NOW + 5)
+    ledger = prepare_ledger.record_success(ledger, claim("c", "gpu-1"), "", NOW + 5)
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 6, "1") == failure
 
 
@@ -389,43 +389,43 @@ def test_unhealthy_device_keeps_the_long_cache_time():
 
 def test_merge_keeps_the_newest_entry_of_each_claim():
     mine, _ = failed(at=NOW + 10)
-    theirs = ledgers.record_success(
-        ledgers.record_success(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW
+    theirs = prepare_ledger.record_success(
+        prepare_ledger.record_success(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW
     )
-    merged = ledgers.merge_ledgers(mine, theirs, NOW + 20)
+    merged = prepare_ledger.merge_ledgers(mine, theirs, NOW + 20)
     assert merged.claims == {**theirs.claims, **mine.claims}
-    assert ledgers.merge_ledgers(theirs, mine, NOW + 20).claims == merged.claims
+    assert prepare_ledger.merge_ledgers(theirs, mine, NOW + 20).claims == merged.claims
 
 
 def test_entry_from_the_future_yields_to_a_current_one():
     theirs, _ = failed(at=NOW + 1e8)
-    mine = ledgers.record_success(PrepareLedger(), A, "", NOW)
-    assert ledgers.merge_ledgers(mine, theirs, NOW + 1).claims == mine.claims
+    mine = prepare_ledger.record_success(PrepareLedger(), A, "", NOW)
+    assert prepare_ledger.merge_ledgers(mine, theirs, NOW + 1).claims == mine.claims
 
 
 def test_merge_keeps_an_unprepare():
-    theirs = ledgers.record_success(PrepareLedger(), A, "", NOW)
-    mine = ledgers.record_unprepare(theirs, A.ref, NOW + 1)
+    theirs = prepare_ledger.record_success(PrepareLedger(), A, "", NOW)
+    mine = prepare_ledger.record_unprepare(theirs, A.ref, NOW + 1)
     for merged in (
-        ledgers.merge_ledgers(mine, theirs, NOW + 2),
-        ledgers.merge_ledgers(theirs, mine, NOW + 2),
+        prepare_ledger.merge_ledgers(mine, theirs, NOW + 2),
+        prepare_ledger.merge_ledgers(theirs, mine, NOW + 2),
     ):
         assert merged.claims[A.uid].unprepared_wall_s == NOW + 1
 
 
 def test_merged_faults_have_unique_numbers():
     mine, theirs = with_fault(), with_fault(verdict(ErrorClass.FAILED_DEVICE, "fpga.lost"))
-    merged = ledgers.merge_ledgers(mine, theirs, NOW).driver_faults
+    merged = prepare_ledger.merge_ledgers(mine, theirs, NOW).driver_faults
     assert [(fault.number, fault.code) for fault in merged.faults] == [(1, "fpga.lost"), (2, "fpga.stuck")]
     assert merged.next_number == 3
 
 
 def test_merge_keeps_an_expiry_of_either_instance():
     theirs = with_fault()
-    mine = ledgers.record_success(theirs, claim("b"), "", NOW + 5)
+    mine = prepare_ledger.record_success(theirs, claim("b"), "", NOW + 5)
     for merged in (
-        ledgers.merge_ledgers(mine, theirs, NOW + 6),
-        ledgers.merge_ledgers(theirs, mine, NOW + 6),
+        prepare_ledger.merge_ledgers(mine, theirs, NOW + 6),
+        prepare_ledger.merge_ledgers(theirs, mine, NOW + 6),
     ):
         assert [fault.expired_wall_s for fault in merged.driver_faults.faults] == [NOW + 5]
 
@@ -435,10 +435,10 @@ def ledger_of(steps) -> PrepareLedger:
     for name, failure, passed, is_unhealthy in steps:
         at = NOW + abs(passed)
         if failure is None:
-            ledger = ledgers.record_success(ledger, claim(name), "g", at)
+            ledger = prepare_ledger.record_success(ledger, claim(name), "g", at)
         else:
             unhealthy = {ref()} if is_unhealthy else set()
-            ledger, _ = ledgers.record_failure(ledger, claim(name), "g", failure, at, "", unhealthy)
+            ledger, _ = prepare_ledger.record_failure(ledger, claim(name), "g", failure, at, "", unhealthy)
     return ledger
 
 
@@ -448,8 +448,8 @@ some_ledgers = st.lists(steps, max_size=12).map(ledger_of)
 @given(some_ledgers, some_ledgers)
 def test_merge_is_idempotent_with_unique_numbers(mine, theirs):
     now = NOW + 2000
-    merged = ledgers.merge_ledgers(mine, theirs, now)
-    assert ledgers.merge_ledgers(merged, merged, now) == merged
-    assert ledgers.merge_ledgers(mine, merged, now).claims == merged.claims
+    merged = prepare_ledger.merge_ledgers(mine, theirs, now)
+    assert prepare_ledger.merge_ledgers(merged, merged, now) == merged
+    assert prepare_ledger.merge_ledgers(mine, merged, now).claims == merged.claims
     numbers = [fault.number for fault in merged.driver_faults.faults]
     assert len(numbers) == len(set(numbers))

@@ -10,7 +10,7 @@ from prepare_cases import ONE, TWO
 
 from agent.model.prepare import ErrorClass
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.error_patterns import (
+from agent.prepare.error_tables import (
     BUILTIN_PATTERNS,
     CHOICES_MAX,
     OPEN_REPEATS_MAX,
@@ -20,7 +20,7 @@ from agent.prepare.error_patterns import (
     ErrorPattern,
     parse_patterns,
 )
-from agent.prepare.normalize_text import SUMMARY_CHARS, TEXT_CHARS, TEXT_MASKS, normalize, sanitize, shorten
+from agent.prepare.kubelet_message import SUMMARY_CHARS, TEXT_CHARS, TEXT_MASKS, normalize, sanitize, shorten
 
 ANY = st.text(max_size=300)
 

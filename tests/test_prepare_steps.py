@@ -16,7 +16,7 @@ from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfigError, FailedDeviceError, PrepareError, TransientError
-from agent.prepare.prepare_steps import (
+from agent.prepare.step_runners import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
     MIN_PAUSE_S,
@@ -26,8 +26,11 @@ from agent.prepare.prepare_steps import (
     RunInThreadStep,
     prepare_steps,
     retry_pause_s,
+    run_async,
+    run_asyncio,
+    run_blocking,
+    run_trio,
 )
-from agent.prepare.step_runners import run_async, run_asyncio, run_blocking, run_trio
 
 A = claim("a")
 

@@ -18,14 +18,12 @@ from prepare_samples import DRIVER, NOW, claim, ref, verdict
 from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Health, Repair
+from agent.model.health import Effect, Health, Repair
 from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
-from agent.model.taint import Effect
 from agent.prepare import prepare_ledger as books
-from agent.prepare.driver_faults import DriverFaults
-from agent.prepare.prepare_ledger import LedgerEntry, PrepareLedger
-from agent.store.ledger_file import (
-    FILE,
+from agent.prepare.prepare_ledger import DriverFaults, LedgerEntry, PrepareLedger
+from agent.store.driver_files import (
+    LEDGER_FILE,
     SIZE_MAX,
     LedgerFileContent,
     decode_ledger,
@@ -132,7 +130,8 @@ def test_ledger_of_a_version_without_repairs_is_loaded():
 def test_saved_ledger_is_loaded(tmp_path):
     assert keep(tmp_path / "state") == FULL
     assert load_ledger(tmp_path / "state", DRIVER) == (FULL, "")
-    assert decode_ledger((tmp_path / "state" / FILE).read_bytes()) == LedgerFileContent(DRIVER, "1", FULL)
+    content = decode_ledger((tmp_path / "state" / LEDGER_FILE).read_bytes())
+    assert content == LedgerFileContent(DRIVER, "1", FULL)
 
 
 def test_first_start_has_empty_ledger_and_creates_nothing(tmp_path):
@@ -227,7 +226,7 @@ def test_field_of_a_later_release_is_ignored(key: str) -> None:
     ],
 )
 def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
-    path = tmp_path / FILE
+    path = tmp_path / LEDGER_FILE
     path.write_bytes(data)
     book, problem = load_ledger(tmp_path, DRIVER)
     assert book == PrepareLedger()
@@ -237,7 +236,7 @@ def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
 
 
 def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
-    (tmp_path / FILE).write_bytes(changed(version=2))
+    (tmp_path / LEDGER_FILE).write_bytes(changed(version=2))
     assert load_ledger(tmp_path, DRIVER)[1].endswith("; renamed to prepares.json.newer-1")
 
 
@@ -255,7 +254,7 @@ def test_random_bytes_give_ledger_or_corrupt_file(data):
 
 
 def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
-    (tmp_path / FILE).write_bytes(b"{")
+    (tmp_path / LEDGER_FILE).write_bytes(b"{")
     book, problem = save_ledger(tmp_path, DRIVER, "1", FULL, NOW)
     assert (book, load_ledger(tmp_path, DRIVER)) == (FULL, (FULL, ""))
     assert problem.endswith("; renamed to prepares.json.corrupt-1")
@@ -278,7 +277,7 @@ from prepare_samples import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
 from agent.prepare import prepare_ledger as books
 from agent.prepare.prepare_ledger import PrepareLedger
-from agent.store.ledger_file import save_ledger as save
+from agent.store.driver_files import save_ledger as save
 from prepare_samples import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 book = PrepareLedger()
@@ -320,7 +319,7 @@ def test_instance_killed_during_save_leaves_complete_file_and_no_lock(tmp_path, 
     assert problem == ""
     assert set(FULL.claims) <= set(book.claims)
     assert set(FULL.claims) <= set(keep(tmp_path).claims)
-    assert sorted(os.listdir(tmp_path)) == [FILE, "prepares.lock"]
+    assert sorted(os.listdir(tmp_path)) == [LEDGER_FILE, "prepares.lock"]
 
 
 # --- unwritable places -------------------------------------------------------------------------
@@ -344,7 +343,7 @@ def locked(tmp_path: Path):
 def test_unwritable_directory_is_named_and_file_stays(locked):
     with pytest.raises(StateWriteError, match="could not be written: Permission denied") as caught:
         keep(locked, one("c"))
-    assert (caught.value.path, caught.value.errno) == (locked / FILE, errno.EACCES)
+    assert (caught.value.path, caught.value.errno) == (locked / LEDGER_FILE, errno.EACCES)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):
@@ -361,7 +360,7 @@ sys.path.insert(0, {tests!r})
 from test_prepare_store import DRIVER, FULL, NOW, claim, keep, verdict
 from agent.prepare import prepare_ledger as books
 from agent.store.state_files import StateWriteError
-from agent.store.ledger_file import load_ledger as load
+from agent.store.driver_files import load_ledger as load
 directory = Path({directory!r}, "state")
 keep(directory)
 large = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 16)

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from prepare_cases import CASES, Case, raised
 
-from agent.model.health import Health
+from agent.model.health import Effect, Health
 from agent.model.prepare import ErrorClass, Operation, Scope
-from agent.model.taint import Effect
-from agent.prepare import error_codes
+from agent.prepare import error_tables
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.error_patterns import BUILTIN_PATTERNS
+from agent.prepare.error_tables import BUILTIN_PATTERNS
 from agent.prepare.errors import (
     BadConfigError,
     DriverError,
@@ -123,19 +122,19 @@ def test_program_xids_have_rows() -> None:
 
 def test_every_code_of_the_tables_has_a_row() -> None:
     meanings = {
-        *(meaning for table in error_codes.ERRNO_MEANINGS.values() for meaning in table.values()),
-        *error_codes.NVML_MEANINGS.values(),
-        *error_codes.GRPC_MEANINGS.values(),
-        *error_codes.API_REASON_MEANINGS.values(),
-        *error_codes.API_STATUS_MEANINGS.values(),
-        *((code, ErrorClass.TRANSIENT) for code in error_codes.TIMEOUT_CODES.values()),
+        *(meaning for table in error_tables.ERRNO_MEANINGS.values() for meaning in table.values()),
+        *error_tables.NVML_MEANINGS.values(),
+        *error_tables.GRPC_MEANINGS.values(),
+        *error_tables.API_REASON_MEANINGS.values(),
+        *error_tables.API_STATUS_MEANINGS.values(),
+        *((code, ErrorClass.TRANSIENT) for code in error_tables.TIMEOUT_CODES.values()),
         *((pattern.code, pattern.error_class) for pattern in BUILTIN_PATTERNS),
     }
     assert {meaning for meaning in meanings if failure_kind(*meaning) is DEFAULT_KINDS[meaning[1]]} == set()
 
 
 def test_every_operation_has_a_table() -> None:
-    assert set(error_codes.ERRNO_MEANINGS) == set(Operation)
+    assert set(error_tables.ERRNO_MEANINGS) == set(Operation)
 
 
 @pytest.mark.parametrize("text", ["gpu.xid.79", "deadline", "api.5xx", "a-b.c_d"])

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.exact_counts import compiler
+from agent.bench.guards import compiler
 from agent.bench.revisions import BUILD
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -9,8 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from agent.app.reload import READ_S, ConfigReloader
-from agent.config.changes import VALUE_CHARS, check_reloadable, config_changes
+from agent.app.reload import READ_S, VALUE_CHARS, ConfigReloader, check_reloadable, config_changes
 from agent.config.config import SETTINGS, Config, LoadedConfig, load_with_origins
 from agent.errors import ConfigError
 from agent.model.report import ConfigReload

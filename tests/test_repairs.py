@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paper_gpus import OLD_DRIVER, GpuNode
 
 from agent.cli.checks.catalog import CheckDescription, check_sections
-from agent.health.gpu.catalog import gpu_rules
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.xid.conditions import MIN_BURSTS, FaultDecision, XidOccurrences, XidReadings
 from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
 from agent.health.gpu.xid.log_lines import SxidLine, parse_line

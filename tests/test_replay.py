@@ -28,8 +28,8 @@ from agent.cli.main import main
 from agent.model.claim import DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import RuleOverride
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
 from agent.record.redaction import Redactor

@@ -26,14 +26,13 @@ from agent.model.declared_devices import (
 )
 from agent.model.health import Finding, Health, Severity
 from agent.model.persistent_faults import PersistentState
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.serve.driver_link.handler_interface import DeviceDeclaration, DriverCheckResult
-from agent.sources.declaration_directory import read_declarations
-from agent.sources.declaration_file import parse_declaration
+from agent.sources.declaration_file import parse_declaration, read_declarations
 
 DRIVER = "card.example.com"
 DOWN = Finding("card.link", Severity.UNHEALTHY, "link is down, not up")

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.consumers.kube_objects import parse_claim_object
-from agent.devices.consumers.reservations import (
+from agent.devices.consumers.kube_objects import (
     RESERVED_MAX,
     KubeletsRefusingPod,
     existing_reservation_targets,
     find_refusal,
     find_refusal_by_uid,
+    parse_claim_object,
     parse_reservations,
     reservations_by_kind,
     unmatched_reservations,

@@ -8,20 +8,19 @@ from paper import EIO, PaperNode, codes, device_of, node_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.config.config import Config
-from agent.config.rule_tables import parse_rules, show_rules
+from agent.config.tables import parse_rules, show_rules
 from agent.engine.step import with_settings
 from agent.health.evaluation import RULE_OFF
-from agent.health.gpu.catalog import gpu_rules, gpu_wakes
 from agent.health.gpu.rule_input import GpuRuleInput
-from agent.health.host.catalog import ALL_HOST_RULES, sampler_wakes
+from agent.health.gpu.rule_state import gpu_rules, gpu_wakes
 from agent.health.host.cpu.state import CpuRuleInput
-from agent.health.host.memory.state import MemoryRuleInput
-from agent.health.rule_changes import NO_CHANGE, RuleChange, RuleChanges, xid_overrides
-from agent.model.gpu import GpuField
+from agent.health.host.memory.rules import MemoryRuleInput
+from agent.health.host.verdicts import ALL_HOST_RULES, sampler_wakes
+from agent.health.rules import NO_CHANGE, RuleChange, RuleChanges, xid_overrides
+from agent.model.gpu import GpuField, SamplerField
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits, RuleOverride
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField
 from agent.node.node_source import engine_settings
 
 CPU: Final = "cpu-node0"

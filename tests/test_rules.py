@@ -5,14 +5,14 @@ from typing import Final
 
 import pytest
 
-from agent.health.host.catalog import ALL_HOST_RULES, sampler_wakes
 from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
-from agent.health.host.hugepages.rules import POOL_RULES
+from agent.health.host.hugepages import POOL_RULES
+from agent.health.host.verdicts import ALL_HOST_RULES, sampler_wakes
 from agent.health.rules import Rule, unreadable_row
+from agent.model.gpu import SamplerField, WakeCondition
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField, WakeCondition
 
 SAMPLED: Final = {"cpus", "throttle", "hugepages", "cgroups"}
 ROWS: Final = {rule.code: rule for rule in ALL_HOST_RULES}

@@ -10,7 +10,14 @@ from typing import Any, Final
 import pytest
 
 from agent.model.health import Severity
-from agent.scoreboard.detectors import DetectorRun, load_detectors
+from agent.scoreboard.detectors import (
+    BYSTANDER_GPU,
+    BYSTANDER_NIC,
+    Detection,
+    DetectorRun,
+    load_detectors,
+    run_incident,
+)
 from agent.scoreboard.incidents import (
     NODE,
     CorpusError,
@@ -22,9 +29,15 @@ from agent.scoreboard.incidents import (
     find_corpus,
     load_incidents,
 )
-from agent.scoreboard.report import Scoreboard, build_scoreboard, format_markdown
-from agent.scoreboard.scores import Findings, IncidentScore, run_own, score_incident
-from agent.scoreboard.simulated_node import BYSTANDER_GPU, BYSTANDER_NIC, Detection, run_incident
+from agent.scoreboard.report import (
+    Findings,
+    IncidentScore,
+    Scoreboard,
+    build_scoreboard,
+    format_markdown,
+    run_own,
+    score_incident,
+)
 from agent.version import VERSION
 
 ROOT: Final = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from wire.serving import eventually
 
-from agent.system.threads.worker_pool import SerialWorker
+from agent.system.threads.worker_threads import SerialWorker
 
 
 def ends(worker: SerialWorker) -> None:

@@ -16,11 +16,11 @@ from wire.google import Watcher, message_class, watch_health
 from wire.raw import DATA, V1, WINDOW_UPDATE, RawClient, frame
 from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
-from agent.driver.clear_requests import ClearRequestQueue
+from agent.engine.loop import ClearRequestQueue
 from agent.model.health import Blame, Cause, Repair, Severity
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
 from agent.serve.agent_api.encode import REPAIRS
 
 WATCH = "/drahealth.v1.Agent/Watch"

@@ -21,9 +21,14 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import BadConfigError, DriverError, TransientError
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
-from agent.serve.dra_plugin.in_flight import ClaimOperation
-from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
-from agent.serve.dra_plugin.request_checks import CLAIMS_LIMIT, validate_claims
+from agent.serve.dra_plugin.prepared_devices import (
+    CLAIMS_LIMIT,
+    PreparedDevice,
+    WireMode,
+    validate_claims,
+    validate_prepared_devices,
+)
+from agent.serve.dra_plugin.service import ClaimOperation
 
 PREPARE = f"/{DRA}.v1.DRAPlugin/NodePrepareResources"
 UNPREPARE = f"/{DRA}.v1.DRAPlugin/NodeUnprepareResources"

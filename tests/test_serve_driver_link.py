@@ -19,12 +19,12 @@ from wire.serving import eventually
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import DeviceRef
-from agent.model.taint import Effect, Taint, Taints
+from agent.model.health import Effect, Taint, Taints
 from agent.serve.driver_link.handler_interface import TooManyDevices
 from agent.serve.driver_link.service import QUERY_THREADS, DriverLinkService
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.store.state_files import StateWriteError
-from agent.system.threads.worker_pool import QUEUE_MAX
+from agent.system.threads.worker_threads import QUEUE_MAX
 
 ARRIVAL_S = 2.0
 """Deadline of a call that gets no answer; the call has arrived by then, also on a busy machine."""

@@ -15,9 +15,8 @@ from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.health import Finding, Health, Repair, Severity
+from agent.model.health import Effect, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, OtherDriverFailure, PrepareVerdict, Scope
-from agent.model.taint import Effect
 from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.evidence import (
     DecodeFailure,
@@ -31,19 +30,18 @@ from agent.prepare.evidence import (
     OperationTimeout,
 )
 from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
-from agent.serve.driver_link import methods as wire
-from agent.serve.driver_link import requests
+from agent.serve.driver_link import methods, requests
 from agent.serve.driver_link.handler_interface import DeviceDeclaration, DriverCheckResult
 from agent.serve.driver_link.requests import ERROR_CLASSES, KIND_OF_PART, LIMITS, OPERATIONS
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 
-UNARY = sorted(wire.METHODS)
+UNARY = sorted(methods.METHODS)
 
 
 def call(method: str, request: Any, handler: RecordingHandler | None = None) -> Any:
     """Return the reply to a request, decoded by Google's protobuf. Raises GRPCError."""
     handler = handler or RecordingHandler()
-    data = wire.METHODS[method](request.SerializeToString(), "gpu.example.com", lambda: handler)
+    data = methods.METHODS[method](request.SerializeToString(), "gpu.example.com", lambda: handler)
     return message(METHODS[method].output_type.name).FromString(data)
 
 
@@ -131,7 +129,7 @@ def test_last_part_of_merged_devices_counts() -> None:
     )
     both = first.SerializeToString() + second.SerializeToString()
     data = b"\x0a" + bytes([len(both)]) + both
-    wire.handle_sync_devices(data, "d", lambda: handler)
+    methods.handle_sync_devices(data, "d", lambda: handler)
     assert handler.calls == [("sync", [DeviceDeclaration("", {"name": "d", "kind": "pci", "address": "a"})])]
 
 
@@ -244,7 +242,7 @@ def test_every_evidence_kind_and_enum_number_is_mapped() -> None:
     assert kinds == set(described()[API].message_types_by_name["Evidence"].fields_by_name)
     assert set(ERROR_CLASSES.values()) == set(ErrorClass)
     assert set(OPERATIONS.values()) == set(Operation)
-    assert set(wire.EFFECTS) == set(Effect)
+    assert set(methods.EFFECTS) == set(Effect)
 
 
 def test_unknown_fields_and_enum_numbers_are_ignored_or_zero() -> None:
@@ -254,7 +252,7 @@ def test_unknown_fields_and_enum_numbers_are_ignored_or_zero() -> None:
     errno = b"\x0a" + bytes([len(later + unknown)]) + later + unknown
     request = b"\x12" + bytes([len(errno)]) + errno + unknown
     handler = RecordingHandler()
-    wire.handle_classify(request, "d", lambda: handler)
+    methods.handle_classify(request, "d", lambda: handler)
     assert handler.calls[0][1][1] == (ErrnoEvidence(5, None, "", "Input/output error"),)
     assert evidence_given_for(message("Evidence", driver_error=error)) == (ErrorText("s"),)
 
@@ -568,7 +566,7 @@ def test_repairs_have_the_same_numbers_in_both_apis() -> None:
     assert {repair.name: number for repair, number in AGENT_REPAIRS.items()} == {
         repair.name: int(repair) for repair in v1.DeviceRepair
     }
-    assert list(wire.REPAIRS) == list(Repair)
+    assert list(methods.REPAIRS) == list(Repair)
 
 
 def test_reply_names_fewer_devices_to_stay_below_4_mib() -> None:

@@ -10,8 +10,8 @@ import pytest
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.classify import PrepareContext, classify
-from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, ClaimOperation, ClaimOutcome, InFlightClaims
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
+from agent.serve.dra_plugin.service import RUNS_LIMIT, ClaimOperation, ClaimOutcome, InFlightClaims
 
 
 class HangingDriver:
@@ -130,7 +130,7 @@ def test_hanging_driver_is_called_up_to_the_limit(
         assert set(await asyncio.gather(*hanging)) == {()}
         assert await runs.join_or_start(ClaimOperation.PREPARE, ref("v-0"), now() + 10) == ()
 
-    caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.in_flight")
+    caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.service")
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
         f"claims: {RUNS_LIMIT} claims are in progress, the limit; 1 more timed out while waiting; "

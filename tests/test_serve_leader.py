@@ -23,12 +23,12 @@ from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report, unhealthy
 
 from agent.errors import ConfigError
-from agent.serve.dra_plugin.leader import InstancesState, LeaderElection
+from agent.serve.dra_plugin.instance_locks import InstancesState, LeaderElection
 
 HOLDER = """
 import sys
 from pathlib import Path
-from agent.serve.dra_plugin.leader import LeaderElection
+from agent.serve.dra_plugin.instance_locks import LeaderElection
 
 instances = LeaderElection(Path(sys.argv[1]), "pod-of-another")
 print("locked", flush=True)

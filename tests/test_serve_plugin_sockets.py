@@ -24,7 +24,7 @@ from wire.serving import device, eventually, report
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.serve.dra_plugin.sockets import plugin_paths
+from agent.serve.dra_plugin.instance_server import plugin_paths
 from agent.serve.sockets import UnixListener
 
 KUBELET_DIR = Path("/var/lib/kubelet")

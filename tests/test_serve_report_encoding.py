@@ -19,11 +19,11 @@ from agent.model.health import (
     Repair,
     Severity,
 )
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscriberCounts
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
-from agent.serve.agent_api.decode import decode_clear_reply, decode_report, decode_status
+from agent.serve.agent_api.client import decode_clear_reply, decode_report, decode_status
 from agent.serve.agent_api.encode import (
     BLAMES,
     REPAIRS,

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.prepare.errors import TransientError
-from agent.serve.dra_plugin.serialize_lock import FILE, SerializeLock
+from agent.serve.dra_plugin.instance_locks import FILE, SerializeLock
 
 
 def deadline(timeout_s: float = PATIENCE_S) -> float:

@@ -17,7 +17,7 @@ from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
-from agent.system.secure_directories import DirectoryLock, LockHeld
+from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
 
 

@@ -13,8 +13,7 @@ from wire.link import API, message
 from wire.random_messages import messages
 
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.serve.grpc.wire.reader import TooManyEntries, read_message
-from agent.serve.grpc.wire.writer import encode_message
+from agent.serve.grpc.wire import TooManyEntries, encode_message, read_message
 
 MESSAGES = described()[API].message_types_by_name
 REQUESTS = [item for name, item in MESSAGES.items() if name.endswith("Request")]

@@ -10,9 +10,9 @@ from agent.devices import taints
 from agent.engine import step as engine
 from agent.health.gpu import state as gpu_state
 from agent.model.health import Severity
-from agent.prepare import driver_faults
+from agent.prepare import prepare_ledger
 from agent.serve.health import feed
-from agent.simulate import fault_model, main, shrink
+from agent.simulate import fault_model, main
 from agent.simulate.fault_model import (
     FAULT_KINDS,
     MachineSpec,
@@ -130,7 +130,7 @@ def test_missing_recovery_leaves_a_gpu_unhealthy(monkeypatch):
 
 def test_unknown_cause_that_stays_is_found(monkeypatch):
     """A source that has resumed is never trusted again."""
-    monkeypatch.setattr("agent.health.stalls.CLEAN_PASSES", 10**9)
+    monkeypatch.setattr("agent.health.verdict.CLEAN_PASSES", 10**9)
     assert violated((600, "source-hang", 0, 30)) == CLEARS
 
 
@@ -165,7 +165,7 @@ def test_time_that_the_history_loses_is_found(monkeypatch):
 
 
 def test_driver_fault_that_is_not_added_is_found(monkeypatch):
-    monkeypatch.setattr(driver_faults, "record_faults", lambda known, *_: known)
+    monkeypatch.setattr(prepare_ledger, "record_faults", lambda known, *_: known)
     assert violated((600, "prepare-fault", 0, 60)) == PREPARES
 
 
@@ -185,7 +185,7 @@ def test_shrunk_script_has_only_the_needed_events(monkeypatch):
         found = NodeRun(candidate).run().violation
         return found and found.t_ns / 1e9
 
-    shorter = shrink.shrink(given, fails)
+    shorter = main.shrink(given, fails)
     assert [(event.at, event.kind) for event in shorter.events] == [(300, "gpu-halted")]
     assert shorter.machine == MachineSpec(2, "H100", (), 1, 2, 0, False)
     assert shorter.length < 400
@@ -198,7 +198,7 @@ def test_minimal_subset_keeps_only_what_is_needed():
         tested.append(part)
         return {3, 17} <= set(part)
 
-    assert shrink.minimal_subset(range(64), is_enough) == [3, 17]
+    assert main.minimal_subset(range(64), is_enough) == [3, 17]
     assert len(tested) < 100
 
 

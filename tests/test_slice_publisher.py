@@ -17,7 +17,7 @@ from wire.serving import eventually
 
 import drahealth
 from agent.embed import slice_publisher
-from agent.embed.slices import slice_base_name
+from agent.embed.devices import slice_base_name
 
 __all__ = ["certificate", "kube_api"]
 

@@ -22,9 +22,8 @@ from agent.health.gpu.state import evaluate_gpus
 from agent.health.rules import RuleResult
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
-from agent.model.reading import Reading
+from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, GpuLimits, RuleOverride
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.record import replay
 from agent.record.events import CLASSES, recordable_state, report_verdicts

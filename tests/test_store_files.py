@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from agent.store.state_files import UnusableFile, decode_json, load_state_file, replace_file
-from agent.system.secure_directories import make_directory
+from agent.system.files import make_directory
 
 LIMIT = 1 << 20
 

@@ -25,7 +25,7 @@ from agents import Agent, short_tmp
 from hung_file import hung_file
 from patience import PATIENCE_S
 
-from agent.cli.exits import EXIT_OF_ERROR
+from agent.cli.subcommand import EXIT_OF_ERROR
 from agent.config.config import HELD_MAX, Config
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError, UsageError
 from agent.serve.grpc.server import CONNECTION_LIMIT

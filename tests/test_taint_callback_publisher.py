@@ -28,11 +28,10 @@ from agent.driver.taint_callback_publisher import (
 from agent.errors import ConfigError
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Effect, Severity, Taint, Taints
 from agent.model.report import Report
-from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant
-from agent.store.taint_file import load_taints, save_taints
+from agent.store.driver_files import load_taints, save_taints
 
 DRIVER: Final = "gpu.example.com"
 GPU: Final = DeviceRef(DRIVER, "node-1", "gpu-0")

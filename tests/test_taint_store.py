@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.claim import DeviceRef
-from agent.model.taint import Effect, Taint, Taints
-from agent.store.state_files import StateWriteError, UnusableFile
-from agent.store.taint_file import (
+from agent.model.health import Effect, Taint, Taints
+from agent.store.driver_files import (
     decode_taints,
     encode_taints,
     load_taints,
     save_taints,
 )
+from agent.store.state_files import StateWriteError, UnusableFile
 
 GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")
 XID: Final = Taint("gpu.example.com/xid", "79", Effect.NO_SCHEDULE, 1_790_000_000)

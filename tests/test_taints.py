@@ -12,31 +12,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.checks.catalog import check_sections
-from agent.devices.taint_keys import MORE_CAUSES, RESERVED_NAMES, UNMONITORED, TaintId, taint_id
 from agent.devices.taints import (
+    MORE_CAUSES,
+    RESERVED_NAMES,
     UNDECLARED_CODE,
+    UNMONITORED,
+    TaintId,
     TaintPolicy,
     TaintState,
     decide_taints,
     restore_taints,
     taint_domain,
+    taint_id,
 )
 from agent.errors import ConfigError
 from agent.health.declared import verdicts as declared
 from agent.health.gpu.xid.xid_table import XIDS
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Severity
-from agent.model.report import Report
-from agent.model.settings import GpuLimits
-from agent.model.taint import (
+from agent.model.health import (
     SLICE_DEVICES_MAX,
     TAINTED_SLICE_DEVICES_MAX,
     TAINTS_MAX,
+    Blame,
+    Cause,
+    DeviceHealth,
     Effect,
+    Severity,
     Taint,
     Taints,
 )
+from agent.model.report import Report
+from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
 from agent.prepare.failure_kinds import FAILURE_KINDS
 

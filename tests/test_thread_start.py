@@ -57,7 +57,7 @@ from agent.model.persistent_faults import PersistentState
 from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.threads.worker_pool import WorkerPool
+from agent.system.threads.worker_threads import WorkerPool
 if "WorkerPool(" not in PROGRAM:
     open(sys.argv[1]).close()
 """

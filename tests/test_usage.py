@@ -34,7 +34,7 @@ from usage_samples import (
 )
 
 from agent.devices.consumers.consumer_map import build_consumer_map
-from agent.devices.consumers.device_health_lookup import host_device, state_lookup
+from agent.devices.consumers.consumer_queries import host_device, state_lookup
 from agent.devices.consumers.usage import UsageState, resume_usages, update_usages
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin, OwnerReference, PodRef

@@ -14,17 +14,16 @@ from claim_samples import at
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
-from agent.health.availability_statistics import Timeline, listed_changes, summarize, verdict_spans
+from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
 from agent.health.state_machine import HEALTH_OF_SEVERITY
-from agent.health.verdict_changes import ObservationLog
+from agent.health.verdict import ObservationLog
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
+from agent.model.history import ClockReading, RecordedState, StoredVerdicts
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS, Instant
-from agent.model.verdict_history import ClockReading, RecordedState, StoredVerdicts
 from agent.node.verdict_recorder import VerdictRecorder
-from agent.store.history_file import HistoryFile, read_verdicts
-from agent.store.observed_period_file import period_file_path
+from agent.store.history_file import HistoryFile, period_file_path, read_verdicts
 
 HERE = Path(__file__).parent
 OK, BAD, LOST, HOT, UNKNOWN = "", "gpu.xid.79", "gpu.lost", "gpu.heat", "source.stalled"

@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.system.threads.worker_pool import PoolFull, WorkerPool
+from agent.system.threads.worker_threads import PoolFull, WorkerPool
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_finish_waits_for_queued_calls_up_to_the_timeout(name: str) -> None:
 def test_hung_thread_does_not_keep_the_process() -> None:
     program = """if True:
         import asyncio, threading
-        from agent.system.threads.worker_pool import WorkerPool
+        from agent.system.threads.worker_threads import WorkerPool
         async def main():
             pool, started = WorkerPool("pool", 1), threading.Event()
             asyncio.create_task(pool.call(lambda: (started.set(), threading.Event().wait())))

@@ -12,6 +12,8 @@ from agent.health.gpu.xid.log_lines import (
     GpuLostLine,
     InitFailedLine,
     LinkSetupFailedLine,
+    Nvlink4Registers,
+    Nvlink5Status,
     ParsedLine,
     SxidLine,
     UnparsedLine,
@@ -21,10 +23,9 @@ from agent.health.gpu.xid.log_lines import (
     normal_pci_address,
     parse_line,
 )
-from agent.health.gpu.xid.nvlink_decoder import Nvlink4Registers, Nvlink5Status
 from agent.health.gpu.xid.row_types import RecoveryAction
-from agent.health.kernel_log.patterns import compile_pattern
-from agent.native.kernel_log import match_pattern
+from agent.health.kernel_log.facts import compile_pattern
+from agent.native.kernel_events import match_pattern
 
 BUS: Final = "0000:3b:00.0"
 XID: Final = "NVRM: Xid (PCI:0000:3b:00): "

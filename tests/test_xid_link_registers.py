@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.nvlink_decoder import BENIGN_BITS, SYMPATHETIC_BITS, Nvlink4Grade, grade_registers
+from agent.health.gpu.xid.log_lines import BENIGN_BITS, SYMPATHETIC_BITS, Nvlink4Grade, grade_registers
 
 
 def one(register: int, bit: int) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.nvlink_decoder import (
+from agent.health.gpu.xid.log_lines import (
     NVLINK5_CODES,
     NVLINK5_UNITS,
     Nvlink5Status,

@@ -5,7 +5,7 @@ from typing import Final
 
 from agent.model.claim import DeviceRef
 from agent.model.health import Severity
-from agent.model.verdict_history import (
+from agent.model.history import (
     ClockReading,
     ObservedPeriod,
     RecordedCause,

@@ -28,21 +28,19 @@ import trio
 
 from agent.app.reload import ConfigReloader
 from agent.config.config import Config, LoadedConfig
-from agent.driver.clear_requests import ClearRequestQueue
 from agent.driver.merged_snapshot_source import HostAndDriverSource
-from agent.driver.report_hub import ReportHub
 from agent.driver.sessions import DriverSessions
-from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.loop import ClearRequestQueue, EngineLoop, LoopTiming, ReportHub
 from agent.engine.step import initial_state
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
+from agent.model.reading import SourceState
 from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.native.heap import use_one_heap_arena
+from agent.native.process import use_one_heap_arena
 from agent.node.custom_check_runner import CustomCheckRunner
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.tracker import PodTracker
@@ -56,8 +54,7 @@ from agent.sources.gpu_without_nvml import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.store.history_file import HistoryFile
-from agent.system.output import has_terminal
-from agent.system.secure_directories import (
+from agent.system.files import (
     LOCK_FILE,
     DirectoryLock,
     LockHeld,
@@ -66,6 +63,7 @@ from agent.system.secure_directories import (
     make_directory,
     open_error_reason,
 )
+from agent.system.output import has_terminal
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
@@ -362,11 +360,10 @@ class Daemon:
     def _open_http(self, documents: "JsonEncoders", history_file: Path) -> "_Http":
         """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
         try:
-            from agent.http.agent_view import AgentView
+            from agent.http.agent_view import AgentView, TotalsSinceStart
             from agent.http.app import create_app  # 5 MiB, only with --listen
             from agent.http.metrics import HttpConnectionCounts
             from agent.http.server import HttpServer
-            from agent.http.totals_since_start import TotalsSinceStart
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"http.listen: the package {error.name} is not installed; install drahealth[http], or do "

@@ -9,8 +9,8 @@ from agent.config.config import Config
 from agent.engine.step import initial_state, step
 from agent.errors import ProbeError
 from agent.model.gpu import NvmlSample
+from agent.model.reading import GPU_LIBRARY, SourceState
 from agent.model.report import Report
-from agent.model.source_state import GPU_LIBRARY, SourceState
 from agent.model.time import NS
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
 from agent.system.timing import read_clocks
@@ -29,7 +29,7 @@ def scan_once(config: Config) -> Report:
 
     Blocks up to 5 s, and up to 20 s while the process that calls NVML starts. A GPU that does not answer in
     time is Unknown in the report, and the thread that reads it is abandoned. If NVML has not listed the GPUs
-    in time, the report may have none, see :func:`agent.model.source_state.unlisted_sources`.
+    in time, the report may have none, see :func:`agent.model.reading.unlisted_sources`.
 
     Raises:
         ProbeError: A read hangs in the kernel for 5 s; the text has the sources without data.

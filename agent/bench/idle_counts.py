@@ -23,7 +23,6 @@ from typing import Any, Final
 import trio
 from trio.testing import MockClock
 
-from agent.bench.fake_nvml import write_gpu_scenario
 from agent.bench.file_trees import (
     shrink_pool,
     temporary_directory,
@@ -31,20 +30,19 @@ from agent.bench.file_trees import (
     write_machine_files,
     write_sysfs,
 )
-from agent.bench.processes import driver_socket, start_agent
+from agent.bench.processes import driver_socket, start_agent, write_gpu_scenario
 from agent.bench.result import MeasurementError
-from agent.bench.suites.decide import declare_cpus
+from agent.bench.suites.report_path import declare_cpus
 from agent.config.config import Config
 from agent.engine.loop import EngineLoop, LoopTiming, stalls_of, visible_state
 from agent.engine.step import EngineState, step
-from agent.health.gpu.catalog import gpu_wakes
-from agent.health.host.catalog import sampler_wakes
+from agent.health.gpu.rule_state import gpu_wakes
+from agent.health.host.verdicts import sampler_wakes
 from agent.model.declared_devices import Declarations
-from agent.model.kernel_messages import LogSample
-from agent.model.machine_samples import MachineSample
+from agent.model.machine_samples import LogSample, MachineSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from agent.native.machine_watch import MachineWatch

@@ -14,24 +14,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.bench import budgets, exact_counts, pyperf_json, report, revisions
-from agent.bench.guards import KINDS, run_check, select_guards
+from agent.bench import report, revisions
+from agent.bench.guards import KINDS, measure_compiler_baselines, run_check, select_guards
 from agent.bench.report import read_host
-from agent.bench.result import MeasurementError, SuiteOutcome
-from agent.bench.run_size import FULL, QUICK, RunSize
-from agent.bench.suites import decide, detect, encode, idle, poll, publish, scale, startup, trace
+from agent.bench.result import (
+    BUDGETS_FILE,
+    FULL,
+    QUICK,
+    MeasurementError,
+    RunSize,
+    SuiteOutcome,
+    find_checkout,
+    load_budgets,
+    replace_table,
+)
+from agent.bench.suites import detect, idle, poll, report_path, scale
 from agent.errors import OutputError, OutputPipeClosed
 from agent.system.output import print_last_error
 
 SUITES: Final[Mapping[str, Callable[[RunSize], SuiteOutcome]]] = {
     "poll": poll.run,
-    "decide": decide.run,
-    "encode": encode.run,
-    "publish": publish.run,
+    "decide": report_path.run_decide,
+    "encode": report_path.run_encode,
+    "publish": report_path.run_publish,
     "detect": detect.run,
-    "trace": trace.run,
+    "trace": detect.run_trace,
     "idle": idle.run,
-    "startup": startup.run,
+    "startup": idle.run_startup,
     "scale": scale.run,
 }
 MISSED: Final = 1
@@ -66,7 +75,7 @@ def main() -> int:
 
 
 def _run_suites(args: argparse.Namespace) -> int:
-    host, limits = read_host(), budgets.load_budgets()
+    host, limits = read_host(), load_budgets()
     outcomes = {}
     failed = False
     for name in args.suite or SUITES:
@@ -78,7 +87,7 @@ def _run_suites(args: argparse.Namespace) -> int:
             outcomes[name] = SuiteOutcome(skipped=[f"{name}: entire suite: {error}"])
             failed = True
     if args.json:
-        print(pyperf_json.encode_results(host, outcomes))
+        print(report.pyperf_document(host, outcomes))
     elif args.md:
         print(report.markdown_report(host, outcomes, limits, args.plot), end="")
     else:
@@ -106,9 +115,9 @@ def _print_comparison(args: argparse.Namespace) -> int:
 
 
 def _write_baselines(root: Path) -> int:
-    table, values = exact_counts.measure_compiler_baselines(root)
-    path = root / budgets.FILE
-    _write_file(path, budgets.replace_table(path.read_text(), table, values))
+    table, values = measure_compiler_baselines(root)
+    path = root / BUDGETS_FILE
+    _write_file(path, replace_table(path.read_text(), table, values))
     print(f"{path}: [{table}] {values}")
     return 0
 
@@ -127,9 +136,9 @@ def _write_file(path: Path, text: str) -> None:
 
 
 def _require_checkout(option: str) -> Path:
-    root = budgets.find_checkout()
+    root = find_checkout()
     if root is None:
-        raise MeasurementError(f"{option} needs a checkout; an installed package has no {budgets.FILE}")
+        raise MeasurementError(f"{option} needs a checkout; an installed package has no {BUDGETS_FILE}")
     return root
 
 
@@ -159,7 +168,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--check",
         nargs="*",
         metavar="GUARD",
-        help=f"compare this checkout with {budgets.FILE}; exit 1 on a miss. Default: all guards; GUARD is a "
+        help=f"compare this checkout with {BUDGETS_FILE}; exit 1 on a miss. Default: all guards; GUARD is a "
         f"table ({', '.join(KINDS)}) or one guard (system_calls.pass)",
     )
     form.add_argument(

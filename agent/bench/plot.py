@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
-from agent.bench.budgets import find_goal
-from agent.bench.result import ResultRow, SuiteOutcome, Unit, short_labels, unit_scale
+from agent.bench.result import ResultRow, SuiteOutcome, Unit, find_goal, short_labels, unit_scale
 from agent.bench.revisions import RevisionComparison
 
 GREY: Final = "#6e7781"

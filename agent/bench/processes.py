@@ -1,6 +1,12 @@
-"""Processes that suites start: real agents, subscribers, lower bounds in C, and programs run to their end."""
+"""Processes that suites start: real agents, subscribers, lower bounds in C, and programs run to their end.
+
+Build, scenarios and control socket of the fake NVML, an imitation of NVIDIA's library in the checkout.
+
+docs/fake-nvml.md describes scenarios and commands.
+"""
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -8,18 +14,19 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from agent.bench.budgets import find_checkout
 from agent.bench.file_trees import temporary_directory
-from agent.bench.result import MeasurementError, SuiteOutcome
+from agent.bench.result import MeasurementError, SuiteOutcome, find_checkout
 
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
@@ -176,6 +183,32 @@ def start_module(module: str, *arguments: object) -> contextlib.AbstractContextM
     return start_child([sys.executable, "-m", module, *map(str, arguments)])
 
 
+_HIT_LIMITS: Final = """
+import json, mmap, os, sys, time
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000 | 21 << 26  # MAP_HUGETLB, MAP_HUGE_2MB
+for line in sys.stdin:
+    with open(os.path.join(line.rstrip(), "cgroup.procs"), "w") as procs:
+        procs.write(str(os.getpid()))
+    t_ns = time.monotonic_ns()
+    try:
+        mmap.mmap(-1, 2 << 20, flags=flags).close()
+        refused = False
+    except OSError:
+        refused = True
+    print(json.dumps({"t_ns": t_ns, "refused": refused}), flush=True)
+"""
+
+
+def start_hugepage_limit_hitter() -> contextlib.AbstractContextManager[ChildProcess]:
+    """Run a process in a ``with`` block that hits the hugepage limits of cgroups.
+
+    Each line on its standard input is the path of a cgroup. The process joins the cgroup, requests one 2 MiB
+    page, which the cgroup must refuse, and prints a line of JSON: the time just before the request
+    (CLOCK_MONOTONIC, ns), and whether the request was refused.
+    """
+    return start_child([sys.executable, "-c", _HIT_LIMITS])
+
+
 def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
     """Run ``agent.bench.subscriber SOCKET METHOD MARKER`` in a ``with`` block."""
     command = [sys.executable, "-m", "agent.bench.subscriber", str(socket), method, marker]
@@ -303,3 +336,95 @@ def measure_latency(
 def split_into_batches(count: int, size: int) -> Iterable[range]:
     """Split ``range(count)`` into ranges of at most ``size``."""
     return (range(first, min(first + size, count)) for first in range(0, count, size))
+
+
+TARGET: Final = "build/fake/580/libnvidia-ml.so.1"
+
+
+class FakeNvmlUnavailable(Exception):
+    """The fake NVML is not available; the text states the reason."""
+
+
+def build_fake_library() -> Path:
+    """Return the fake NVML of driver branch 580, built if needed.
+
+    Raises:
+        FakeNvmlUnavailable: This is no checkout, or make or gcc is missing.
+    """
+    root = find_checkout()
+    if root is None:
+        raise FakeNvmlUnavailable("the fake NVML can be built in a checkout only")
+    native = root / "native"
+    if not all(map(shutil.which, ("make", "gcc"))):
+        raise FakeNvmlUnavailable("building the fake NVML needs make and gcc")
+    with (native / "fake/fake.h").open() as lock:  # tests build the same file
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make = ["make", "-C", str(native), "-s", TARGET]
+        built = subprocess.run(make, capture_output=True, text=True, check=False)
+    if built.returncode:
+        raise MeasurementError(f"fake NVML: make failed: {built.stderr[-1000:]}")
+    return native / TARGET
+
+
+@dataclass(frozen=True, slots=True)
+class FakeNvml:
+    """Files of the fake NVML for one process that loads it."""
+
+    library: Path
+    scenario: Path
+    control: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables of the process that loads the fake NVML."""
+        return {"FAKE_NVML": str(self.scenario)}
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator["FakeNvmlControl"]:
+        """Connect to the control socket of the process that loaded the fake NVML. Blocks up to WAIT_S."""
+        deadline = time.monotonic() + WAIT_S
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_S)
+            while True:
+                try:
+                    connection.connect(str(self.control))
+                    break
+                except (FileNotFoundError, ConnectionRefusedError):
+                    if time.monotonic() > deadline:
+                        raise MeasurementError(
+                            f"socket {self.control}: no process loaded the fake NVML within {WAIT_S:g} s"
+                        ) from None
+                    time.sleep(0.01)
+            yield FakeNvmlControl(connection)
+
+
+class FakeNvmlControl:
+    """Client of the control socket of a fake NVML."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._stream = connection.makefile("r")
+
+    def send(self, command: str) -> int:
+        """Run a command of the fake NVML. Returns the time just before it was sent (CLOCK_MONOTONIC, ns).
+
+        Raises:
+            MeasurementError: The fake NVML refused the command.
+        """
+        start_ns = time.monotonic_ns()
+        self._connection.sendall(f"{command}\n".encode())
+        reply = self._stream.readline().rstrip("\n")
+        if not reply.startswith("ok"):
+            raise MeasurementError(f"fake NVML: command {command!r} refused: {reply or 'connection closed'}")
+        return start_ns
+
+
+def write_gpu_scenario(directory: Path, gpus: int) -> FakeNvml:
+    """Build the fake NVML and write a scenario of ``gpus`` healthy H100s.
+
+    Raises:
+        FakeNvmlUnavailable: This is no checkout, or make or gcc is missing.
+    """
+    fake = FakeNvml(build_fake_library(), directory / "scenario", directory / "nvml.sock")
+    fake.scenario.write_text(f"profile h100 gpus={gpus}\nsocket {fake.control}\n")
+    return fake

@@ -1,9 +1,21 @@
-"""Results of a benchmark suite: rows with units, tables of rows, and the formatting of figures."""
+"""Results of a benchmark suite: rows with units, tables of rows, and the formatting of figures.
 
-from collections.abc import Sequence
+Numbers of rounds, sizes and durations of a full benchmark run and of a quick one (``--quick``).
+
+Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals.
+
+Goals, such as absolute times, depend on the machine: reports print them, and they fail no check. The file is
+in the checkout only; an installed package has no budgets.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
+import agent
 from agent.bench.timing import (
     ContenderSamples,
     InterleavedTimings,
@@ -162,3 +174,194 @@ def format_interval(value: MedianInterval, unit: Unit) -> str:
     """Format an interval in the unit of its median: ``[14.6, 14.9]``."""
     size, _ = unit_scale(value.median, unit)
     return f"[{format_digits(value.low / size, unit)}, {format_digits(value.high / size, unit)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """Amount of work of one run of the benchmark suites."""
+
+    warm_rounds: int
+    """Number of timed rounds with calls back to back."""
+    warm_limit_s: float
+    """Time limit of one workload [s]; slow contenders complete fewer rounds."""
+    cold_rounds: int
+    """Number of rounds with a pause before each call, per contender."""
+    cold_baselines: bool
+    """Whether the readers in Python are also timed after pauses."""
+    groups: tuple[int, ...]
+    """Numbers of cgroups at which polling is timed."""
+    gpus: tuple[int, ...]
+    """Numbers of GPUs of the fake NVML at which polling is timed."""
+    betterproto_devices: int
+    """Number of devices in the longest list that betterproto encodes; 1,000 devices take 150 ms."""
+    causes: int
+    """Number of changes made to time each kind of detection, except cgroup events."""
+    events: int
+    """Number of cgroup events caused to time their detection; a p99 needs 100."""
+    hotplugs: int
+    """Number of CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
+    detect_periods_ms: tuple[int, ...]
+    publications: int
+    """Number of published reports for each number of subscribers."""
+    starts: int
+    """Number of times that each program is started and timed."""
+    imports: bool
+    """Whether the imports of a start are timed by module; that takes twice as long as the start."""
+    idle_s: float
+    """Duration of the idle measurement [s]."""
+    settle_s: float
+    """Time from the first message to the start of the idle measurement [s]."""
+    strace_s: float
+    """Duration of the system call count after the idle measurement [s]; 0 skips the count."""
+    sizes: tuple[int, ...]
+    """Numbers of devices at which the growth of costs is measured."""
+    pods: int
+    """Number of pods on the Kubernetes node whose consumers are resolved; 0 skips consumers and audits."""
+    audited: int
+    """Number of pods on the Kubernetes node that is audited."""
+
+
+FULL: Final = RunSize(
+    warm_rounds=60,
+    warm_limit_s=8.0,
+    cold_rounds=30,
+    cold_baselines=True,
+    groups=(10, 100, 500, 1000),
+    gpus=(1, 8, 16),
+    betterproto_devices=1000,
+    causes=40,
+    events=100,
+    hotplugs=12,
+    detect_periods_ms=(10, 100),
+    publications=200,
+    starts=10,
+    imports=True,
+    idle_s=60.0,
+    settle_s=130.0,  # the sampler reads new cgroups more often for two minutes
+    strace_s=5.0,
+    sizes=(1, 8, 64, 128, 256, 512, 1000),
+    pods=5000,
+    audited=250,
+)
+QUICK: Final = RunSize(
+    warm_rounds=20,
+    warm_limit_s=0.1,
+    cold_rounds=3,
+    cold_baselines=False,
+    groups=(10, 100),
+    gpus=(8,),
+    betterproto_devices=128,
+    causes=2,
+    events=2,
+    hotplugs=0,
+    detect_periods_ms=(10,),
+    publications=10,
+    starts=1,
+    imports=False,
+    idle_s=1.2,
+    settle_s=0.4,
+    strace_s=0.0,
+    sizes=(8, 1000),
+    pods=0,
+    audited=0,
+)
+PAUSE_S: Final = 0.1
+"""Pause between two passes of the C core at 10 Hz [s]."""
+
+BUDGETS_FILE: Final = "benchmarks/budgets.toml"
+RATIO_REASON: Final = "ratio to the bare system calls that the work needs"
+
+
+_FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
+    "median": lambda row: row.median.median,
+    "p99": lambda row: row.p99,
+    "max": lambda row: row.max,
+}
+
+
+class BudgetGoal(NamedTuple):
+    """Upper limit of one statistic of a benchmark's result row, which a report prints."""
+
+    statistic: str
+    """Statistic that the goal limits: ``median``, ``p99`` or ``max``."""
+    limit: float
+    """Largest good value of the statistic, in the unit of the result row."""
+    reason: str
+    """Reason why the goal has this limit."""
+
+    def describe(self, value: float, unit: Unit) -> str:
+        """Format ``value`` after the statistic's name: ``p99 1.20 ms``; a median without: ``1.20 ms``."""
+        return f"{'' if self.statistic == 'median' else self.statistic + ' '}{format_value(value, unit)}"
+
+
+class BudgetVerdict(NamedTuple):
+    """Result of comparing a result row of a benchmark with its budget."""
+
+    text: str
+    """Upper limit of the budget as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
+    met: bool | None
+    """True: the row is within its budget. False: over budget.
+    None: no budget, or undecided by the samples."""
+    measured: str = ""
+    """Figure that was measured, in the same form as the limit in ``text``."""
+    reason: str = ""
+    """Reason why the budget has this limit."""
+
+
+def find_checkout() -> Path | None:
+    """Return the root of the checkout that this package was imported from; None: it was installed."""
+    root = Path(agent.__file__).resolve().parents[1]
+    return root if (root / BUDGETS_FILE).exists() else None
+
+
+def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
+    """Load the budgets of ``root`` or of the current checkout; empty outside a checkout."""
+    root = root or find_checkout()
+    return tomllib.loads((root / BUDGETS_FILE).read_text()) if root else {}
+
+
+def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
+    """Compare a result row with the budget of its ratio or, if it has none, with the goal of its statistic.
+
+    A ratio is met if its median is within the limit, and missed if its whole confidence interval is above.
+    """
+    ratio = budgets.get("ratio", {}).get(row.key)
+    if ratio is not None and row.ratio:
+        return BudgetVerdict(
+            f"{ratio:.2f}x", _is_ratio_met(row.ratio, ratio), f"{row.ratio.median:.2f}x", RATIO_REASON
+        )
+    goal = find_goal(row, budgets)
+    if goal is None:
+        return BudgetVerdict("", None)
+    value = _FIGURES[goal.statistic](row)
+    measured = "too few samples" if value is None else goal.describe(value, row.unit)
+    return BudgetVerdict(
+        goal.describe(goal.limit, row.unit),
+        None if value is None else value <= goal.limit,
+        measured,
+        goal.reason,
+    )
+
+
+def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetGoal | None:
+    """Return the goal of a benchmark's result row; None: the row has no goal."""
+    goal = budgets.get("goal", {}).get(row.key)
+    if not goal:
+        return None
+    return next((BudgetGoal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal), None)
+
+
+def _is_ratio_met(measured: MedianInterval, limit: float) -> bool | None:
+    if measured.median <= limit:
+        return True
+    return False if measured.low > limit else None
+
+
+def replace_table(text: str, name: str, values: Mapping[str, float]) -> str:
+    """Return the TOML document ``text`` with the table ``name`` replaced by ``values``, or appended."""
+    body = "".join(f"{key} = {value}\n" for key, value in values.items())
+    table = f"[{name}]\n{body}"
+    match = re.search(rf"^\[{re.escape(name)}\]\n(?:(?!\[|\n).*\n)*", text, re.M)
+    if match:
+        return text[: match.start()] + table + text[match.end() :]
+    return text.rstrip("\n") + "\n\n" + table

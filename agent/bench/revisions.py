@@ -18,9 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.bench import pyperf_json
-from agent.bench.pyperf_json import FigureMedian
-from agent.bench.report import HostFacts, align_columns, host_facts, markdown_table, wrap_line
+from agent.bench import report
+from agent.bench.report import FigureMedian, HostFacts, align_columns, host_facts, markdown_table, wrap_line
 from agent.bench.result import MeasurementError, Unit, format_value
 from agent.bench.timing import MedianInterval, median_interval
 
@@ -202,7 +201,7 @@ def _run_suite(tree: Path, suite: str) -> Mapping[str, FigureMedian]:
         return {}
     if child.returncode:
         raise MeasurementError(f"suite {suite} in {tree}: exit status {child.returncode}: {err[-2000:]}")
-    return pyperf_json.decode_figures(out)
+    return report.decode_figures(out)
 
 
 COMPARISON_HEADINGS: Final = ("", "before", "this tree", "change", "95 % interval", "more in", "p", "")

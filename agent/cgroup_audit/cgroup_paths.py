@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_model import QosClass
 
 

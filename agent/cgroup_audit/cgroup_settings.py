@@ -3,8 +3,8 @@
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
+from agent.model.pod_findings import NO_LIMIT
 
 UNLIMITED_FROM: Final = 2**62
 """Smallest value of a setting that means no limit.

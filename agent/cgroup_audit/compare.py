@@ -30,8 +30,8 @@ from agent.cgroup_audit.cgroup_settings import (
 from agent.cgroup_audit.expected_cgroups import CgroupId, ExpectedCgroup
 from agent.cgroup_audit.expected_values import AcceptedValue, ExpectedSetting
 from agent.cgroup_audit.pod_model import Pod
-from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
+from agent.model.pod_findings import NO_LIMIT
 from agent.model.reading import NEVER_READ, Absence, Missing, is_absent
 
 _POD_WIDE_LIMITS: Final = (SettingKind.QUOTA, SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED)

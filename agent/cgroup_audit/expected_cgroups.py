@@ -25,14 +25,23 @@ from agent.cgroup_audit.expected_memory import (
 )
 from agent.cgroup_audit.expected_values import (
     AcceptedValue,
+    Amount,
     ExpectedSetting,
+    ResourceSum,
     ResourceSums,
+    add_amounts,
+    container_hugepages,
+    container_limit,
+    container_request,
     cpu_quota,
     cpu_weight,
+    has_limit,
     hugepage_limits,
     memory_limit,
     minimum_weight,
     page_rounded_limits,
+    pod_limits,
+    pod_requests,
     resource_sums,
     unknown_setting,
     weight_from_millicores,
@@ -42,33 +51,27 @@ from agent.cgroup_audit.kubelet_config import (
     MEMORY_QOS_DEFAULT_FROM,
     PODS,
     SYSTEM_RESERVED,
+    ExclusiveCpus,
     KubeletConfig,
+    NodeFacts,
 )
-from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
     MEMORY,
+    MILLI,
+    NANO,
+    ZERO,
     Pod,
     PodContainer,
     QosClass,
+    Quantity,
     ResourceAmounts,
     UnknownAmount,
+    parse_quantity,
 )
-from agent.cgroup_audit.quantity import MILLI, NANO, ZERO, Quantity, parse_quantity
-from agent.cgroup_audit.resource_sums import (
-    Amount,
-    ResourceSum,
-    add_amounts,
-    container_hugepages,
-    container_limit,
-    container_request,
-    has_limit,
-    pod_limits,
-    pod_requests,
-)
-from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
+from agent.model.pod_findings import NO_LIMIT
 
 QUIET_S: Final = 30
 """Time after a container's start or resize in which its settings may still be written [s].

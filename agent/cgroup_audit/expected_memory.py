@@ -15,23 +15,28 @@ from typing import Final
 from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind, format_bytes
 from agent.cgroup_audit.expected_values import (
     AcceptedValue,
+    Amount,
     ExpectedSetting,
+    ResourceSum,
+    containers_request,
     explain_without_claims,
     page_rounded_limits,
+    pod_requests,
     unknown_setting,
     whole_pages,
 )
-from agent.cgroup_audit.kubelet_config import LIMITED_SWAP, MemoryQosMode
-from agent.cgroup_audit.node_facts import NodeFacts
-from agent.cgroup_audit.pod_model import MEMORY, ContainerRole, Pod, PodContainer, QosClass, UnknownAmount
-from agent.cgroup_audit.quantity import ZERO, Quantity
-from agent.cgroup_audit.resource_sums import (
-    Amount,
-    ResourceSum,
-    containers_request,
-    pod_requests,
+from agent.cgroup_audit.kubelet_config import LIMITED_SWAP, MemoryQosMode, NodeFacts
+from agent.cgroup_audit.pod_model import (
+    MEMORY,
+    ZERO,
+    ContainerRole,
+    Pod,
+    PodContainer,
+    QosClass,
+    Quantity,
+    UnknownAmount,
 )
-from agent.model.cgroup import NO_LIMIT
+from agent.model.pod_findings import NO_LIMIT
 
 TIE_BREAK_GATE: Final = "KubeletOOMScoreAdjTieBreak"
 """Kubernetes feature gate after 1.37 that makes OOM scores depend on more than requests.

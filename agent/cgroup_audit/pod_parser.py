@@ -12,17 +12,19 @@ from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
     MEMORY,
+    ZERO,
     ClaimResources,
     ContainerClaimRef,
     ContainerRole,
     Pod,
     PodContainer,
     QosClass,
+    Quantity,
     ResourceAmounts,
     UnfinishedResize,
     UnknownAmount,
+    parse_quantity,
 )
-from agent.cgroup_audit.quantity import ZERO, Quantity, parse_quantity
 from agent.errors import ProbeError
 from agent.model.json_values import (
     JsonObject,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Final, NoReturn
 
-from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
-from agent.cli.subcommand import Subcommand
+from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, Subcommand
 from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
 from agent.version import VERSION
@@ -36,8 +35,8 @@ VERBS: Final = {
     "checks": "checks.command",
     "conform": "conform.command",
     "new-driver": "new_driver.command",
-    "bundle": "bundle.command",
-    "config": "config.command",
+    "bundle": "bundle",
+    "config": "config",
     "completion": "completion",
     "version": "version",
 }

@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     from agent.record.replay import readable_segments, record_segments
     from agent.record.segment_file import segment_number, segment_path, segment_paths
-    from agent.system.secure_directories import make_directory
+    from agent.system.files import make_directory
 
     sources = args.records
     if not sources:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.output.json import report_document
 from agent.cli.output.live_table import live_table
 from agent.cli.output.report_changes import report_changes
-from agent.cli.output.report_table import render_report
+from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import can_redraw, style_of
 from agent.cli.output.text import clean, format_count
 from agent.cli.subcommand import Subcommand, add_colour

@@ -6,12 +6,17 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
-from agent.cli.output.report_table import cgroup_entry, headline, source_entries
-from agent.cli.output.table import ListEntry, format_entries
-from agent.cli.output.text import clean, format_bytes, format_count
-from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.cli.output.report_text import cgroup_entry, headline, source_entries
+from agent.cli.output.text import ListEntry, clean, format_bytes, format_count, format_entries
+from agent.cli.subcommand import (
+    Subcommand,
+    add_output,
+    add_settings,
+    agent_socket_of,
+    exit_of_severities,
+    print_result,
+)
 from agent.health.rules import format_duration
 from agent.model.time import format_age
 

@@ -1,23 +1,46 @@
-"""Description of a subcommand (verb) of ``drahealth``, and the flags that several verbs share."""
+"""Description of a subcommand (verb) of ``drahealth``, the flags that several verbs share, and the exit
+codes.
+
+An exit code shows the severity of a device, or the class of an error. 0 to 3 are the codes of Nagios
+plugins, so that ``drahealth scan`` can be used as one; with ``--exit-style npd`` its codes are those of
+node-problem-detector's custom plugins. 64 to 78 are those of sysexits.h, 128 and above those of a shell for
+signals.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.cli.output.terminal import COLOURS, style_of
 from agent.config.config import CONFIG_VARIABLE, SETTINGS, load_runtime_dir, load_with_origins
 from agent.config.files import DEFAULT_FILE, DROP_INS
-from agent.errors import UsageError
+from agent.errors import (
+    AgentUnreachable,
+    ApiError,
+    ApiForbiddenError,
+    ApiUnreachableError,
+    ConfigError,
+    DrahealthError,
+    FaultStillPresent,
+    OutputError,
+    OutputPipeClosed,
+    PermissionDeniedError,
+    ResourceBusyError,
+    UsageError,
+)
+from agent.model.health import Severity
+from agent.model.reading import unlisted_sources
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ActionsContainer
 
     from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config, LoadedConfig
+    from agent.model.reading import SourceSample
 
 
 class Subcommand(NamedTuple):
@@ -134,3 +157,66 @@ def load_with_origins_of(args: Namespace, *, needs_runtime_dir: bool = False) ->
 def agent_socket_of(args: Namespace) -> Path:
     """Return the path of the socket that an agent with this configuration serves."""
     return load_runtime_dir(flags_of(args), os.environ, file=config_file_of(args)) / "agent.sock"
+
+
+EXIT_OF_SEVERITY: Final = {
+    Severity.OK: 0,
+    Severity.INFO: 0,
+    Severity.DEGRADED: 1,
+    Severity.UNHEALTHY: 2,
+    Severity.UNKNOWN: 3,
+}
+
+EXIT_OF_SEVERITY_NPD: Final = {
+    Severity.OK: 0,
+    Severity.INFO: 0,
+    Severity.DEGRADED: 0,  # the device can be used, and a condition of the node would say that it cannot
+    Severity.UNHEALTHY: 1,
+    Severity.UNKNOWN: 2,
+}
+
+INTERNAL: Final = 70
+NOT_ALLOWED: Final = 77
+
+EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (UsageError, 64),
+    (AgentUnreachable, 69),
+    (ApiForbiddenError, NOT_ALLOWED),
+    (ApiError, 69),
+    (ApiUnreachableError, 69),
+    (OutputPipeClosed, 141),
+    (OutputError, 74),
+    (ResourceBusyError, 75),
+    (FaultStillPresent, 75),
+    (PermissionDeniedError, NOT_ALLOWED),
+    (PermissionError, NOT_ALLOWED),
+    (ConfigError, 78),
+    (DrahealthError, INTERNAL),
+    (KeyboardInterrupt, 130),
+)
+"""Exit code by exception class; the first match counts.
+
+Other exceptions are bugs: INTERNAL with a traceback.
+"""
+
+
+class UnreadablePath(NamedTuple):
+    """File or directory that could not be read, with the reason and the exit code of the command."""
+
+    path: Path
+    reason: str
+    exit_code: int
+
+
+def exit_of_severities(
+    severities: Iterable[Severity],
+    codes: Mapping[Severity, int] = EXIT_OF_SEVERITY,
+    *,
+    sources: Iterable[SourceSample] = (),
+) -> int:
+    """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN.
+
+    The devices of `sources` that have not listed any yet are UNKNOWN.
+    """
+    missing = [Severity.UNKNOWN for _ in unlisted_sources(sources)]
+    return codes[max((*severities, *missing), default=Severity.UNKNOWN)]

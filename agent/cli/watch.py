@@ -13,14 +13,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import report_document
 from agent.cli.output.live_table import live_table
 from agent.cli.output.report_changes import report_changes
-from agent.cli.output.report_table import render_report
+from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import can_redraw
 from agent.cli.output.text import clean
-from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.cli.subcommand import (
+    Subcommand,
+    add_output,
+    add_settings,
+    agent_socket_of,
+    exit_of_severities,
+    print_result,
+)
 from agent.errors import AgentUnreachable
 
 ONCE_S: Final = 10.0

@@ -15,8 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.table import TextTable
-from agent.cli.output.text import clean, format_count
+from agent.cli.output.text import TextTable, clean, format_count
 from agent.cli.replay import settings_change
 from agent.cli.subcommand import Subcommand, add_output, print_result
 from agent.errors import ConfigError, ProbeError, UsageError

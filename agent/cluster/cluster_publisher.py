@@ -13,17 +13,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent.cluster.device_events import SavedEvent, SentDeviceEvents, WantedEvent
-from agent.cluster.event_recorder import EventObject, EventRecorder
-from agent.cluster.node_conditions import (
+from agent.cluster.device_events import EventObject, EventRecorder, SavedEvent, SentDeviceEvents, WantedEvent
+from agent.cluster.node_objects import (
+    CONFLICT,
+    RENEW_S,
+    NodeLease,
     UnknownDelay,
     active_maintenance,
     are_on_node,
     conditions_by_type,
     decide_conditions,
+    load_identity,
     node_status_patch,
 )
-from agent.cluster.node_lease import CONFLICT, RENEW_S, NodeLease, load_identity
 from agent.cluster.taint_rules import TaintRules, taint_rule_policy
 from agent.config.api_access import SERVICE_ACCOUNT, ApiAccess, pod_access
 from agent.config.config import Config
@@ -33,7 +35,7 @@ from agent.model.json_values import JsonObject
 from agent.model.report import ClusterCondition, ClusterStatus, Report
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
-from agent.sources.kubeconfig import read_kubeconfig
+from agent.sources.kubectl_files import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.loop_thread import set_thread_name

@@ -15,9 +15,9 @@ from typing import Any, Final
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
 from agent.errors import ApiError
 from agent.model.claim import DeviceRef
+from agent.model.health import Effect, Taint, Taints
 from agent.model.json_values import JsonObject
 from agent.model.report import Report
-from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import (
     DRA_GROUP,

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from agent.errors import ConfigError
-from agent.system.paths import StrPath
+from agent.system.files import StrPath
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Directory of a pod's service account: its token and the CA of the API server."""

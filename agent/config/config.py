@@ -45,14 +45,13 @@ from agent.config.values import (
 )
 from agent.errors import ConfigError, suggestion
 from agent.model.cpuset import CpuSet
-from agent.model.custom_checks import CustomCheck
 from agent.model.health import XidOverride
-from agent.model.settings import RuleOverride
+from agent.model.settings import CustomCheck, RuleOverride
 from agent.model.socket_address import ListenAddress
-from agent.system.paths import StrPath, as_path
+from agent.system.files import StrPath, as_path
 
 if TYPE_CHECKING:
-    from agent.prepare.error_patterns import ErrorPattern
+    from agent.prepare.error_tables import ErrorPattern
 
 RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")

@@ -26,13 +26,12 @@ from agent.config.values import (
 )
 from agent.errors import ConfigError
 from agent.model.cpuset import format_cpus
-from agent.model.custom_checks import CustomCheck
 from agent.model.health import Repair, XidOverride
 from agent.model.prepare import ErrorClass
-from agent.model.settings import RuleOverride
+from agent.model.settings import CustomCheck, RuleOverride
 
 if TYPE_CHECKING:
-    from agent.prepare.error_patterns import ErrorPattern
+    from agent.prepare.error_tables import ErrorPattern
 
 
 class ValueKind(NamedTuple):
@@ -63,7 +62,7 @@ def _show_fractional_seconds(seconds: float) -> str:
 
 
 def _parse_patterns(value: object) -> tuple["ErrorPattern", ...]:
-    from agent.prepare.error_patterns import parse_patterns  # 4 ms, only if configured
+    from agent.prepare.error_tables import parse_patterns  # 4 ms, only if configured
 
     return parse_patterns(value)
 
@@ -71,7 +70,7 @@ def _parse_patterns(value: object) -> tuple["ErrorPattern", ...]:
 def _join_patterns(
     earlier: tuple["ErrorPattern", ...], later: tuple["ErrorPattern", ...]
 ) -> tuple["ErrorPattern", ...]:
-    from agent.prepare.error_patterns import check_pattern_count
+    from agent.prepare.error_tables import check_pattern_count
 
     joined = later + earlier  # the first match decides, and a later file takes precedence
     check_pattern_count(joined)
@@ -87,7 +86,7 @@ def _show_patterns(patterns: tuple["ErrorPattern", ...]) -> list[dict[str, str]]
 
 
 def _parse_rules(value: object) -> tuple[RuleOverride, ...]:
-    from agent.config.rule_tables import parse_rules  # needs the tables of all rules, only if configured
+    from agent.config.tables import parse_rules  # needs the tables of all rules, only if configured
 
     return parse_rules(value)
 
@@ -95,7 +94,7 @@ def _parse_rules(value: object) -> tuple[RuleOverride, ...]:
 def _join_rules(
     earlier: tuple[RuleOverride, ...], later: tuple[RuleOverride, ...]
 ) -> tuple[RuleOverride, ...]:
-    from agent.config.rule_tables import check_rule_count
+    from agent.config.tables import check_rule_count
 
     joined = earlier + later  # the last entry decides
     check_rule_count(joined)
@@ -105,19 +104,19 @@ def _join_rules(
 def _show_rules(rules: tuple[RuleOverride, ...]) -> list[dict[str, Any]]:
     if not rules:
         return []
-    from agent.config.rule_tables import show_rules
+    from agent.config.tables import show_rules
 
     return show_rules(rules)
 
 
 def _parse_checks(value: object) -> tuple[CustomCheck, ...]:
-    from agent.config.check_tables import parse_checks  # only if configured
+    from agent.config.tables import parse_checks  # only if configured
 
     return parse_checks(value)
 
 
 def _join_checks(earlier: tuple[CustomCheck, ...], later: tuple[CustomCheck, ...]) -> tuple[CustomCheck, ...]:
-    from agent.config.check_tables import check_names
+    from agent.config.tables import check_names
 
     joined = earlier + later
     check_names(joined)
@@ -127,7 +126,7 @@ def _join_checks(earlier: tuple[CustomCheck, ...], later: tuple[CustomCheck, ...
 def _show_checks(checks: tuple[CustomCheck, ...]) -> list[dict[str, Any]]:
     if not checks:
         return []
-    from agent.config.check_tables import show_checks
+    from agent.config.tables import show_checks
 
     return show_checks(checks)
 

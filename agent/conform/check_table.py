@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from agent.conform import (
-    concurrent_kubelet_checks,
-    health_list_checks,
-    health_service_checks,
-    prepare_checks,
-    registration_checks,
-)
+from agent.conform import health_list_checks, health_service_checks, prepare_checks, registration_checks
 from agent.conform.outcomes import CheckOutcome, CheckVerdict, not_run, skipped
 from agent.conform.prepare_checks import missing_prepared_claims, missing_stage
 from agent.conform.session_record import V1, V1ALPHA1, PrepareStage, SessionRecord
@@ -353,7 +347,7 @@ CHECKS: Final = (
         "The kubelet forgot all devices when the stream before ended, and opens the next on the same "
         "connection or, after a restart, on a new one.",
         "remember what was sent for each stream, not for the process",
-        concurrent_kubelet_checks.check_reconnect,
+        health_service_checks.check_reconnect,
         missing_device,
     ),
     ConformCheck(
@@ -361,7 +355,7 @@ CHECKS: Final = (
         "two kubelets receive the same, and the end of one does not affect the other",
         "A kubelet that restarts connects before the driver notices the end of the old connection.",
         "give each stream its own state and its own context",
-        concurrent_kubelet_checks.check_two_kubelets,
+        health_service_checks.check_two_kubelets,
         missing_device,
     ),
     ConformCheck(
@@ -370,7 +364,7 @@ CHECKS: Final = (
         "A kubelet under load reads late: queued lists are old, and a driver that waits for it delays all "
         "other streams.",
         "keep only the newest list for each stream, and send it in its own task",
-        concurrent_kubelet_checks.check_stopped_reader,
+        health_service_checks.check_stopped_reader,
         missing_device,
     ),
     ConformCheck(

@@ -21,16 +21,14 @@ from agent.conform.outcomes import (
     worst_outcome,
 )
 from agent.conform.session_record import (
+    DEFAULT_LEASE_S,
+    LEASE_OVERFLOW_S,
     SESSION_MAX_S,
     DeviceEntry,
     HealthList,
     RawDeviceKey,
     SessionRecord,
     StreamRecord,
-)
-from agent.conform.stream_queries import (
-    DEFAULT_LEASE_S,
-    LEASE_OVERFLOW_S,
     consecutive_reports,
     count_lists,
     distinct_entries,

@@ -1,7 +1,7 @@
 """Results of a driver's health checks: valid findings, and results that drivers report over their sockets.
 
 A driver in another process runs its checks itself. Each result is valid for a limited time; afterwards
-agent.health.declared.driver_checks makes the device Unknown.
+agent.health.declared.driver_reports makes the device Unknown.
 """
 
 import re
@@ -16,7 +16,7 @@ from agent.health.verdict import truncate_utf8
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Finding, Repair
 from agent.model.time import NS
-from agent.prepare.normalize_text import normalize, sanitize, shorten
+from agent.prepare.kubelet_message import normalize, sanitize, shorten
 from agent.serve.driver_link.handler_interface import DriverCheckResult
 from agent.sources.declaration_file import CHECKS_MAX, DEVICES_MAX, parse_label
 

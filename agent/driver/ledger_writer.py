@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from agent.prepare import prepare_ledger as ledgers
-from agent.prepare.driver_faults import next_expiry_wall_s
-from agent.prepare.prepare_ledger import PrepareLedger
-from agent.store import ledger_file
+from agent.prepare.prepare_ledger import PrepareLedger, next_expiry_wall_s
+from agent.store import driver_files
 from agent.store.state_files import StateWriteError
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 
@@ -92,7 +91,7 @@ class LedgerWriter:
         late = threading.Event()
 
         def read() -> None:
-            saved, problem = ledger_file.load_ledger(directory, self._driver)
+            saved, problem = driver_files.load_ledger(directory, self._driver)
             if problem:
                 log.warning("%s", problem)
             with self._changed:
@@ -219,7 +218,7 @@ class LedgerWriter:
             if self._directory is None or self._write_s() != 0.0:
                 return
         try:
-            saved, problem = ledger_file.save_ledger(
+            saved, problem = driver_files.save_ledger(
                 self._directory, self._driver, self._version, ledger, self._clock()
             )
         except StateWriteError as error:

@@ -13,11 +13,11 @@ from typing import Final
 
 from agent.engine.loop import SnapshotSource
 from agent.model.cleared_faults import ClearRequest
-from agent.model.custom_checks import CustomCheckResult
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample, DriverDevice
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ
+from agent.model.settings import CustomCheckResult
 from agent.model.snapshot import CpuSetsSample, Snapshot
 
 _UNREAD_CPUS: Final = CpuSetsSample(NEVER_READ, NEVER_READ, NEVER_READ)

@@ -19,12 +19,11 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict
 from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.classify import PrepareContext, classify, classify_evidence, classify_unhealthy_devices
-from agent.prepare.driver_faults import health_without_faults
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
 from agent.prepare.kubelet_message import kubelet_text
-from agent.prepare.prepare_ledger import PrepareLedger
+from agent.prepare.prepare_ledger import PrepareLedger, health_without_faults
 from agent.system.timing import random_fraction
 
 FailureEvidence = BaseException | Sequence[Evidence]

@@ -19,16 +19,15 @@ from agent.config.config import Config
 from agent.devices.taints import reported_devices
 from agent.driver.check_results import ReportedChecks
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
-from agent.driver.report_hub import ReportHub
 from agent.driver.taint_callback_publisher import TaintCallbackPublisher, taint_policy
+from agent.engine.loop import ReportHub
 from agent.errors import ConfigError, ResourceBusyError
 from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations, DriverCheckSample
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Taints
 from agent.model.prepare import DriverFault, OtherDriverFailure, PrepareVerdict
 from agent.model.reading import Absence
 from agent.model.report import Report
-from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
 from agent.serve.driver_link.handler_interface import (
@@ -38,12 +37,19 @@ from agent.serve.driver_link.handler_interface import (
     SyncDevicesResult,
     TooManyDevices,
 )
-from agent.sources.declaration_directory import DIRECTORY, FILE_BYTES, SUFFIX
-from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, VERSION, device_label, parse_declaration
-from agent.store import taint_file as taint_store
+from agent.sources.declaration_file import (
+    DEVICES_MAX,
+    DIRECTORY,
+    FILE_BYTES,
+    LINE_BYTES,
+    SUFFIX,
+    VERSION,
+    device_label,
+    parse_declaration,
+)
+from agent.store import driver_files
 from agent.store.state_files import StateWriteError, write_and_rename
-from agent.system.files import ReadError, read_bounded
-from agent.system.secure_directories import make_directory
+from agent.system.files import ReadError, make_directory, read_bounded
 from agent.system.threads.latest_value import LatestValue
 
 OWN_FILE_MARK: Final = "# Written by drahealth: "
@@ -183,7 +189,7 @@ class DriverSession:
         self.prepare_counts: Counter[tuple[str, str]] = Counter()
         """Number of reported prepares by error class and code; class ``ok``: they succeeded."""
         self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
-        path = state_dir / taint_store.FILE
+        path = state_dir / driver_files.TAINTS_FILE
         self._publisher = TaintCallbackPublisher(
             self._publish, driver=driver, policy=taint_policy(config), path=path, clock=clock
         )

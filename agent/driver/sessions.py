@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from agent.config.config import DRIVERS, Config
-from agent.driver.report_hub import ReportHub
+from agent.engine.loop import ReportHub
 from agent.model.claim import ClaimRef
 from agent.model.prepare import DriverFault, OtherDriverFailure
 from agent.model.report import Report

@@ -21,11 +21,11 @@ import trio
 from agent.config.config import Config
 from agent.devices.taints import TaintPolicy, decide_taints, restore_taints, taint_domain
 from agent.model.claim import DeviceRef
+from agent.model.health import Taint, Taints
 from agent.model.report import Report
-from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
+from agent.store.driver_files import load_taints, save_taints
 from agent.store.state_files import StateWriteError
-from agent.store.taint_file import load_taints, save_taints
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible
 from agent.system.timing import random_fraction

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import trio
 
 from agent.prepare.errors import DriverError, TransientError
-from agent.system.threads import trio_calls, with_timeout
+from agent.system.threads import trio_calls, worker_threads
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class DriverCallbackRunner:
         if self._trio is not None:
             with trio.CancelScope(shield=True):
                 return await trio_calls.call_in_thread(function, "dh-wait")
-        calling = asyncio.ensure_future(with_timeout.call_in_thread(function, "dh-wait"))
+        calling = asyncio.ensure_future(worker_threads.call_in_thread(function, "dh-wait"))
         cancelled: asyncio.CancelledError | None = None
         while not calling.done():
             try:

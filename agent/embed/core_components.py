@@ -20,19 +20,16 @@ from agent.engine.step import EngineState, initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
-from agent.model.boot_baseline import BootBaseline
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverDevice
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
-from agent.model.persistent_faults import PersistentState
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity, Taints
+from agent.model.persistent_faults import BootBaseline, PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
-from agent.model.taint import Taints
 from agent.model.time import Instant
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
 from agent.sources.gpu_without_nvml import read_boot_id
-from agent.store import gpu_fault_file
-from agent.store import taint_file as taint_store
+from agent.store import driver_files, gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.system.threads.loop_thread import TrioTask
 from agent.system.timing import random_fraction
@@ -128,7 +125,7 @@ class CoreComponents:
             publish_taints,
             driver=self._driver,
             policy=self._policy,
-            path=self._directory / taint_store.FILE if self._directory else None,
+            path=self._directory / driver_files.TAINTS_FILE if self._directory else None,
             clock=self._clock,
         )
         core = EngineLoop(

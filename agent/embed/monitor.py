@@ -20,26 +20,30 @@ from agent.config.values import check_driver_name
 from agent.devices.taints import TaintPolicy, taint_domain
 from agent.driver.merged_snapshot_source import HostAndDriverSource
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
-from agent.driver.report_hub import ReportHub
 from agent.driver.taint_callback_publisher import TaintCallback, taint_policy
 from agent.embed.callback_runner import DriverCallbackRunner
-from agent.embed.check_scheduler import DriverCheckScheduler
-from agent.embed.checks import HealthCheck, HealthCheckFunction, as_patterns, default_check_name
+from agent.embed.checks import (
+    DriverCheckScheduler,
+    HealthCheck,
+    HealthCheckFunction,
+    as_patterns,
+    default_check_name,
+)
 from agent.embed.core_components import MIN_STOP_S, CoreComponents, failed_report
 from agent.embed.devices import Device
+from agent.engine.loop import ReportHub
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef
-from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.health import DeviceHealth, Health, Severity, Taints
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
-from agent.model.taint import Taints
 from agent.model.time import NS, Instant
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.errors import FailedDeviceError
 from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc.codec import Codec
 from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealthService
-from agent.system.paths import StrPath, as_path
+from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import TrioThread
 from agent.system.timing import read_clocks

@@ -21,20 +21,23 @@ from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import Operation, PrepareVerdict
 from agent.model.report import Report
-from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.errors import DriverError, PrepareError, TransientError, doing
 from agent.prepare.kubelet_message import kubelet_text
-from agent.prepare.prepare_steps import PrepareResultTracker, prepare_steps
-from agent.prepare.step_runners import Steps, run_blocking
-from agent.serve.dra_plugin.in_flight import ClaimOperation
-from agent.serve.dra_plugin.instance_server import SHUTTING_DOWN, DriverInstanceServer, OnRegistration
+from agent.prepare.step_runners import PrepareResultTracker, Steps, prepare_steps, run_blocking
+from agent.serve.dra_plugin.instance_locks import SerializeLock
+from agent.serve.dra_plugin.instance_server import (
+    SHUTTING_DOWN,
+    DriverInstanceServer,
+    OnRegistration,
+    plugin_paths,
+)
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
-from agent.serve.dra_plugin.serialize_lock import SerializeLock
-from agent.serve.dra_plugin.sockets import plugin_paths
-from agent.system.paths import StrPath, as_path
+from agent.serve.dra_plugin.service import ClaimOperation
+from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
-from agent.system.threads.with_timeout import call_in_thread
+from agent.system.threads.worker_threads import call_in_thread
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from agent.embed.devices import SliceDevice, count_taints, is_up_to_date, plan_slices
 from agent.embed.monitor import Monitor
-from agent.embed.slices import SliceDevice, count_taints, is_up_to_date, plan_slices
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
+from agent.model.health import Taints
 from agent.model.json_values import JsonObject
-from agent.model.taint import Taints
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind, retry_after_s
 from agent.system.threads.loop_thread import set_thread_name

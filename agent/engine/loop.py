@@ -1,16 +1,24 @@
 """Engine loop: decides when to evaluate health and when to publish a report.
 
-The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
-heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat interval.
-The loop publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step computes
-the report.
+The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at
+each heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat
+interval. The loop publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step
+computes the report.
 
-After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last passes of all sources are old
-although none of them hangs. So the loop reads again before it reports a new stall, more often if it was late.
+After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last passes of all sources are
+old although none of them hangs. So the loop reads again before it reports a new stall, more often if it was
+late.
+
+Next to the loop are its two queues: requests of operators to clear remembered faults (``drahealth clear``),
+which the loop answers, and the hub, which passes each report to its subscribers and waits for the delivery
+of faults.
 """
 
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
@@ -20,14 +28,18 @@ import trio
 
 from agent.engine.step import EngineState, StepUse, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
-from agent.health.stalls import is_stalled
-from agent.model.health import DeviceHealth, Severity
+from agent.health.verdict import is_stalled
+from agent.model.claim import DeviceRef
+from agent.model.cleared_faults import ClearRequest, ClearResult, Operator
+from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.persistent_faults import PersistentState
+from agent.model.prepare import DriverFault
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
+from agent.system.threads.latest_value import LatestValue
 
 JITTER: Final = 0.1  # share by which heartbeats come early, so that nodes publish at different times
 MAX_DUTY_CYCLE: Final = 4
@@ -355,3 +367,147 @@ def visible_state(report: Report) -> tuple[object, ...]:
         report.not_applicable,
         [source.name for source in report.sources if source.state is SourceState.STALLED],
     )
+
+
+Unanswered = tuple[ClearRequest, ...]
+
+
+class ClearRequestQueue:
+    """Unanswered requests to clear faults, in order. Thread-safe. Never blocks."""
+
+    def __init__(self, set_requests: Callable[[Unanswered], None]) -> None:
+        """Create an empty queue; ``set_requests`` is called with all requests after each change."""
+        self._set_requests: Final = set_requests
+        self._lock = threading.Lock()
+        self._last_number = 0
+        self._open: dict[ClearRequest, Future[ClearResult]] = {}
+
+    def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
+        """Add a request to clear faults of a device.
+
+        The returned future gets the answer; cancelling the future withdraws the request.
+        """
+        answer: Future[ClearResult] = Future()
+        with self._lock:
+            self._last_number += 1
+            request = ClearRequest(self._last_number, device, code, operator)
+            self._open[request] = answer
+            self._set_requests(tuple(self._open))
+        answer.add_done_callback(lambda _: self._remove({request.number}))
+        return answer
+
+    def answer(self, results: Iterable[ClearResult]) -> None:
+        """Answer the requests that the results belong to; results of withdrawn requests are ignored."""
+        by_number = {result.number: result for result in results}
+        with self._lock:
+            answered = [
+                (request, future) for request, future in self._open.items() if request.number in by_number
+            ]
+        for request, future in answered:
+            if future.set_running_or_notify_cancel():
+                future.set_result(by_number[request.number])
+
+    def _remove(self, numbers: set[int]) -> None:
+        with self._lock:
+            self._open = {
+                request: future for request, future in self._open.items() if request.number not in numbers
+            }
+            self._set_requests(tuple(self._open))
+
+
+class ReportHub:
+    """Holder of the newest health report, which it passes to health streams and drivers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._report: Report | None = None
+        self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
+        """Health of each device by its reference, with the report that it is from.
+        Updated at the first query after a new report."""
+        self._subscribers: list[LatestValue[Report]] = []
+        self._evaluated: Report | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """Newest health report; None: the first evaluation has not finished."""
+        return self._report
+
+    @property
+    def evaluated(self) -> Report | None:
+        """Report of the newest evaluation, also if it was not published; None: none was noted."""
+        return self._evaluated
+
+    def health_of(self, device: DeviceRef) -> DeviceHealth | None:
+        """Return a device's health in the newest report; None: the report does not have the device."""
+        report, (indexed, health) = self._report, self._health
+        if report is not None and report is not indexed:
+            health = {DeviceRef(*known.key): known for known in report.devices}
+            self._health = report, health
+        return health.get(device)
+
+    def publish(self, report: Report) -> None:
+        """Replace the newest report, and pass it to all subscribers."""
+        with self._changed:
+            self._report = report
+            for subscriber in self._subscribers:
+                subscriber.publish(report)
+            self._changed.notify_all()
+
+    def note_evaluation(self, report: Report) -> None:
+        """Replace the report of the newest evaluation, and wake callers of :meth:`wait_until`."""
+        with self._changed:
+            self._evaluated = report
+            self._changed.notify_all()
+
+    def notify(self) -> None:
+        """Wake callers of :meth:`wait_until`, because something other than the report has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def subscribe(self) -> LatestValue[Report]:
+        """Add a subscriber; return its cell, which always holds the newest report."""
+        latest: LatestValue[Report] = LatestValue()
+        with self._changed:
+            if self._report is not None:
+                latest.publish(self._report)
+            self._subscribers.append(latest)
+        return latest
+
+    def unsubscribe(self, latest: LatestValue[Report]) -> None:
+        """Remove the subscriber whose cell is ``latest``; an unknown cell is ignored."""
+        with self._changed:
+            if latest in self._subscribers:
+                self._subscribers.remove(latest)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Block until ``condition`` returns True; return False after ``timeout_s``.
+        It is called after each report, each evaluation and each :meth:`notify`."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+    def wait_delivered(
+        self,
+        faults: Iterable[DriverFault],
+        timeout_s: float,
+        has_stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Block until every subscriber has read a report with these faults; returns False on timeout or stop.
+
+        Args:
+            faults: Driver-reported faults; expired ones are ignored.
+            has_stopped: Returns True if no further report will come.
+        """
+        end_s = time.monotonic() + timeout_s
+        awaited = [fault for fault in faults if not fault.expired_wall_s]
+
+        def is_reported() -> bool:
+            found = [(self.health_of(fault.device), fault.health) for fault in awaited]
+            return all(known and known.health in {health, Health.UNHEALTHY} for known, health in found)
+
+        self.wait_until(lambda: is_reported() or has_stopped(), timeout_s)
+        return is_reported() and self._wait_delivered(end_s)
+
+    def _wait_delivered(self, end_s: float) -> bool:
+        with self._changed:
+            subscribers = list(self._subscribers)
+        return all(latest.wait_delivered(max(0.0, end_s - time.monotonic())) for latest in subscribers)

@@ -23,51 +23,61 @@ from enum import IntEnum
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
-from agent.health.boot_baseline import (
-    Basis,
-    collect_baseline,
-    restored_host_state,
-    start_basis,
-    values_of_boot,
-    with_seen_features,
-)
-from agent.health.changed_settings import (
-    conditions_with_settings,
-    gpus_with_settings,
-    host_with_settings,
-)
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
-from agent.health.custom_checks import CustomCheckEvaluation, custom_check_sources
-from agent.health.declared.driver_checks import (
+from agent.health.declared.driver_reports import (
+    DriverFaultState,
     check_conditions_subject,
     check_sources,
     declared_check_samples,
     open_check_faults,
     restored_check_conditions,
+    update_driver_faults,
+    with_driver_faults,
 )
-from agent.health.declared.driver_faults import DriverFaultState, update_driver_faults, with_driver_faults
-from agent.health.declared.state import DeclaredState, redeclared_devices, update_declared
-from agent.health.declared.verdict_cache import VerdictCache
+from agent.health.declared.state import DeclaredState, VerdictCache, redeclared_devices, update_declared
 from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
-from agent.health.gpu.state import GpuEvaluationResult, GpuState, evaluate_gpus, recent_clears
-from agent.health.gpu.verdict_cache import GpuVerdictCache, unchanged_gpus
+from agent.health.gpu.state import (
+    GpuEvaluationResult,
+    GpuState,
+    GpuVerdictCache,
+    evaluate_gpus,
+    recent_clears,
+    unchanged_gpus,
+)
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
-from agent.health.host.pod.findings_to_causes import evaluate_pods
-from agent.health.host.pod.state import PodsSampleState, next_pods_sample_state
-from agent.health.host.state import HostRuleState, is_snapshot_incomplete, next_host_state
-from agent.health.host.verdicts import evaluate_host, host_verdicts, machine_causes
-from agent.health.stalls import SourceStall, find_stalls, stall_limit_ns, with_stall
-from agent.health.verdict import VerdictContext
+from agent.health.host.pod import PodsSampleState, evaluate_pods, next_pods_sample_state
+from agent.health.host.verdicts import (
+    CustomCheckEvaluation,
+    HostRuleState,
+    custom_check_sources,
+    evaluate_host,
+    host_verdicts,
+    is_snapshot_incomplete,
+    machine_causes,
+    next_host_state,
+)
+from agent.health.state_updates import (
+    Basis,
+    collect_baseline,
+    conditions_with_settings,
+    gpus_with_settings,
+    host_with_settings,
+    restored_host_state,
+    start_basis,
+    values_of_boot,
+    with_seen_features,
+)
+from agent.health.verdict import SourceStall, VerdictContext, find_stalls, stall_limit_ns, with_stall
 from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 STALL_RECHECK_NS: Final = NS

@@ -19,25 +19,36 @@ from agent.devices.inventory import (
     pools_by_device,
 )
 from agent.errors import suggestion
-from agent.health.boot_baseline import restart_declared_part, restart_host_device
-from agent.health.declared.driver_faults import DriverFaultKey, DriverFaultState
-from agent.health.declared.gpus import find_host_device, find_host_gpu
+from agent.health.declared.driver_reports import DriverFaultKey, DriverFaultState
 from agent.health.declared.state import DeclaredState
+from agent.health.declared.verdicts import find_host_device, find_host_gpu
 from agent.health.evaluation import Conditions, Subject
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.checkpoint import affected_devices
 from agent.health.gpu.faults.evaluate import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering
-from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views, restart_gpu
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, restart_gpu
 from agent.health.gpu.state import GpuEvaluationResult, recent_clears, with_checkpoint
 from agent.health.gpu.xid.log_lines import normal_pci_address
-from agent.health.host.catalog import DECLARED_RULES, HOST_RULES
 from agent.health.host.nic.state import NicRuleInput
-from agent.health.host.state import HostRuleState, declared_rule_input, device_rule_input
-from agent.health.rule_changes import RuleChanges, evaluate_rule, with_severity
-from agent.health.rules import Rule, RuleInputUnreadable, RuleResult, unreadable_row
+from agent.health.host.verdicts import (
+    DECLARED_RULES,
+    HOST_RULES,
+    HostRuleState,
+    declared_rule_input,
+    device_rule_input,
+)
+from agent.health.rules import (
+    Rule,
+    RuleChanges,
+    RuleInputUnreadable,
+    RuleResult,
+    evaluate_rule,
+    unreadable_row,
+    with_severity,
+)
 from agent.health.state_machine import ConditionPhase
+from agent.health.state_updates import restart_declared_part, restart_host_device
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
 from agent.model.declared_devices import DeclaredGpuDevice
 from agent.model.gpu import WHOLE_GPU

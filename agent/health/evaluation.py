@@ -7,23 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.health.rule_changes import (
-    NO_CHANGE,
-    RuleChange,
-    RuleChanges,
-    evaluate_rule,
-    with_probation,
-    with_severity,
-)
 from agent.health.rules import (
+    NO_CHANGE,
     OK,
     CatalogRow,
     Rule,
+    RuleChange,
+    RuleChanges,
     RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
     RuleResult,
+    evaluate_rule,
     unreadable_row,
+    with_probation,
+    with_severity,
 )
 from agent.health.state_machine import (
     Condition,
@@ -33,8 +31,8 @@ from agent.health.state_machine import (
     next_condition,
 )
 from agent.model.health import Cause, Finding, NotApplicable, Severity, repair_for_severity
+from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import EngineSettings
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 RULE_OFF: Final = "turned off by the configuration"

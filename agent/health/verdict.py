@@ -1,17 +1,99 @@
 """Verdicts on devices: health, message for the kubelet, time of the last change and lease (how long the
-kubelet may use the verdict), derived from the causes (confirmed faults) of a device."""
+kubelet may use the verdict), derived from the causes (confirmed faults) of a device.
 
-from collections.abc import Iterable, Mapping, Sequence
+Detection of stalled sources: they have not read lately, and their last readings are no longer trusted.
+
+Comparison of reports: on which devices the verdict changed between two of them, and in which periods the
+agent observed the devices.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice
 from agent.health.evaluation import Evaluation
-from agent.health.stalls import SourceStall
+from agent.health.rules import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.health.state_machine import HEALTH_OF_SEVERITY
-from agent.model.health import Cause, DeviceHealth, Health, Severity
-from agent.model.source_state import SourceSample
+from agent.model.claim import DeviceRef
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.history import (
+    CAUSES_MAX,
+    GONE,
+    STATE_OF_SEVERITY,
+    ObservedPeriod,
+    RecordedCause,
+    RecordedState,
+    RecordedVerdict,
+    VerdictChange,
+)
+from agent.model.reading import SourceSample, SourceState
+from agent.model.report import Report
 from agent.model.time import NS, Instant, instant_at_mono
+
+STALL_PERIODS: Final = 3
+"""Number of periods without a pass after which a source is stalled."""
+STALL_MIN_NS: Final = 2 * NS
+"""Smallest age of a source's last pass at which it counts as stalled [ns].
+
+On a busy machine a source that is read every 10 ms can be late by more than three periods.
+"""
+
+
+class SourceStall(NamedTuple):
+    """Source that has stopped reading, or has read fewer than ``CLEAN_PASSES`` times since it resumed."""
+
+    since: Instant
+    passes: int
+    """Number of passes that the source had finished when it was last seen stalled."""
+
+
+def stall_limit_ns(source: SourceSample) -> int:
+    """Return the age of a source's last pass above which the source is stalled [ns]."""
+    return source.limit_ns or max(STALL_PERIODS * source.period_ns, STALL_MIN_NS)
+
+
+def is_stalled(source: SourceSample, now: Instant) -> bool:
+    """Return True if the source's last pass is older than :func:`stall_limit_ns` allows."""
+    return now.mono_ns - source.beat_ns > stall_limit_ns(source)
+
+
+def find_stalls(
+    previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
+) -> dict[str, SourceStall]:
+    """Return the sources that are stalled, by name; an absent source is never stalled.
+
+    A source that resumes stays in the result until it has finished ``CLEAN_PASSES`` passes.
+
+    Args:
+        previous: Result of the last evaluation.
+    """
+    found: dict[str, SourceStall] = {}
+    for source in sources:
+        stall = previous.get(source.name)
+        if source.state is SourceState.ABSENT:
+            continue
+        if is_stalled(source, now):
+            found[source.name] = SourceStall(stall.since if stall else now, source.passes)
+        elif stall and source.passes < stall.passes + CLEAN_PASSES:
+            found[source.name] = stall
+    return found
+
+
+def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> SourceSample:
+    """Return a source, with the state STALLED if ``stalled`` has its name."""
+    if source.name not in stalled:
+        return source
+    detail = f"no pass for more than {stall_limit_ns(source) / NS:g} s"
+    return source._replace(state=SourceState.STALLED, detail=detail)
+
+
+def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: Instant) -> Cause:
+    """Return the cause with which a stalled source makes a device Unknown."""
+    evidence = f"{source.name}: {with_stall(source, stalled).detail}"
+    since = stalled[source.name].since if source.name in stalled else now
+    return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
+
 
 MAX_MESSAGE_BYTES: Final = 1024
 """Maximum size of a device's message [bytes]: the kubelet cuts longer ones, even within a character
@@ -168,3 +250,191 @@ def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> in
     """Return the lease of a verdict, how long the kubelet trusts it [s]: the configured one, but at least
     three periods of the slowest source, so that the verdict does not expire between two passes."""
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
+
+
+class SeenVerdict(NamedTuple):
+    """Verdict (health and causes) on a device in the last report, and the part that the history records."""
+
+    severity: Severity
+    causes: tuple[Cause, ...]
+    verdict: RecordedVerdict
+
+
+SeenVerdicts = Mapping[DeviceRef, SeenVerdict]
+"""Verdicts of the last report, by device."""
+
+
+def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
+    """Return the part of a device's verdict that the history records: state, and causes above INFO."""
+    causes = [cause for cause in device.causes if cause.severity > Severity.INFO]
+    return RecordedVerdict(
+        STATE_OF_SEVERITY[device.severity],
+        tuple(RecordedCause(cause.code, cause.severity, cause.evidence) for cause in causes[:CAUSES_MAX]),
+    )
+
+
+def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
+    """Return the verdicts of a new report by device; a device without a change keeps its object of `last`.
+
+    Args:
+        last: Verdicts of the report before.
+        devices: Devices of the new report.
+    """
+    seen: dict[DeviceRef, SeenVerdict] = {}
+    for device in devices:
+        ref = DeviceRef(*device.key)
+        before = last.get(ref)
+        if before and before.severity is device.severity and before.causes == device.causes:
+            seen[ref] = before
+        else:
+            seen[ref] = SeenVerdict(device.severity, device.causes, recorded_verdict(device))
+    return seen
+
+
+def changed_verdicts(
+    last: Mapping[DeviceRef, RecordedVerdict], now: Mapping[DeviceRef, RecordedVerdict]
+) -> Iterator[tuple[DeviceRef, RecordedVerdict]]:
+    """Yield each device whose verdict changed between two reports, with its verdict in the second report.
+
+    The verdict is GONE for a device that the second report no longer has.
+
+    Args:
+        last: Verdicts of the first report, by device.
+        now: Verdicts of the second report, by device.
+    """
+    for ref, verdict in now.items():
+        if not verdict.is_same(last.get(ref)):
+            yield ref, verdict
+    for ref, verdict in last.items():
+        if ref not in now and verdict.state is not RecordedState.ABSENT:
+            yield ref, GONE
+
+
+class ObservationLog:
+    """Changes of verdicts and periods of observation of one run of the agent, in memory. Reads no clock."""
+
+    def __init__(self, run_id: str, boot_id: str, silence_s: float, *, rows: int) -> None:
+        """Create an empty log.
+
+        Args:
+            run_id: First part of the periods' ids, unique over all runs.
+            boot_id: Boot of the machine; empty: unknown.
+            silence_s: Time without a report after which the time since the last one is not observed [s].
+            rows: Largest number of queued changes; or the number of devices, if that is greater.
+        """
+        self.run_id = run_id
+        self.period: ObservedPeriod | None = None
+        """Present period; None: the next report begins one."""
+        self.periods: dict[str, ObservedPeriod] = {}
+        """Periods to write, by id."""
+        self.pending: list[VerdictChange] = []
+        """Changes to write, the oldest first."""
+        self.dropped = 0
+        """Changes that were dropped, because too many waited."""
+        self.seen: dict[DeviceRef, SeenVerdict] = {}
+        """Verdicts of the last report."""
+        self.now = Instant(0, 0)
+        """Time of the last report."""
+        self._boot_id = boot_id
+        self._silence_s = silence_s
+        self._rows = rows
+        self._last: dict[DeviceRef, RecordedVerdict] = {}
+        self._period_count = 0
+        self._change_count = 0
+
+    def note_report(self, report: Report, boot_s: float) -> None:
+        """Queue the changes of verdicts between the last report and this one.
+
+        Args:
+            boot_s: CLOCK_BOOTTIME now [s].
+        """
+        seen = see_devices(self.seen, report.devices)
+        if self.dropped:
+            self.dropped += sum(1 for _ in changed_verdicts(_verdicts(self.seen), _verdicts(seen)))
+            self.seen, self.now = seen, report.at
+            return
+        period = self.period
+        is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
+        now = _verdicts(seen)
+        changed = list(changed_verdicts(self._last, now)) if is_first or seen != self.seen else []
+        if len(self.pending) + len(changed) > max(self._rows, len(seen)) and self.pending:
+            self.dropped = len(changed)
+            self.seen, self.now = seen, report.at
+            return
+        if is_first:
+            self._begin_period(report.at, boot_s)
+        self._queue(changed, report.at, boot_s, is_first=is_first)
+        self.seen, self._last, self.now = seen, now, report.at
+
+    def end_period(self, boot_s: float) -> None:
+        """Extend the present period of observation up to the run's end, unless reports were missing."""
+        if self.period is None or self.dropped:
+            return
+        later_s = boot_s - self.period.began_boot_s - self.period.lasted_s
+        if 0 <= later_s <= self._silence_s:
+            self._extend_period(self.now.wall_s + later_s, boot_s)
+
+    def changes_after(self, stored: Mapping[DeviceRef, VerdictChange]) -> Iterator[VerdictChange]:
+        """Yield the queued changes as the continuation of those of earlier runs.
+
+        A device of the first report that has the verdict of an earlier run gets no change. A device that only
+        an earlier run had gets the change GONE.
+
+        Args:
+            stored: Newest change of each device of earlier runs.
+        """
+        first = next(one for one in self.periods.values() if one.id.startswith(self.run_id))
+        reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
+        newest = {ref: one.verdict for ref, one in stored.items()}
+        for number, ref in enumerate(sorted(newest), 1):
+            if ref not in reported:
+                at_s = first.ended_s - first.lasted_s
+                yield VerdictChange(first.id, -number, ref, newest[ref].state, GONE, at_s, 0.0)
+                newest[ref] = GONE
+        for one in self.pending:  # the first report of each period has all devices
+            known = newest.get(one.device) if one.before is None else None
+            newest[one.device] = one.verdict
+            if known is None:
+                yield one
+            elif not one.verdict.is_same(known):
+                yield one._replace(before=known.state)
+
+    def _queue(
+        self,
+        changed: Iterable[tuple[DeviceRef, RecordedVerdict]],
+        at: Instant,
+        boot_s: float,
+        *,
+        is_first: bool,
+    ) -> None:
+        period = self._extend_period(at.wall_s, boot_s)
+        for ref, verdict in changed:
+            before = self._last.get(ref)
+            state = before.state if before else None if is_first else RecordedState.ABSENT
+            offset_s = 0.0 if is_first else period.lasted_s
+            self.pending.append(
+                VerdictChange(period.id, self._change_count, ref, state, verdict, at.wall_s, offset_s)
+            )
+            self._change_count += 1
+
+    def _begin_period(self, at: Instant, boot_s: float) -> None:
+        self._period_count += 1
+        self._change_count = 0
+        id_ = f"{self.run_id}-{self._period_count}"
+        self.period = ObservedPeriod(id_, self._boot_id, boot_s, 0.0, at.wall_s)
+        self.periods[id_] = self.period
+
+    def _extend_period(self, wall_s: float, boot_s: float) -> ObservedPeriod:
+        assert self.period is not None
+        lasted_s = boot_s - self.period.began_boot_s
+        self.period = self.period._replace(lasted_s=lasted_s, ended_s=wall_s)
+        self.periods[self.period.id] = self.period
+        return self.period
+
+
+def _verdicts(seen: SeenVerdicts) -> dict[DeviceRef, RecordedVerdict]:
+    return {ref: one.verdict for ref, one in seen.items()}
+
+
+def _end_boot_s(period: ObservedPeriod) -> float:
+    return period.began_boot_s + period.lasted_s

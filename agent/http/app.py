@@ -1,22 +1,198 @@
 """Application of the HTTP server (Starlette): its routes, and the probes of an orchestrator.
 
 An endpoint runs in the server's event loop and does not block; a file is read in a thread.
+
+Endpoints of the HTML page: the page, its files, and the events that make a browser reload it.
+
+Jinja2 escapes every text, and the Content-Security-Policy allows no script and no style but the page's own
+files. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
+the newest page later. The page of a report is rendered once for all browsers.
 """
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from agent.config.config import Config
+from agent.health.availability import Timeline, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
-from agent.http.page import PageEndpoints
+from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
+from agent.model.history import ClockReading
 from agent.model.time import Instant
+from agent.sources.gpu_without_nvml import read_boot_id
+from agent.store.history_file import HistoryError, read_verdicts
+from agent.system.threads.worker_threads import call_in_thread
+from agent.system.timing import read_boot_clock
+
+ASSETS: Final = Path(__file__).parent / "assets"
+STREAMS_MAX: Final = 32
+"""Largest number of open event streams; a browser without a stream loads the page every half minute."""
+EVENT_PAUSE_S: Final = 1.0
+"""Shortest time between two events of one stream [s]."""
+COMMENT_S: Final = 15.0
+"""Time without a report after which a stream gets a comment, so that a closed connection is noticed [s]."""
+HISTORY_S: Final = 30.0
+"""Time for which a read of the verdict history is used for further pages [s]."""
+READ_WAIT_S: Final = 2.0
+"""Longest time that a page waits for a read of the verdict history [s]; then it shows the last read."""
+PAGES_MAX: Final = 8
+"""Largest number of rendered pages of one report that are kept, by first device."""
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+
+class PageEndpoints:
+    """HTTP endpoints of the agent's HTML page: page, style, script, icon and event stream."""
+
+    def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
+        self._view = view
+        self._clock = clock
+        self._history = HistoryReader(view.history_file, view.config, clock)
+        environment = Environment(
+            loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._template = environment.get_template("page.html.j2")
+        self._rendered: tuple[int, dict[int, bytes]] = (0, {})
+        self._files = {name: (ASSETS / name).read_bytes() for name in _MEDIA_TYPES}
+        self._streams = 0
+
+    @property
+    def routes(self) -> list[Route]:
+        """Routes of the HTML page, its event stream and its files."""
+        files = [Route(f"/{name}", partial(self._file, name)) for name in self._files]
+        return [Route("/", self._show), Route("/events", self._events), *files]
+
+    async def _file(self, name: str, request: Request) -> Response:
+        return Response(self._files[name], media_type=_MEDIA_TYPES[name], headers=HEADERS)
+
+    async def _show(self, request: Request) -> Response:
+        """Answer with the page of the newest report; before the first one, with a 503 page that states so."""
+        version, report = self._view.latest.peek()
+        if report is None:
+            text = self._template.render(page=None, version=0)
+            return Response(text, 503, media_type="text/html", headers=HEADERS)
+        first = _number(request.query_params.get("first", "0"))
+        silence = self._view.silence(self._clock())
+        if silence or self._rendered[0] != version:
+            self._rendered = version, {}
+        pages = self._rendered[1]
+        if first not in pages:
+            given = PageInput(
+                report=report,
+                now=self._clock(),
+                pods=snapshot.pods if (snapshot := self._view.snapshot()) else None,
+                consumers=self._view.consumers(),
+                drivers=frozenset(self._view.config().drivers),
+                history=await self._history.read(),
+                status=self._view.status(),
+            )
+            content = page_content(given, first)
+            text = self._template.render(page=content, version=version, silence=silence, steps=STRIP_STEPS)
+            while len(pages) >= PAGES_MAX:
+                pages.pop(next(iter(pages)))
+            pages[first] = text.encode()
+        return Response(pages[first], media_type="text/html", headers=HEADERS)
+
+    async def _events(self, request: Request) -> Response:
+        """Answer with a stream of server-sent events: the number of each report, at most one per second."""
+        if request.method == "HEAD":  # a stream has no end
+            return Response(media_type="text/event-stream", headers=HEADERS)
+        if self._streams >= STREAMS_MAX:
+            return PlainTextResponse(f"{STREAMS_MAX} event streams are open, the limit\n", 503)
+        return StreamingResponse(self._event_texts(), media_type="text/event-stream", headers=HEADERS)
+
+    async def _event_texts(self) -> AsyncIterator[str]:
+        version = 0
+        self._streams += 1
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(COMMENT_S):
+                        version, _ = await self._view.latest.wait_newer(version)
+                except TimeoutError:
+                    yield ": no new report\n\n"
+                    continue
+                yield f"id: {version}\ndata: {version}\n\n"
+                await asyncio.sleep(EVENT_PAUSE_S)
+        finally:
+            self._streams -= 1
+
+
+class HistoryReader:
+    """Reader of the verdict history for the page; one read is used for HISTORY_S."""
+
+    def __init__(self, path: Path, config: Callable[[], Config], clock: Callable[[], Instant]) -> None:
+        self._path = path
+        self._config = config
+        self._clock = clock
+        self._reading: asyncio.Task[None] | None = None
+        self._newest: History | None = None
+        self._until_s = 0.0
+
+    async def read(self) -> History:
+        """Return the verdict history up to now. Waits up to READ_WAIT_S.
+
+        It is at most HISTORY_S old, or older if the disk hangs.
+        """
+        if self._reading is None and time.monotonic() >= self._until_s:
+            self._reading = asyncio.get_running_loop().create_task(self._refresh())
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=READ_WAIT_S)
+        return self._newest or self._without("its file is still being read")
+
+    async def _refresh(self) -> None:
+        try:
+            self._newest = await call_in_thread(self._read, "dh-page-history")
+            self._until_s = time.monotonic() + HISTORY_S
+        finally:
+            self._reading = None
+
+    def _read(self) -> History:
+        """Read the verdict history from its file. Blocks on the disk."""
+        if not self._config().history_rows:
+            return self._without("the configuration keeps no history")
+        try:
+            stored = read_verdicts(self._path)
+        except (HistoryError, OSError) as error:
+            return self._without(str(error))
+        timeline = Timeline(stored.periods, self._now())
+        return History(timeline, verdict_spans(stored, timeline))
+
+    def _without(self, problem: str) -> History:
+        return History(Timeline((), self._now()), {}, problem)
+
+    def _now(self) -> ClockReading:
+        boot_id = read_boot_id(self._config().procfs_root)
+        return ClockReading(self._clock().wall_s, read_boot_clock(), boot_id)
+
+
+def _number(text: str) -> int:
+    """Return the number in a query parameter; 0 for a text that is not a number."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
 
 PART_BYTES: Final = 32 << 10
 """Size of the parts in which a metrics or report document is sent [bytes]."""

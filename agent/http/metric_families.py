@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.gpu import GpuField
-from agent.model.source_state import DURATION_BOUNDS_S
-from agent.model.verdict_history import RecordedState
+from agent.model.history import RecordedState
+from agent.model.reading import DURATION_BOUNDS_S
 
 DEVICES_MAX: Final = 1024
 """Largest number of devices that have series of their own; of more, the devices in the worst state."""

@@ -1,7 +1,7 @@
 """Metrics of the agent in Prometheus' text format and in OpenMetrics, through prometheus_client.
 
 A scrape is rendered from the newest report and snapshot: no metric is kept between scrapes, except the totals
-of agent.http.totals_since_start. Families that change only with verdicts are rendered once per change: a
+of agent.http.agent_view. Families that change only with verdicts are rendered once per change: a
 line of text costs prometheus_client several microseconds. Clients that scrape within a second share a text.
 """
 
@@ -25,16 +25,15 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from agent.http import metric_families as families
-from agent.http.agent_view import AgentView
+from agent.http.agent_view import AgentView, Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
-from agent.http.totals_since_start import Totals
 from agent.model.gpu import GpuField, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
+from agent.model.history import STATE_OF_SEVERITY
+from agent.model.reading import DURATION_BOUNDS_S, PassDurations, SourceState
 from agent.model.report import NvmlCosts, Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import DURATION_BOUNDS_S, PassDurations, SourceState
 from agent.model.time import NS, Instant
-from agent.model.verdict_history import STATE_OF_SEVERITY
 from agent.version import VERSION
 
 LABEL_MAX: Final = 128

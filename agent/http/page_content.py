@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-from agent.devices.consumers.consumer_queries import affected_pods, pod_owner, pod_state
-from agent.devices.consumers.device_health_lookup import health_lookup
-from agent.health.availability_statistics import Timeline, VerdictSpan
+from agent.devices.consumers.consumer_queries import affected_pods, health_lookup, pod_owner, pod_state
+from agent.health.availability import Timeline, VerdictSpan
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap
 from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Repair, Severity, most_needed_first
+from agent.model.history import RecordedState
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import AgentStatus, Report
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant, format_age, rfc3339
-from agent.model.verdict_history import RecordedState
 
 ROWS_MAX: Final = 200
 """Largest number of devices in one part of the page; links lead to the other parts."""

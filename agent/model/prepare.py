@@ -5,8 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Health, Repair
-from agent.model.taint import Effect
+from agent.model.health import Effect, Health, Repair
 
 
 class ErrorClass(StrEnum):

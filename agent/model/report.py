@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Repair, Severity
+from agent.model.reading import SourceSample
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample
 from agent.model.time import Instant
 
 

@@ -6,17 +6,13 @@ from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearRequest
 from agent.model.cpuset import CpuSet
-from agent.model.custom_checks import CustomCheckResult
 from agent.model.declared_devices import Declarations, DriverCheckSample
 from agent.model.gpu import GpuOsSample, NvmlSample
-from agent.model.kernel_messages import LogSample
-from agent.model.machine_samples import MachineSample
-from agent.model.nic import NicSample
-from agent.model.pci import PciSample
+from agent.model.machine_samples import LogSample, MachineSample, NicSample, PciSample
 from agent.model.pod_findings import PodsSample
 from agent.model.prepare import DriverFault
-from agent.model.reading import Missing, Reading
-from agent.model.source_state import SourceSample
+from agent.model.reading import Missing, Reading, SourceSample
+from agent.model.settings import CustomCheckResult
 
 
 class CgroupKind(StrEnum):

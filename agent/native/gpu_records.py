@@ -19,8 +19,7 @@ from agent.model.gpu import (
     NvmlSample,
     XidCount,
 )
-from agent.model.reading import Absence, Missing, Reading
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.native._core import ffi, lib
 from agent.native.published_tables import CopiedBytes
 from agent.native.sampler_records import SOURCE_STATES

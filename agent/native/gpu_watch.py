@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.gpu import GpuField, NvmlSample
-from agent.model.reading import return_code_text
+from agent.model.gpu import GpuField, GpuWakeCondition, NvmlSample
+from agent.model.reading import PassDurations, return_code_text
 from agent.model.report import NvmlCallCost, NvmlCosts
-from agent.model.source_state import PassDurations
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuRecordDecoder, call_name
 from agent.native.published_tables import PublicationReader, UnchangedBytesCache

@@ -15,8 +15,7 @@ from agent.model.machine_samples import (
     PerCpuSample,
     PressureSample,
 )
-from agent.model.reading import Reading, return_code_text
-from agent.model.source_state import PassDurations, SourceSample
+from agent.model.reading import PassDurations, Reading, SourceSample, return_code_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (

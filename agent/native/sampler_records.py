@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.model.cpuset import CpuSet
-from agent.model.reading import Absence, Missing, Reading, error_text
+from agent.model.reading import (
+    DURATION_BOUNDS_S,
+    Absence,
+    Missing,
+    PassDurations,
+    Reading,
+    SourceSample,
+    SourceState,
+    error_text,
+)
 from agent.model.snapshot import (
     CgroupKind,
     CgroupSample,
@@ -24,7 +33,6 @@ from agent.model.snapshot import (
     NumaCpuSample,
     Snapshot,
 )
-from agent.model.source_state import DURATION_BOUNDS_S, PassDurations, SourceSample, SourceState
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import CopiedBytes, RecordTable, StampedRecordTable, check_record_size

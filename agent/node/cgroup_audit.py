@@ -8,38 +8,39 @@ from typing import Final, NamedTuple
 from agent.cgroup_audit.audit import (
     AuditedNode,
     PodAudit,
+    PodRisk,
     QosDifferences,
     audit_node_cgroups,
     audit_pod_cgroups,
     audit_qos_cgroups,
     confirmed_qos_comparisons,
     qos_differences,
+    shared_claim_risks,
     with_inherited_page_limits,
 )
 from agent.cgroup_audit.audit_verdicts import SettingComparison
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
 from agent.cgroup_audit.expected_memory import TIE_BREAK_GATE
-from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod_model import Pod, QosClass
-from agent.cgroup_audit.pod_risks import PodRisk, shared_claim_risks
 from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError
-from agent.model.cgroup import CgroupSettings
 from agent.model.cpuset import CpuSet
-from agent.native.cgroup_settings import CgroupSettingReader
-from agent.sources import kubelet_state
-from agent.sources.cgroup_memory import CgroupMemoryReader
-from agent.sources.kubelet_config_files import (
-    COMMAND,
-    KubeletConfigResult,
-    read_config_file,
-    read_running_config,
-)
-from agent.sources.machine_cgroup_facts import (
+from agent.model.pod_findings import CgroupSettings
+from agent.native.sampler import CgroupSettingReader
+from agent.sources import kubelet_files
+from agent.sources.cgroup_facts import (
+    CgroupMemoryReader,
     pod_uids_with_cgroups,
     read_cgroup_facts,
     read_hugepage_sizes,
     read_machine_size,
+)
+from agent.sources.kubelet_files import (
+    COMMAND,
+    KubeletConfigResult,
+    read_config_file,
+    read_running_config,
 )
 
 _NAMED_MAX: Final = 4
@@ -141,7 +142,7 @@ def audit_cgroups(
         existing = pod_uids_with_cgroups(paths.cgroupfs_root, facts.cgroup_driver, paths.cgroup_root)
         unlisted = existing - {pod.cgroup_uid for pod in pods}
         removed = {pod.cgroup_uid for pod in pods if _is_in_qos_sum(pod)} - existing
-        by_kubelet, reason = _read_kubelet_exclusive(paths.kubelet_dir / kubelet_state.CPU_MANAGER_FILE)
+        by_kubelet, reason = _read_kubelet_exclusive(paths.kubelet_dir / kubelet_files.CPU_MANAGER_FILE)
 
         memory = CgroupMemoryReader(paths.cgroupfs_root, paths.procfs_root, facts.cgroup_version)
 
@@ -255,6 +256,6 @@ def _read_kubelet_exclusive(path: Path) -> tuple[ExclusiveCpusByPod | None, str]
     Returns them with an empty text, or None with the error of the read.
     """
     try:
-        return kubelet_state.read_exclusive_cpus(path), ""
+        return kubelet_files.read_exclusive_cpus(path), ""
     except ProbeError as error:
         return None, str(error)

@@ -13,11 +13,10 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.health.verdict import truncate_utf8
-from agent.model.custom_checks import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
 from agent.model.health import Finding
 from agent.model.report import Report
-from agent.sources.check_cgroups import CheckCgroups, open_check_cgroups
-from agent.sources.check_command import KILL_S, CheckCommand, CommandResult
+from agent.model.settings import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
+from agent.sources.check_command import KILL_S, CheckCgroups, CheckCommand, CommandResult, open_check_cgroups
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
@@ -240,7 +239,7 @@ async def _wait_for_end(command: CheckCommand) -> bool:
 
 
 def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) -> CustomCheckResult:
-    from agent.prepare.normalize_text import sanitize  # a start without custom checks saves it
+    from agent.prepare.kubelet_message import sanitize  # a start without custom checks saves it
 
     text = truncate_utf8(sanitize(ended.output), EVIDENCE_BYTES)
     finding, reason = None, ""

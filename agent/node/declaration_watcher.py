@@ -17,10 +17,10 @@ import trio
 
 from agent.errors import ProbeError
 from agent.model.declared_devices import Declarations
-from agent.model.source_state import SourceSample, SourceState
+from agent.model.reading import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.uevents import watch_directory
-from agent.sources.declaration_directory import DIRECTORY, read_declarations
+from agent.native.kernel_events import watch_directory
+from agent.sources.declaration_file import DIRECTORY, read_declarations
 from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import PassTimer
 

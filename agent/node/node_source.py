@@ -14,28 +14,26 @@ from typing import Final, Protocol
 import trio
 
 from agent.config.config import Config
-from agent.health.gpu.catalog import gpu_wakes
+from agent.health.gpu.rule_state import gpu_wakes
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.host.catalog import sampler_wakes
-from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.rule_changes import xid_overrides
+from agent.health.host.verdicts import sampler_wakes
+from agent.health.kernel_log.facts import HOST_PATTERNS
+from agent.health.rules import xid_overrides
 from agent.model.declared_devices import Declarations
 from agent.model.gpu import GpuAttributes
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import PassDurations
 from agent.model.report import NvmlCosts
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import PassDurations
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
-from agent.native.kernel_log import KernelLogReader
+from agent.native.kernel_events import KernelLogReader, UeventListener
 from agent.native.machine_watch import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.native.uevents import UeventListener
 from agent.node.declaration_watcher import DeclarationWatcher
-from agent.node.gpu_pci_watcher import GpuPciWatcher
-from agent.node.nic_watcher import NicWatcher
 from agent.node.nvml_process import NvmlProcess
+from agent.node.pci_watcher import GpuPciWatcher, NicWatcher
 from agent.sources.nvml import read_gpu_inventory
 from agent.system.timing import PassTimer
 

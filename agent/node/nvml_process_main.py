@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from agent.errors import DrahealthError
-from agent.model.gpu import GpuAttributes, GpuField
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
+from agent.model.gpu import GpuAttributes, GpuField, GpuWakeCondition, GpuWakeMode
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions, confine
 from agent.sources.nvml import read_gpu_inventory
 

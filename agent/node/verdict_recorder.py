@@ -13,19 +13,18 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from agent.errors import DrahealthError
-from agent.health.verdict_changes import ObservationLog
+from agent.health.verdict import ObservationLog
 from agent.model.claim import DeviceRef
-from agent.model.report import Report
-from agent.model.settings import UsageHistoryLimits
-from agent.model.time import NS, Instant
-from agent.model.verdict_history import (
+from agent.model.history import (
     GONE,
     ObservedPeriod,
     StoredVerdicts,
     VerdictChange,
 )
-from agent.store.history_file import HistoryFile
-from agent.store.observed_period_file import period_file_path, write_period_file
+from agent.model.report import Report
+from agent.model.settings import UsageHistoryLimits
+from agent.model.time import NS, Instant
+from agent.store.history_file import HistoryFile, period_file_path, write_period_file
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import WallClockStepDetector, read_boot_clock

@@ -8,7 +8,7 @@ health engine is down, its last state does not count.
 from collections.abc import Sequence
 from typing import Final
 
-from agent.devices.taint_keys import taint_id
+from agent.devices.taints import taint_id
 from agent.model.claim import Claim, DeviceRef
 from agent.model.health import DeviceHealth, Health, worst_repair
 from agent.model.prepare import ErrorClass, PrepareVerdict
@@ -16,7 +16,7 @@ from agent.prepare.evidence import ErrorText, Evidence, HealthEngineEvidence
 from agent.prepare.evidence_scores import EvidenceScore, EvidenceWeight, PrepareContext, score_evidence
 from agent.prepare.extract_evidence import extract_evidence_chains
 from agent.prepare.failure_kinds import failure_kind
-from agent.prepare.normalize_text import sanitize, shorten
+from agent.prepare.kubelet_message import sanitize, shorten
 
 __all__ = [
     "PrepareContext",

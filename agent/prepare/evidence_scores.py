@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from agent.model.claim import Claim, DeviceRef
 from agent.model.health import DeviceHealth, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
-from agent.prepare import error_codes
-from agent.prepare.error_patterns import BUILTIN_PATTERNS, ErrorPattern
+from agent.prepare import error_tables
+from agent.prepare.error_tables import BUILTIN_PATTERNS, ErrorPattern
 from agent.prepare.evidence import (
     ConnectionFailure,
     DecodeFailure,
@@ -35,7 +35,7 @@ from agent.prepare.evidence import (
     WrongParameterValue,
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS, USER_CODES, is_dotted_code
-from agent.prepare.normalize_text import normalize, sanitize, shorten
+from agent.prepare.kubelet_message import normalize, sanitize, shorten
 
 
 class EvidenceWeight(IntEnum):
@@ -121,7 +121,7 @@ def score_evidence(piece: Evidence, context: PrepareContext) -> EvidenceScore:
 
 def _score_errno(piece: ErrnoEvidence, context: PrepareContext) -> EvidenceScore:
     operation = piece.operation or context.operation
-    code, error_class = error_codes.classify_errno(piece.number, operation)
+    code, error_class = error_tables.classify_errno(piece.number, operation)
     text = f" ({normalize(piece.text)})" if piece.text else ""  # libc's text, or the driver's own
     action = f" while {OPERATION_TEXTS[operation]}" if operation else ""
     summary = f"{piece.name}{text}{action}{piece.path and f': {normalize(piece.path)}'}"
@@ -135,7 +135,7 @@ def _score_errno(piece: ErrnoEvidence, context: PrepareContext) -> EvidenceScore
 
 
 def _score_nvml(piece: NvmlCode, context: PrepareContext) -> EvidenceScore:
-    code, error_class = error_codes.classify_nvml_code(piece.code)
+    code, error_class = error_tables.classify_nvml_code(piece.code)
     is_classified = error_class is not ErrorClass.UNKNOWN
     weight, confidence = (EvidenceWeight.FACT, 0.9) if is_classified else (EvidenceWeight.CODE, 0.1)
     scored = EvidenceScore(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
@@ -149,7 +149,7 @@ def _score_nvml(piece: NvmlCode, context: PrepareContext) -> EvidenceScore:
 
 
 def _score_grpc(piece: GrpcStatus, context: PrepareContext) -> EvidenceScore:
-    code, error_class = error_codes.classify_grpc_status(piece.code)
+    code, error_class = error_tables.classify_grpc_status(piece.code)
     summary = f"gRPC: {piece.name}{piece.message and f': {normalize(piece.message)}'}"
     weight, confidence = (
         (EvidenceWeight.CODE, 0.1) if error_class is ErrorClass.UNKNOWN else (EvidenceWeight.LOOSE, 0.7)
@@ -160,7 +160,7 @@ def _score_grpc(piece: GrpcStatus, context: PrepareContext) -> EvidenceScore:
 
 
 def _score_http(piece: HttpStatus, context: PrepareContext) -> EvidenceScore:
-    code, error_class = error_codes.classify_http_status(piece.status, piece.reason, piece.from_api_server)
+    code, error_class = error_tables.classify_http_status(piece.status, piece.reason, piece.from_api_server)
     server = "API server" if piece.from_api_server else "HTTP"
     summary = f"{server}: {piece.status} {normalize(piece.reason)}".rstrip()
     if piece.message:
@@ -252,7 +252,7 @@ def _score_device_health(piece: HealthEngineEvidence, _: PrepareContext) -> Evid
 
 def _score_timeout(piece: OperationTimeout, context: PrepareContext) -> EvidenceScore:
     operation = piece.operation or context.operation
-    code = error_codes.TIMEOUT_CODES.get(operation, "deadline") if operation else "deadline"
+    code = error_tables.TIMEOUT_CODES.get(operation, "deadline") if operation else "deadline"
     action = f" while {OPERATION_TEXTS[operation]}" if operation else ""
     text = f": {normalize(piece.text)}" if piece.text else ""
     weight = EvidenceWeight.FACT if operation else EvidenceWeight.LOOSE

@@ -44,7 +44,7 @@ from agent.prepare.evidence import (
     UnreadableCdiFile,
     WrongParameterValue,
 )
-from agent.prepare.normalize_text import exception_text
+from agent.prepare.kubelet_message import exception_text
 
 FAILURES_MAX: Final = 64
 """Largest number of failures of one exception group that are classified, including nested groups."""

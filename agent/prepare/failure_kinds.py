@@ -16,11 +16,10 @@ from enum import StrEnum
 from functools import cache
 from typing import Final
 
-from agent.health.gpu.faults.fault_log import XID_PREFIX
 from agent.health.gpu.xid.xid_table import xid_row
-from agent.model.health import Health, Repair
+from agent.health.rules import XID_PREFIX
+from agent.model.health import Effect, Health, Repair
 from agent.model.prepare import ErrorClass, FaultTaint, Scope
-from agent.model.taint import Effect
 
 FAMILY: Final = ".*"
 CODE_BYTES: Final = 100

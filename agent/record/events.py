@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from agent.engine.step import EngineState, StepUse
-from agent.health.declared.verdict_cache import VerdictCache
-from agent.health.gpu.verdict_cache import GpuVerdictCache
+from agent.health.declared.state import VerdictCache
+from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot

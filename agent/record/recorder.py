@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.engine.step import EngineState, StepUse
-from agent.health.gpu.verdict_cache import GpuVerdictCache
+from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.record.events import RecordedStep, SegmentHead, Verdicts, report_verdicts
@@ -27,7 +27,7 @@ from agent.record.segment_file import (
     segment_path,
     segment_paths,
 )
-from agent.system.secure_directories import make_directory
+from agent.system.files import make_directory
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter

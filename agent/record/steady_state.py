@@ -16,42 +16,51 @@ from typing import Any, Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice
 from agent.engine.step import EngineState
-from agent.health.gpu.catalog import counter_windows_s, gpu_rules, gpu_wakes
+from agent.health.gpu.faults.checkpoint import RECOVERY_READINGS, resolve_faults
 from agent.health.gpu.faults.evaluate import evaluate_faults
 from agent.health.gpu.faults.fault_log import DAY_NS, FaultKey
-from agent.health.gpu.faults.recovery import RECOVERY_READINGS, resolve_faults
 from agent.health.gpu.responsiveness import SLOW_NS
 from agent.health.gpu.rule_input import GpuRuleInput
-from agent.health.gpu.rule_state import gpu_devices, gpu_sources, gpu_views
+from agent.health.gpu.rule_state import (
+    counter_windows_s,
+    gpu_devices,
+    gpu_rules,
+    gpu_sources,
+    gpu_views,
+    gpu_wakes,
+)
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_catalog_row
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.host.cgroup.rules import AFFECTED_KINDS
 from agent.health.host.cgroup.state import exclusive_cpu_devices
 from agent.health.host.cpu.facts import LOCKUP_HELD_S
-from agent.health.host.hugepages.state import ALLOC_FAILED_NS
+from agent.health.host.hugepages import ALLOC_FAILED_NS
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
 from agent.health.host.nic.state import BOOT_WAIT_S
 from agent.health.host.pci.state import ERROR_WINDOW_S
-from agent.health.host.pod.findings_to_causes import PodDeviceLookup
-from agent.health.host.state import HostRuleState
-from agent.health.host.verdicts import MACHINE_SUBJECT
+from agent.health.host.pod import PodDeviceLookup
+from agent.health.host.verdicts import ALL_HOST_RULES, MACHINE_SUBJECT, HostRuleState
 from agent.health.rate_window import POINTS_PER_WINDOW, CounterPoint, RateWindow
-from agent.health.rule_changes import RuleChanges, evaluate_rule
-from agent.health.rules import CatalogRow, Rule, RuleInputUnreadable, RuleResult, unreadable_row
-from agent.health.stalls import stall_limit_ns
+from agent.health.rules import (
+    CatalogRow,
+    Rule,
+    RuleChanges,
+    RuleInputUnreadable,
+    RuleResult,
+    evaluate_rule,
+    unreadable_row,
+)
 from agent.health.state_machine import ConditionPhase
-from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode, NvmlSample
+from agent.health.verdict import stall_limit_ns
+from agent.model.gpu import GpuField, GpuSample, GpuWakeCondition, GpuWakeMode, NvmlReturnCode, NvmlSample
 from agent.model.health import Finding
-from agent.model.kernel_messages import LogSample
-from agent.model.machine_samples import MachineSample
+from agent.model.machine_samples import LogSample, MachineSample
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import CgroupSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 from agent.record.events import RecordedInputs
 from agent.record.value_codec import add_difference
 

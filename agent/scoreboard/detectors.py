@@ -1,21 +1,308 @@
-"""Other detectors, as far as their published patterns and tables state what they report for a log line.
+"""Detectors that the scoreboard compares: the agent on a simulated node, and others by their published
+patterns.
 
-The patterns are facts in the files of ``corpus/detectors``, with origin and version.
+The simulated node feeds the log lines of an incident to the C core's reader through a file, and simulates
+NVML; all that evaluates them is the agent's own code. Each line or NVML change is followed by evaluations,
+as the agent's engine would make them.
+
+The patterns of other detectors are facts in the files of ``corpus/detectors``, with origin and version.
 """
 
+import os
 import re
+import select
+import tempfile
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from agent.engine.step import initial_state, step
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.kernel_log.facts import HOST_PATTERNS
+from agent.model.declared_devices import DeclaredFile, DeclaredPciDevice, DriverDevice
+from agent.model.gpu import (
+    WHOLE_GPU,
+    GpuEvent,
+    GpuField,
+    GpuOsSample,
+    GpuSample,
+    NvmlReturnCode,
+    NvmlSample,
+    XidCount,
+)
 from agent.model.health import Severity
-from agent.scoreboard.incidents import NODE, CorpusError, LabelledIncident
-from agent.scoreboard.simulated_node import Detection
+from agent.model.machine_samples import LogSample, MachineSample, NumaMemorySample, PciSample, PressureSample
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
+from agent.model.report import Report
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import CpuSetsSample, NativeCoreStats, NumaCpuSample, Snapshot
+from agent.model.time import NS, Instant
+from agent.native.kernel_events import KernelLogReader
+from agent.scoreboard.incidents import NODE, CorpusError, LabelledIncident, NvmlChange
 
-FOLDER: Final = "detectors"
+BYSTANDER_GPU: Final = "00fe:fe:00.0"
+"""Healthy GPU of every node: a verdict on it is a false alarm."""
+BYSTANDER_NIC: Final = "00fd:fd:00.0"
+"""Healthy NIC that a driver has declared on every node."""
+SETTLE_PASSES: Final = 6
+SETTLE_S: Final = 10
+"""Evaluations after the last line, and the time between two of them [s]: faults that need to last are then
+reported."""
+READ_S: Final = 60.0
+"""Time that the log reader has to read a line [s]; it needs under 1 ms."""
+_ABSENT: Final = Missing(Absence.ABSENT, 2)
+_SOURCES: Final = (
+    "cpus", "throttle", "hugepages", "cgroups", "edac", "memory", "cores", "pressure", "pci",
+)  # fmt: skip
+_NVML_SOURCES: Final = ("nvml", "nvml-events")
+_CPUS: Final = 64
+_GIB_KIB: Final = 1 << 20
+_LINKS: Final = 18
+_ALL_UP: Final = (1 << _LINKS) - 1
+_READ: Final = "scoreboard: line %d is read"
+_HEALTHY_GPU: Final[Mapping[GpuField, Reading]] = {
+    **dict.fromkeys(GpuField, 0),
+    # no line states the recovery action that the driver would report
+    GpuField.RECOVERY_ACTION: _ABSENT,
+    GpuField.RETIRED_SBE: _ABSENT,
+    GpuField.RETIRED_DBE: _ABSENT,
+    GpuField.RETIRED_PENDING: _ABSENT,
+    GpuField.MEM_TEMP: 45,
+    GpuField.TEMP: 33,
+    GpuField.MARGIN: 54,
+    GpuField.CLOCK_REASONS: 1,
+    GpuField.LINKS_UP: _ALL_UP,
+    GpuField.ECC_MODE: 1,
+    GpuField.ECC_MODE_PENDING: 1,
+    GpuField.FABRIC_STATE: 3,
+    GpuField.FABRIC_HEALTH: 0x1AA,
+    GpuField.FABRIC_SUMMARY: 1,
+    GpuField.PCIE_WIDTH: 16,
+    GpuField.PCIE_WIDTH_MAX: 16,
+    GpuField.PCIE_GEN: 5,
+    GpuField.PCIE_GEN_MAX: 5,
+    GpuField.PERSISTENCE: 1,
+    GpuField.TEMP_SHUTDOWN: 95,
+    GpuField.TEMP_SLOWDOWN: 89,
+    GpuField.TEMP_GPU_MAX: 87,
+    GpuField.TEMP_MEM_MAX: 95,
+    GpuField.ARCHITECTURE: 9,
+}
+"""Readings of an idle, healthy H100."""
+
+
+class Detection(NamedTuple):
+    """Fault that a detector found."""
+
+    device: str
+    """PCI address, name of another device, or ``node``."""
+    severity: Severity
+    code: str
+    evidence: str = ""
+
+
+class SimulatedNode:
+    """Node with the GPUs and PCI functions of an incident, whose log is a file.
+
+    Args:
+        incident: Incident that :meth:`run` replays.
+        folder: Empty folder for the log.
+    """
+
+    def __init__(self, incident: LabelledIncident, folder: Path) -> None:
+        self._incident = incident
+        self._log_path = folder / "kmsg"
+        os.mkfifo(self._log_path)  # the reader is woken by each record; it polls a plain file
+        self._now_ns = 1_000 * NS
+        self._passes = 0
+        self._records = 0
+        self._log = LogSample((), self._source("kmsg", is_vital=False))
+        self._gpus = {
+            address: _healthy_gpu(number, address)
+            for number, address in enumerate((*incident.gpus, BYSTANDER_GPU))
+        }
+        self._functions = tuple(
+            PciSample(address, 0x15B3, 0x1021, "mlx5_core", "", 16, 16, 0, 0, 0)
+            for address in (*incident.functions, BYSTANDER_NIC)
+        )
+        devices = tuple(
+            DriverDevice("corpus.example.com", "node", each.address, DeclaredPciDevice(each.address, ""), 0)
+            for each in self._functions
+        )
+        self._declared = (DeclaredFile("corpus.example.com", devices),)
+        self._state = initial_state(EngineSettings("node"))
+        self._found: dict[tuple[str, str], Detection] = {}
+
+    def run(self) -> tuple[Detection, ...]:
+        """Replay the incident; return the agent's worst verdict per device and code.
+
+        Raises:
+            TimeoutError: The log reader did not read a line.
+        """
+        wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pipe = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
+        patterns = (*GPU_LOG_PATTERNS, *HOST_PATTERNS, _READ)
+        reader = KernelLogReader(self._log_path, patterns, wake, any_facility=False)
+        try:
+            reader.start()
+            self._evaluate(passes=2)
+            start_ns = self._now_ns
+            for after_s, change in self._changes():
+                self._now_ns = max(self._now_ns, start_ns + after_s * NS)
+                if isinstance(change, str):
+                    self._print(change, reader, wake)
+                else:
+                    self._change_gpu(change)
+                self._evaluate()
+            self._evaluate(SETTLE_PASSES, SETTLE_S)
+        finally:
+            reader.stop(READ_S)
+            os.close(self._pipe)
+            os.close(wake)
+        return tuple(self._found.values())
+
+    def _changes(self) -> Iterator[tuple[int, str | NvmlChange]]:
+        incident = self._incident
+        lines = [(number * incident.interval_s, line) for number, line in enumerate(incident.log)]
+        changes: list[tuple[int, str | NvmlChange]] = [
+            *lines,
+            *((change.after_s, change) for change in incident.nvml),
+        ]
+        yield from sorted(changes, key=lambda each: each[0])
+
+    def _print(self, line: str, reader: KernelLogReader, wake: int) -> None:
+        """Append a line to the simulated kernel log, and wait until the C core has read it."""
+        us = self._now_ns // 1000
+        escaped = line.replace("\n", "\\x0a")
+        os.write(self._pipe, f"4,{self._records},{us},-;{escaped}\n".encode())
+        mark = _READ.replace("%d", str(self._records))
+        os.write(self._pipe, f"4,{self._records + 1},{us},-;{mark}\n".encode())
+        self._records += 2
+        deadline = time.monotonic() + READ_S
+        while True:
+            sample = reader.read()
+            if sample and any(each.seq == self._records - 1 for each in sample.lines):
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"incident {self._incident.name!r}: the log reader did not read {line!r}")
+            if select.select([wake], [], [], 0.1)[0]:
+                os.eventfd_read(wake)
+        own = len(GPU_LOG_PATTERNS) + len(HOST_PATTERNS)
+        self._log = replace(sample, lines=tuple(each for each in sample.lines if each.pattern != own))
+
+    def _change_gpu(self, change: NvmlChange) -> None:
+        gpu = self._gpus[change.gpu]
+        readings = {**gpu.readings, **change.readings}
+        if change.status:
+            readings = {
+                name: Missing(Absence.UNREADABLE) if isinstance(value, int) else value
+                for name, value in readings.items()
+            }
+        elif gpu.status:
+            readings = {**_HEALTHY_GPU, **change.readings}
+        xids = gpu.xids
+        if change.xid:
+            xids = (*xids, XidCount(change.xid, WHOLE_GPU, WHOLE_GPU, 1, self._now_ns, self._now_ns))
+        self._gpus[change.gpu] = replace(gpu, readings=readings, status=change.status, xids=xids)
+
+    def _evaluate(self, passes: int = 1, pause_s: int = 1) -> None:
+        for _ in range(passes):
+            self._now_ns += pause_s * NS
+            self._passes += 1
+            now = Instant(self._now_ns, 1_700_000_000.0 + self._now_ns / NS)
+            self._state, report = step(self._state, self._snapshot(), now)
+            for each in self._detections(report):
+                known = self._found.get((each.device, each.code))
+                if known is None or known.severity < each.severity:
+                    self._found[each.device, each.code] = each
+
+    def _detections(self, report: Report) -> Iterator[Detection]:
+        addresses = {f"gpu-{gpu.index}": gpu.bus for gpu in self._gpus.values()}
+        for device in report.devices:
+            for cause in device.causes:
+                name = addresses.get(device.device, device.device)
+                yield Detection(name, cause.severity, cause.code, cause.evidence)
+        for note in report.notes:
+            yield Detection(NODE, note.cause.severity, note.cause.code, note.cause.evidence)
+
+    def _source(self, name: str, *, is_vital: bool = True) -> SourceSample:
+        return SourceSample(
+            name, SourceState.OK, self._now_ns, NS, 0, "", passes=self._passes, vital=is_vital
+        )
+
+    def _snapshot(self) -> Snapshot:
+        sources = tuple(self._source(name) for name in _SOURCES)
+        throttle = next(i for i, source in enumerate(sources) if source.name == "throttle")
+        sources = (
+            *sources[:throttle],
+            sources[throttle]._replace(state=SourceState.ABSENT),
+            *sources[throttle + 1 :],
+        )
+        nvml, events = (self._source(name, is_vital=False) for name in _NVML_SOURCES)
+        log = replace(self._log, source=self._source("kmsg", is_vital=False))
+        gpus = tuple(replace(gpu, passes=self._passes, beat_ns=self._now_ns) for gpu in self._gpus.values())
+        cpus = (1 << _CPUS) - 1
+        machine = MachineSample(
+            dimms=(),
+            # no counters of pages and modules: the log alone reports their faults
+            numa=(NumaMemorySample(0, 512 * _GIB_KIB, _ABSENT, 128, 0),),
+            cores=(),
+            pressure=PressureSample(0, 0, 0),
+            nodes_online=1,
+            nodes_memory=1,
+            corrupted_kib=_ABSENT,
+            surplus_failed=0,
+            smt_active=0,
+            sources=tuple(
+                source for source in sources if source.name in ("edac", "memory", "cores", "pressure")
+            ),
+        )
+        return Snapshot(
+            seq=self._passes,
+            cpus=CpuSetsSample(cpus, cpus, 0),
+            nodes=(NumaCpuSample(0, cpus, _ABSENT, _ABSENT),),
+            gpus=NvmlSample(gpus, nvml, events, generation=1, count=len(gpus), driver="570.86.15"),
+            host=GpuOsSample(bus_gpus=tuple(sorted(gpu.bus for gpu in gpus)), fabric_manager=True),
+            log=log,
+            machine=machine,
+            pci=self._functions,
+            declared=self._declared,
+            sources=(*sources, nvml, events, log.source),
+            core=NativeCoreStats(passes=self._passes),
+        )
+
+
+def run_incident(incident: LabelledIncident) -> tuple[Detection, ...]:
+    """Replay an incident on a simulated node; return the agent's worst verdict per device and code."""
+    with tempfile.TemporaryDirectory(prefix="drahealth-scoreboard-") as folder:
+        return SimulatedNode(incident, Path(folder)).run()
+
+
+def _healthy_gpu(number: int, address: str) -> GpuSample:
+    return GpuSample(
+        index=number,
+        uuid=f"GPU-{number:08x}",
+        bus=address,
+        name="NVIDIA H100 80GB HBM3",
+        serial=f"{number}",
+        status=NvmlReturnCode.OK,
+        passes=0,
+        beat_ns=0,
+        period_ns=NS,
+        probe_p50_ns=400_000,
+        links=_LINKS,
+        link_errors=(0,) * _LINKS,
+        readings=_HEALTHY_GPU,
+        event_mask=int(GpuEvent.XID),
+    )
+
+
+DETECTORS_FOLDER: Final = "detectors"
 _NVLINK_FILE: Final = "nvlink5.tsv"
 _NVLINK: Final = re.compile(
     r"Xid \(PCI:[^)]*\): (\d+),(?: pid=[^,]*,)?(?: name=[^,]*,)? (\S+) (Fatal|Nonfatal) .*?"
@@ -125,7 +412,7 @@ class DetectorRun:
 
 def load_detectors(corpus: Path) -> tuple[DetectorRun, ...]:
     """Load the other detectors from a corpus folder, in the order of their names. Raises CorpusError."""
-    folder = corpus / FOLDER
+    folder = corpus / DETECTORS_FOLDER
     rows = _load_rows(folder / _NVLINK_FILE)
     runs = []
     for path in sorted(folder.glob("*.toml")):

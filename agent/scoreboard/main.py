@@ -13,21 +13,15 @@ from typing import Final
 
 from agent.errors import OutputError, OutputPipeClosed, ProbeError
 from agent.scoreboard.detectors import load_detectors
-from agent.scoreboard.incidents import (
-    CorpusError,
-    CorpusSplit,
-    find_corpus,
-    load_incidents,
-    select_split,
-)
+from agent.scoreboard.incidents import CorpusError, CorpusSplit, find_corpus, load_incidents, select_split
 from agent.scoreboard.report import (
     build_scoreboard,
     encode_json,
     format_markdown,
     format_misses,
     format_text,
+    run_own,
 )
-from agent.scoreboard.scores import run_own
 from agent.system.output import print_last_error
 from agent.version import VERSION
 

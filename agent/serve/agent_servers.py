@@ -26,7 +26,7 @@ from agent.model.report import (
     SocketSubscriberCounts,
 )
 from agent.native.health_encoder import WireHealth, encode_health_lists
-from agent.native.uevents import watch_directory
+from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkService, SizeLimitedDriverLinkStream
@@ -35,7 +35,7 @@ from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
-from agent.system.secure_directories import DirectoryLock, LockHeld
+from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
 from agent.system.timing import LogRateLimiter
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.system.secure_directories import UnsafeDirectory, check_directory, make_directory
+from agent.system.files import UnsafeDirectory, check_directory, make_directory
 
 if TYPE_CHECKING:
     import asyncio.trsock

@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
-from agent.health.kernel_log.patterns import compile_pattern
+from agent.health.kernel_log.facts import compile_pattern
 from agent.model.declared_devices import (
     DeclaredCpuDevice,
     DeclaredFile,
@@ -29,16 +29,17 @@ from agent.model.gpu import (
     NvmlSample,
     XidCount,
 )
-from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine_samples import (
     DimmSample,
+    LogLine,
+    LogSample,
     MachineSample,
     NumaMemorySample,
     PerCpuSample,
     PressureSample,
 )
 from agent.model.prepare import DriverFault
-from agent.model.reading import NEVER_READ, Absence, Missing, Reading
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.snapshot import (
     CpuSetsSample,
     HugepagePoolSample,
@@ -46,7 +47,6 @@ from agent.model.snapshot import (
     NumaCpuSample,
     Snapshot,
 )
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.simulate.fault_model import MachineSpec
 

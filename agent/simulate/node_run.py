@@ -23,27 +23,38 @@ from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore
 from agent.engine.loop import LoopTiming, PublicationSchedule, visible_state
 from agent.engine.step import EngineState, initial_state, step
 from agent.health.gpu.faults.checkpoint import restore_faults
-from agent.health.verdict_changes import ObservationLog
+from agent.health.verdict import ObservationLog
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
 from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import DeviceHealth
+from agent.model.history import GONE, StoredVerdicts
 from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import ErrorClass
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.time import NS
-from agent.model.verdict_history import GONE, StoredVerdicts
 from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.driver_faults import health_without_faults, next_expiry_wall_s
 from agent.prepare.errors import FailedDeviceError
+from agent.prepare.prepare_ledger import health_without_faults, next_expiry_wall_s
 from agent.simulate.fault_model import FAULT_KINDS, SOURCES, FaultKind, NodeScript, ScriptEvent
-from agent.simulate.invariants import InvariantChecker, InvariantViolation, TrueFault, Truth
-from agent.simulate.kubelet import KubeletModel, subject_of
+from agent.simulate.invariants import (
+    InvariantChecker,
+    InvariantViolation,
+    KubeletModel,
+    TrueFault,
+    Truth,
+    subject_of,
+)
 from agent.simulate.machine import DRIVER, NODE, SOURCE_DEVICES, Machine
+from agent.store.driver_files import (
+    LedgerFileContent,
+    decode_ledger,
+    decode_taints,
+    encode_ledger,
+    encode_taints,
+)
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
-from agent.store.ledger_file import LedgerFileContent, decode_ledger, encode_ledger
-from agent.store.taint_file import decode_taints, encode_taints
 
 HOST_DRIVER: Final = "host.example.com"
 """Driver that declares nothing, so that its socket reports the host's devices."""
@@ -697,7 +708,7 @@ class NodeRun:
         self._broken.discard(fault.target)
 
     def _prepare(self, target: int, attempt: int) -> None:
-        """Prepare a claim with a device as agent.prepare.prepare_steps does, again until it succeeds."""
+        """Prepare a claim with a device as agent.prepare.step_runners does, again until it succeeds."""
         ref = DeviceRef(DRIVER, NODE, self._machine.declared_device(target))
         claim = Claim("team-a", f"c-{target}", f"uid-{target}", devices=(ClaimDevice("r", *ref),))
         again = self._t_ns + RETRY_S * NS

@@ -2,18 +2,121 @@
 
 An unreadable fact is Missing, never False. Reading processes can hang with the GPU driver: call it from a
 thread that can be abandoned.
+
+Reader of the kubelet's, container runtimes' and agents' processes, for ``scan`` only; no rule uses them.
+
+psutil is imported late, because it takes 0.6 MiB.
 """
 
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.model.gpu import GpuOsSample, StuckProcess
-from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
+from agent.model.machine_samples import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
-from agent.sources.processes import psutil_procfs_root
+
+if TYPE_CHECKING:
+    import psutil
+
+
+@contextmanager
+def psutil_procfs_root(root: Path) -> Iterator[None]:
+    """Make psutil read processes from the procfs at `root` while the context is open."""
+    import psutil
+
+    before = psutil.PROCFS_PATH
+    if before == str(root):
+        yield
+        return
+    psutil.PROCFS_PATH = str(root)
+    psutil.process_iter.cache_clear()  # a pid names another process there
+    try:
+        yield
+    finally:
+        psutil.PROCFS_PATH = before
+        psutil.process_iter.cache_clear()
+
+
+RUNTIME_PROCESS_NAMES: Final = frozenset({"kubelet", "containerd", "crio", "dockerd"})
+AGENT_PROCESS_NAME: Final = "drahealth"
+
+
+class ProcessFacts(NamedTuple):
+    """Identity and resource use of one process of the kubelet, a container runtime or an agent."""
+
+    name: str
+    """Role of the process: ``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` (an
+    agent).
+    """
+    pid: int
+    since_s: float
+    """Start time of the process [s since 1970]."""
+    cpu_s: float
+    """User and system CPU time that the process has used [s]."""
+    rss_bytes: int
+    """Resident memory [bytes]."""
+    threads: int
+
+
+def process_role(name: str, cmdline: list[str]) -> str:
+    """Return the role of a process: ``kubelet``, ``containerd``, ``crio``, ``dockerd`` or ``drahealth``.
+
+    Empty: another process. An agent runs in an interpreter, so it is recognized by its arguments: ``drahealth
+    run`` or ``python -m agent run``.
+    """
+    if name in RUNTIME_PROCESS_NAMES:
+        return name
+    args = [Path(arg).name for arg in cmdline[:5]]
+    for command in ((AGENT_PROCESS_NAME, "run"), ("-m", "agent", "run")):
+        if any(tuple(args[i : i + len(command)]) == command for i in range(3)):
+            return AGENT_PROCESS_NAME
+    return ""
+
+
+def read_node_processes(procfs_root: Path) -> list[ProcessFacts]:
+    """Read the kubelet, container runtimes and running agents, sorted by name; empty without procfs."""
+    import psutil
+
+    facts: list[ProcessFacts] = []
+    with psutil_procfs_root(procfs_root):
+        for process in _list_processes():
+            try:
+                with process.oneshot():
+                    if process.status() == psutil.STATUS_ZOMBIE:
+                        continue
+                    name = process.name()
+                    # only an interpreter or entry script can be an agent: no need to read other command lines
+                    may_be_agent = name.startswith(("python", AGENT_PROCESS_NAME))
+                    role = process_role(name, process.cmdline() if may_be_agent else [])
+                    if role:
+                        cpu = process.cpu_times()
+                        facts.append(
+                            ProcessFacts(
+                                name=role,
+                                pid=process.pid,
+                                since_s=process.create_time(),
+                                cpu_s=cpu.user + cpu.system,
+                                rss_bytes=process.memory_info().rss,
+                                threads=process.num_threads(),
+                            )
+                        )
+            except psutil.Error:  # ended meanwhile, or no permission
+                continue
+    return sorted(facts)
+
+
+def _list_processes() -> list["psutil.Process"]:
+    import psutil
+
+    try:
+        return list(psutil.process_iter())
+    except (OSError, IndexError):  # no procfs; psutil fails on a directory without processes
+        return []
+
 
 NVIDIA_VENDOR_ID: Final = 0x10DE
 GPU_PCI_CLASSES: Final = frozenset({0x0300, 0x0302})
@@ -187,7 +290,7 @@ def scan_gpu_processes(procfs_root: Path) -> GpuProcessScan | Missing:
 
 
 def _scan_processes(procfs_root: Path) -> GpuProcessScan:
-    import psutil  # late import: see agent.sources.processes
+    import psutil  # late import: see agent.sources.gpu_without_nvml
 
     fabric_manager, sleeping = False, set()
     for process in psutil.process_iter():

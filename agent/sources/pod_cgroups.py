@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
-from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_model import QosClass
 from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance, SourceAnswer
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import Absence, Missing, Reading, SourceState
 from agent.model.snapshot import CgroupKind, Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
 SOURCE: Final = "cgroups"

@@ -20,7 +20,7 @@ from typing import Final
 from agent.model.prepare import Operation
 from agent.prepare.errors import doing
 from agent.store.state_files import write_and_rename
-from agent.system.paths import StrPath
+from agent.system.files import StrPath
 
 VERSION: Final = "0.6.0"
 """CDI version of the files: the oldest with annotations; runtimes refuse versions newer than their own."""

@@ -13,12 +13,12 @@ from typing import Annotated, Final
 import msgspec
 import trio
 
-from agent.model.boot_baseline import BootBaseline
 from agent.model.cleared_faults import ClearedFault
 from agent.model.cpuset import parse_cpus
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.model.persistent_faults import (
+    BootBaseline,
     KnownGpu,
     PersistentCheckFault,
     PersistentFault,

@@ -15,8 +15,7 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.system.files import ReadError, is_current_file, read_bounded, unlock_and_close
-from agent.system.secure_directories import make_directory
+from agent.system.files import ReadError, is_current_file, make_directory, read_bounded, unlock_and_close
 
 UNUSABLE_FILES_MAX: Final = 5
 """Largest number of renamed unusable files for each name and kind; the oldest is overwritten."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from random import SystemRandom
 from typing import Final
 
-from agent.model.source_state import DURATION_BOUNDS_S, PassDurations
+from agent.model.reading import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
 
 

@@ -21,7 +21,7 @@ from scenarios.row import BUSES, Row
 from scenarios.steps import xid_line
 from wire.google import Watcher, message_class, watch_health
 
-from agent.sources import kubelet_state
+from agent.sources import kubelet_files
 
 REPOSITORY: Final = Path(__file__).parents[2]
 GPUS: Final = 8
@@ -106,7 +106,7 @@ class BusyNode:
             prepared_claim(f"claim-{number}", f"gpu-{number % GPUS}", pods=[uid])
             for uid, number in self._pods.items()
         ]
-        path = self.directory / "kubelet" / kubelet_state.CLAIMS_FILE
+        path = self.directory / "kubelet" / kubelet_files.CLAIMS_FILE
         new = path.with_suffix(".new")
         new.write_bytes(checkpoint(rows))
         new.rename(path)

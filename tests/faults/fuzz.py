@@ -35,21 +35,25 @@ from wire.raw import DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETT
 from wire.raw import message as grpc_message
 from wire.serving import Serving, device
 
-from agent.conform.health_list_decoder import decode_health_list
-from agent.conform.prepare_decoder import decode_answers
+from agent.conform.answer_decoders import decode_answers, decode_health_list
 from agent.errors import ConfigError
+from agent.model.health import Taints
 from agent.model.persistent_faults import PersistentState
 from agent.model.settings import UsageHistoryLimits
-from agent.model.taint import Taints
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.driver_link import requests
 from agent.sources.declaration_file import parse_declaration
-from agent.sources.kubelet_state import parse_claims_checkpoint, parse_exclusive_cpus, parse_health_state
+from agent.sources.kubelet_files import parse_claims_checkpoint, parse_exclusive_cpus, parse_health_state
+from agent.store.driver_files import (
+    LedgerFileContent,
+    decode_ledger,
+    decode_taints,
+    encode_ledger,
+    encode_taints,
+)
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 from agent.store.history_file import HistoryFile, read_history
-from agent.store.ledger_file import LedgerFileContent, decode_ledger, encode_ledger
 from agent.store.state_files import UnusableFile
-from agent.store.taint_file import decode_taints, encode_taints
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 INPUT_MAX: Final = 16_384

@@ -27,9 +27,9 @@ from patience import PATIENCE_S
 from scenarios.steps import xid_line
 
 from agent.model.settings import HISTORY_FILE
+from agent.store.driver_files import load_ledger
 from agent.store.gpu_fault_file import load_gpu_faults
 from agent.store.history_file import read_history
-from agent.store.ledger_file import load_ledger
 from faults import save_figures
 from faults.busy_node import BROKEN_GPU, BusyNode
 
@@ -41,7 +41,7 @@ CLAIMS: Final = 1000
 FORKS: Final = """
 import os, sys
 import agent.app.daemon, agent.cli.run, agent.serve.agent_servers, agent.serve.driver_link.service
-import agent.node.pods.poller, agent.store.history_file, agent.driver.sessions, grpclib.server
+import agent.node.pods.poller, agent.store.history_file, agent.driver.session, grpclib.server
 from agent.__main__ import process
 for line in sys.stdin:
     pid = os.fork()

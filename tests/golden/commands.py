@@ -21,8 +21,8 @@ from verdict_samples import SimulatedNode
 
 from agent.cli.main import main
 from agent.model.claim import DeviceRef
+from agent.model.history import GONE
 from agent.model.settings import UsageHistoryLimits
-from agent.model.verdict_history import GONE
 from agent.store.history_file import HistoryFile
 from golden.compare import VOLATILE, masked
 from golden.files import INPUTS, MESSAGES, RELEASE, load, plant, temporary_root

@@ -14,7 +14,7 @@ from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.kubelet_message import kubelet_texts
-from agent.serve.agent_api.decode import decode_report, decode_status
+from agent.serve.agent_api.client import decode_report, decode_status
 from agent.serve.agent_api.encode import encode_report, encode_status
 from agent.serve.agent_servers import encode_device_health
 from agent.serve.dra_plugin.instance_server import RegistrationService

@@ -18,16 +18,16 @@ from agent.model.settings import UsageHistoryLimits
 from agent.model.time import Instant
 from agent.serve.driver_link.handler_interface import DeviceDeclaration
 from agent.sources.declaration_file import parse_declaration
-from agent.store import cdi_files, gpu_fault_file, history_file, ledger_file, taint_file
+from agent.store import cdi_files, driver_files, gpu_fault_file, history_file
 from golden.files import INPUTS, RELEASE, load, temporary_root
 from golden.plain import plain
 
 NODE: Final = "node-1"
 JSON_FILES: Final[dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]] = {
     "gpu-faults.json": (gpu_fault_file.decode_gpu_faults, gpu_fault_file.encode_gpu_faults),
-    "prepares.json": (ledger_file.decode_ledger, ledger_file.encode_ledger),
-    "prepares-nic.json": (ledger_file.decode_ledger, ledger_file.encode_ledger),
-    "taints.json": (taint_file.decode_taints, taint_file.encode_taints),
+    "prepares.json": (driver_files.decode_ledger, driver_files.encode_ledger),
+    "prepares-nic.json": (driver_files.decode_ledger, driver_files.encode_ledger),
+    "taints.json": (driver_files.decode_taints, driver_files.encode_taints),
 }
 """Decoder and encoder of each JSON file."""
 HISTORY: Final = "history.sqlite"

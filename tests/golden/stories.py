@@ -20,30 +20,31 @@ from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore
 from agent.engine.step import initial_state
 from agent.health.gpu.faults import checkpoint
 from agent.health.gpu.xid.sxid_table import SXIDS
-from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
+from agent.health.kernel_log.facts import HOST_PATTERNS, compile_pattern
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample
 from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuOsSample, StuckProcess
 from agent.model.health import DeviceHealth, Finding, Health, Severity
-from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine_samples import (
     DimmSample,
+    LogLine,
+    LogSample,
     MachineSample,
     NumaMemorySample,
+    PciSample,
     PerCpuSample,
     PressureSample,
 )
-from agent.model.pci import PciSample
 from agent.model.pod_findings import PodFinding, PodsSample, Resource
 from agent.model.prepare import DriverFault
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.prepare import prepare_ledger as ledgers
 from agent.sources.declaration_file import parse_declaration
-from agent.store import gpu_fault_file, ledger_file, taint_file
+from agent.store import driver_files, gpu_fault_file
 from golden import values
 from golden.files import DOCUMENTS, INPUTS, RELEASE, load
 from golden.release import DECLARATION
@@ -583,7 +584,7 @@ def ledger() -> Steps:
     known = ledgers.PrepareLedger()
 
     def written() -> Any:
-        return load_json(ledger_file.encode_ledger(ledger_file.LedgerFileContent(DRIVER, "1.2", known)))
+        return load_json(driver_files.encode_ledger(driver_files.LedgerFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
     well = ledgers.health_fingerprint([_known("gpu-0")])
@@ -613,14 +614,17 @@ def ledger() -> Steps:
     yield (
         "aged",
         load_json(
-            ledger_file.encode_ledger(
-                ledger_file.LedgerFileContent(DRIVER, "", ledgers.expire_entries(known, now_s + 700))
+            driver_files.encode_ledger(
+                driver_files.LedgerFileContent(DRIVER, "", ledgers.expire_entries(known, now_s + 700))
             )
         ),
     )
-    theirs = ledger_file.decode_ledger((RELEASE / "prepares.json").read_bytes())[2]
+    theirs = driver_files.decode_ledger((RELEASE / "prepares.json").read_bytes())[2]
     merged = ledgers.merge_ledgers(known, theirs, now_s + 30)
-    yield "merged", load_json(ledger_file.encode_ledger(ledger_file.LedgerFileContent(DRIVER, "1.4", merged)))
+    yield (
+        "merged",
+        load_json(driver_files.encode_ledger(driver_files.LedgerFileContent(DRIVER, "1.4", merged))),
+    )
     yield "fingerprints", [claim.fingerprint for claim in (a, b, c, d)]
 
 
@@ -651,13 +655,13 @@ def tainted() -> Steps:
                 f"{name} {severity.value}",
                 [[f"{taint.key}={taint.value}:{taint.effect}" for taint in tainted] for tainted in by_device],
             )
-    kept = taint_file.decode_taints((RELEASE / "taints.json").read_bytes())
+    kept = driver_files.decode_taints((RELEASE / "taints.json").read_bytes())
     for name, policy in policies.items():
         past = restore_taints(kept, DRIVER, policy)
-        yield f"restored {name}", load_json(taint_file.encode_taints(past.taints))
+        yield f"restored {name}", load_json(driver_files.encode_taints(past.taints))
         for seconds in (0, 30, 61, 200):
             past = decide_taints(past, values.report(), DRIVER, policy, values.instant(-seconds))
-            yield f"{name} after {seconds} s", load_json(taint_file.encode_taints(past.taints))
+            yield f"{name} after {seconds} s", load_json(driver_files.encode_taints(past.taints))
 
 
 STORIES: Final[Mapping[str, Callable[[], Steps]]] = {

@@ -13,17 +13,17 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
-from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY
 from agent.cli.main import VERBS
+from agent.cli.subcommand import EXIT_OF_ERROR, EXIT_OF_SEVERITY
 from agent.config.config import SETTINGS, Config
 from agent.config.config import load as load_config
 from agent.model.settings import HISTORY_FILE
 from agent.serve import agent_servers
 from agent.serve.agent_api import service as agent_api
-from agent.serve.dra_plugin import serialize_lock
+from agent.serve.dra_plugin import instance_locks
 from agent.serve.driver_link import service as driver_link
-from agent.sources import declaration_directory, kubelet_state
-from agent.store import gpu_fault_file, ledger_file, observed_period_file, taint_file
+from agent.sources import declaration_file, kubelet_files
+from agent.store import driver_files, gpu_fault_file, history_file
 from golden.commands import run
 from golden.files import INPUTS, load
 from golden.plain import plain
@@ -132,13 +132,13 @@ def file_names() -> dict[str, Any]:
     """Return the names of files and sockets that outlive a process or are shared with another program."""
     return {
         "faults": [gpu_fault_file.FILE, gpu_fault_file.VERSION],
-        "prepares": [ledger_file.FILE, ledger_file.LOCK, ledger_file.VERSION],
-        "taints": [taint_file.FILE, taint_file.VERSION],
-        "locks": [serialize_lock.FILE],
+        "prepares": [driver_files.LEDGER_FILE, driver_files.LOCK, driver_files.VERSION],
+        "taints": [driver_files.TAINTS_FILE, driver_files.VERSION],
+        "locks": [instance_locks.FILE],
         "history": HISTORY_FILE,
-        "observed": observed_period_file.period_file_path(Path(HISTORY_FILE)).name,
-        "declarations": [declaration_directory.DIRECTORY, declaration_directory.SUFFIX],
-        "kubelet": [kubelet_state.CLAIMS_FILE, kubelet_state.HEALTH_FILE],
+        "observed": history_file.period_file_path(Path(HISTORY_FILE)).name,
+        "declarations": [declaration_file.DIRECTORY, declaration_file.SUFFIX],
+        "kubelet": [kubelet_files.CLAIMS_FILE, kubelet_files.HEALTH_FILE],
         "sockets": list(agent_servers.socket_names(["a.example.com"])),
         "methods": [agent_api.STATUS, agent_api.WATCH, driver_link.SERVICE],
     }

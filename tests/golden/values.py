@@ -7,12 +7,22 @@ an earlier release wrote, names in the code are not.
 from typing import Final
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
+from agent.model.health import (
+    Blame,
+    Cause,
+    DeviceHealth,
+    Effect,
+    Health,
+    NonDeviceCause,
+    NotApplicable,
+    Severity,
+    Taint,
+    Taints,
+)
 from agent.model.prepare import ErrorClass, FaultTaint, PrepareVerdict, Scope
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscriberCounts
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
-from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant
 
 NOW_S: Final = 1_790_000_000.25

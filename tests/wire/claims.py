@@ -13,10 +13,9 @@ from agent.prepare.classify import PrepareContext
 from agent.prepare.classify import classify as classify_error
 from agent.prepare.errors import PrepareError
 from agent.prepare.kubelet_message import kubelet_text
-from agent.serve.dra_plugin.in_flight import ClaimOperation
-from agent.serve.dra_plugin.instance_server import DriverInstanceServer
+from agent.serve.dra_plugin.instance_server import DriverInstanceServer, PluginPaths, plugin_paths
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
-from agent.serve.dra_plugin.sockets import PluginPaths, plugin_paths
+from agent.serve.dra_plugin.service import ClaimOperation
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.serving import ServerThread

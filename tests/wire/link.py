@@ -10,9 +10,9 @@ import grpc
 from patience import PATIENCE_S
 
 from agent.model.claim import Claim, ClaimRef
+from agent.model.health import Taints
 from agent.model.prepare import OtherDriverFailure, PrepareVerdict
 from agent.model.report import Report
-from agent.model.taint import Taints
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfigError
 from agent.prepare.evidence import Evidence

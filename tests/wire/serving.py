@@ -15,7 +15,7 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.agent_api.service import ClearRequests
 from agent.serve.agent_servers import AgentServers
-from agent.system.secure_directories import DirectoryLock
+from agent.system.files import DirectoryLock
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 

@@ -27,18 +27,18 @@ from agent.bench.processes import (
     measure_latency,
     split_into_batches,
     start_agent,
-    start_module,
+    start_hugepage_limit_hitter,
     start_subscriber,
 )
 from agent.bench.result import (
     ResultTable,
+    RunSize,
     SuiteOutcome,
     format_value,
     row_from_samples,
     rows_from_latencies,
     seconds_from_ns,
 )
-from agent.bench.run_size import RunSize
 
 CONTAINER: Final = r"container ([0-9a-f]{64})"
 BATCH: Final = 4
@@ -102,7 +102,7 @@ def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome) -> None:
         events = [tree.path("v2", uid, "") / "hugetlb.2MB.events" for uid, name in tree.groups if not name]
         with (
             lower_bound_or_none(outcome, "detect", "inotify", *events) as lower_bound,
-            start_module("agent.bench.hugepage_limit_hitter") as hitter,
+            start_hugepage_limit_hitter() as hitter,
         ):
             for batch in split_into_batches(run_size.events, BATCH):
                 library = _hit_limits(

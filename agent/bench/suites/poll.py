@@ -26,8 +26,7 @@ from agent.bench.python_readers import (
     sweep_files,
     sweep_values,
 )
-from agent.bench.result import ResultMismatch, ResultTable, SuiteOutcome, rows_from_race
-from agent.bench.run_size import PAUSE_S, RunSize
+from agent.bench.result import PAUSE_S, ResultMismatch, ResultTable, RunSize, SuiteOutcome, rows_from_race
 from agent.bench.suites import poll_gpus
 from agent.bench.timing import Contender, time_contenders
 from agent.model.snapshot import Snapshot

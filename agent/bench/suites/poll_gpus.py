@@ -18,10 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec
 
-from agent.bench.fake_nvml import FakeNvmlUnavailable, write_gpu_scenario
 from agent.bench.file_trees import temporary_directory
-from agent.bench.result import ResultMismatch, ResultTable, SuiteOutcome, rows_from_race
-from agent.bench.run_size import RunSize
+from agent.bench.processes import FakeNvmlUnavailable, write_gpu_scenario
+from agent.bench.result import ResultMismatch, ResultTable, RunSize, SuiteOutcome, rows_from_race
 from agent.bench.timing import Contender, time_contenders
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.time import NS

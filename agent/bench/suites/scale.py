@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.bench.file_trees import (
+    NAMESPACE,
     CgroupTree,
+    pod_object,
     real_or_file_tree,
     temporary_directory,
     write_cgroup_files,
+    write_node_files,
     write_sysfs,
 )
-from agent.bench.pod_files import NAMESPACE, pod_object, write_node_files
 from agent.bench.processes import (
+    DRIVER,
     HEALTH_METHOD,
     ProcessRun,
     Subscriber,
@@ -36,16 +39,15 @@ from agent.bench.result import (
     ResultMismatch,
     ResultRow,
     ResultTable,
+    RunSize,
     SuiteOutcome,
     Unit,
     format_value,
     row_from_samples,
     rows_from_race,
 )
-from agent.bench.run_size import RunSize
-from agent.bench.suites.decide import DRIVER, declare_cpus, snapshot_time
-from agent.bench.suites.encode import health_entries
 from agent.bench.suites.poll import open_sampler, read_snapshot
+from agent.bench.suites.report_path import declare_cpus, health_entries, snapshot_time
 from agent.bench.timing import Contender, time_contenders
 from agent.engine.step import EngineState, step
 from agent.model.settings import EngineSettings

@@ -18,29 +18,30 @@ from agent.cgroup_audit.cgroup_settings import (
 )
 from agent.cgroup_audit.compare import format_expected
 from agent.cli.output.json import API_VERSION, ObjectKeys, encode_each
-from agent.cli.output.table import (
+from agent.cli.output.text import (
     GAP,
+    Badge,
     ListEntry,
     RowText,
     TableCell,
     TextTable,
     advice,
+    clean,
+    format_count,
     format_entries,
     wrap,
 )
-from agent.cli.output.text import Badge, clean, format_count
-from agent.model.cgroup import NO_LIMIT
 from agent.model.claim_sources import Origin
 from agent.model.cpuset import format_cpus
 from agent.model.json_values import JsonObject
+from agent.model.pod_findings import NO_LIMIT
 from agent.model.reading import Missing
 from agent.model.time import format_age, rfc3339
 
 if TYPE_CHECKING:
-    from agent.cgroup_audit.audit import PodAudit
+    from agent.cgroup_audit.audit import PodAudit, PodRisk
     from agent.cgroup_audit.audit_verdicts import SettingComparison
-    from agent.cgroup_audit.node_facts import NodeFacts
-    from agent.cgroup_audit.pod_risks import PodRisk
+    from agent.cgroup_audit.kubelet_config import NodeFacts
     from agent.cli.output.terminal import TextStyle
     from agent.model.claim_sources import SourceAnswer
     from agent.node.cgroup_audit import CgroupAuditReport

@@ -11,40 +11,46 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.embed.core_components import CORE_FAILED_ROW
-from agent.health.declared.driver_checks import (
+from agent.health.declared.driver_reports import (
     CHECK_EXPIRED,
     CHECK_WITHOUT_RESULT,
     CUSTOM_FAULT,
     CUSTOM_WITHOUT_RESULT,
+    FAILED_DEVICE,
     UNCHECKED,
 )
-from agent.health.declared.driver_faults import FAILED_DEVICE
-from agent.health.declared.gpus import DECLARED_GPU_RULES
-from agent.health.declared.verdicts import INVALID_FILE, UNWATCHED
+from agent.health.declared.verdicts import DECLARED_GPU_RULES, INVALID_FILE, UNWATCHED
 from agent.health.declared.verdicts import NOT_EVALUATED_YET as UNSEEN_DECLARED
 from agent.health.declared.verdicts import REMOVED_DEVICE as DECLARED_GONE
-from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.faults import event_fault_table as gpu_events
-from agent.health.gpu.faults.event_fault_table import EventFaultRow
-from agent.health.gpu.faults.fault_log import SXID_PREFIX, XID_PREFIX
+from agent.health.gpu.faults import fault_log
+from agent.health.gpu.faults.fault_log import EventFaultRow
+from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.verdicts import NOT_READ_YET, REMOVED_INSTANCE
 from agent.health.gpu.xid import sxid_table as sxids
 from agent.health.gpu.xid import xid_table as xids
 from agent.health.gpu.xid.decisions import decide_sxid
 from agent.health.gpu.xid.row_types import CatalogAnswer, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import SxidRow, SxidScope
-from agent.health.host.catalog import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES, NODE_RULES
 from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
-from agent.health.host.hugepages.rules import POOL_RULES
+from agent.health.host.hugepages import POOL_RULES
 from agent.health.host.memory.rules import MEMORY_RULES
-from agent.health.host.pod.rules import (
+from agent.health.host.pod import (
     POD_AUDIT_ROWS,
     PODS_UNREADABLE_ROW,
     UNLISTED_FINDINGS_ROW,
     PodFindingRow,
 )
-from agent.health.rules import STALLED, STALLED_ADVICE, CatalogRow, Rule, unreadable_row
+from agent.health.host.verdicts import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES, NODE_RULES
+from agent.health.rules import (
+    STALLED,
+    STALLED_ADVICE,
+    SXID_PREFIX,
+    XID_PREFIX,
+    CatalogRow,
+    Rule,
+    unreadable_row,
+)
 from agent.model.health import Blame, Repair, Severity, repair_for_severity
 from agent.model.settings import GpuLimits
 
@@ -223,9 +229,9 @@ def sxid_check(row: SxidRow) -> CheckDescription:
 # --- all checks --------------------------------------------------------------------------------------------
 
 LOG_LINES: Final = {
-    gpu_events.INIT_FAILED: "NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
-    gpu_events.LINK_SETUP_FAILED: "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: failed to update link mask",
-    gpu_events.API_MISMATCH: (
+    fault_log.INIT_FAILED: "NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
+    fault_log.LINK_SETUP_FAILED: "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: failed to update link mask",
+    fault_log.API_MISMATCH: (
         "NVRM: API mismatch: the client has the version 570.86.15, but this kernel module has the version "
         "570.86.10."
     ),
@@ -303,7 +309,7 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
             "GPUs: events",
             "Events of NVML and lines of the kernel log. They cannot be read again, so the agent keeps them "
             "until they are resolved, also over restarts.",
-            tuple(map(_event_check, gpu_events.EVENT_FAULT_ROWS)),
+            tuple(map(_event_check, fault_log.EVENT_FAULT_ROWS)),
         ),
         CheckSection(
             "XIDs",

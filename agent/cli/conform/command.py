@@ -295,11 +295,11 @@ def _read_slices(
     api = None
     if args.kubeconfig is not None:
         from agent.serve.kube_api.api_server import ApiServer
-        from agent.sources.kubeconfig import find_api_access
+        from agent.sources.kubectl_files import find_api_access
 
         api = ApiServer(find_api_access(args.kubeconfig))
     if args.slices is not None:
-        from agent.sources.kube_object_file import parse_all_objects, read_object_file
+        from agent.sources.kubectl_files import parse_all_objects, read_object_file
 
         try:
             objects = parse_all_objects(read_object_file(args.slices).data)
@@ -322,7 +322,7 @@ def _read_slices(
 def _read_claims(path: Path | None) -> tuple[JsonObject, ...]:
     if path is None:
         return ()
-    from agent.sources.kube_object_file import CLAIM, read_objects
+    from agent.sources.kubectl_files import CLAIM, read_objects
     from agent.system.timing import read_clocks
 
     if not (found := read_objects(path, CLAIM, read_clocks()).items):

@@ -7,8 +7,18 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
-from agent.cli.output.table import GAP, RowText, TableCell, TextTable, advice, wrap
-from agent.cli.output.text import Badge, clean, format_count, markdown_table
+from agent.cli.output.text import (
+    GAP,
+    Badge,
+    RowText,
+    TableCell,
+    TextTable,
+    advice,
+    clean,
+    format_count,
+    markdown_table,
+    wrap,
+)
 from agent.conform.outcomes import CheckVerdict
 from agent.model.time import format_age
 

@@ -24,18 +24,22 @@ from agent.cli.explain.model import (
     PodFacts,
     ReportedHealth,
     SourceResult,
+    UnknownName,
+    find_claims,
+    find_devices,
+    find_pods,
 )
-from agent.cli.explain.name_lookup import UnknownName, find_claims, find_devices, find_pods
 from agent.cli.history.text import claim_names, device_names, pod_names
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.consumer_queries import (
     affected_pods,
+    best_known_health,
     group_members,
+    host_device,
     is_group_member,
     refused_pods,
 )
-from agent.devices.consumers.device_health_lookup import best_known_health, host_device
-from agent.devices.consumers.reservations import existing_reservation_targets, unmatched_reservations
+from agent.devices.consumers.kube_objects import existing_reservation_targets, unmatched_reservations
 from agent.errors import PermissionDeniedError
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef, PreparedClaim, Provenance, SourceAnswer

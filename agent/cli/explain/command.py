@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.subcommand import (
+    EXIT_OF_SEVERITY,
     Subcommand,
     add_output,
     add_settings,

@@ -7,10 +7,20 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.explain.build import container_name, pod_uid
-from agent.cli.explain.model import AGENT
-from agent.cli.explain.name_lookup import full_device_name
-from agent.cli.output.table import GAP, ListEntry, TextTable, advice_of_device, format_entries, wrap
-from agent.cli.output.text import BADGES, clean, format_count, hardware_identity, shorten_ids
+from agent.cli.explain.model import AGENT, full_device_name
+from agent.cli.output.text import (
+    BADGES,
+    GAP,
+    ListEntry,
+    TextTable,
+    advice_of_device,
+    clean,
+    format_count,
+    format_entries,
+    hardware_identity,
+    shorten_ids,
+    wrap,
+)
 from agent.devices.consumers.consumer_queries import pod_owner, pod_state
 from agent.model.claim_sources import Origin
 from agent.model.consumers import AffectedPod, PodView

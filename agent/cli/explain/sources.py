@@ -38,10 +38,10 @@ from agent.model.claim_sources import (
     SourceAnswers,
     WorkloadRef,
 )
+from agent.model.health import Taint
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE
-from agent.model.taint import Taint
 from agent.model.time import Instant
 from agent.node.pods.queries import (
     DriverDirectories,
@@ -52,13 +52,13 @@ from agent.node.pods.queries import (
     query_report,
     read_file,
 )
-from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kube_object_file, kubelet_state, pod_cgroups
-from agent.store import ledger_file, taint_file
-from agent.store.ledger_file import LedgerFileContent
+from agent.serve.kubelet import client, pods_api
+from agent.sources import kubectl_files, kubelet_files, pod_cgroups
+from agent.store import driver_files
+from agent.store.driver_files import LedgerFileContent
 from agent.store.state_files import UnusableFile
 from agent.system.files import FileContent, ReadError, read_bounded
-from agent.system.threads.with_timeout import (
+from agent.system.threads.worker_threads import (
     DISK_TIMEOUT_S,
     SOCKET_TIMEOUT_S,
     HungGuard,
@@ -203,17 +203,17 @@ async def _query_kubelet(
 ) -> tuple[SourceAnswers, tuple[KubeletHealthRecord, ...], tuple[SourceResult, ...]]:
     if directory is None:
         return SourceAnswers(), (), ()
-    health_file = directory / kubelet_state.HEALTH_FILE
+    health_file = directory / kubelet_files.HEALTH_FILE
     guard = HungGuard()
     answers, beliefs = await asyncio.gather(
         query_kubelet(directory, guard),
-        read_file(Origin.HEALTH_STATE, health_file, kubelet_state.read_health_state, guard),
+        read_file(Origin.HEALTH_STATE, health_file, kubelet_files.read_health_state, guard),
     )
     pods = parse_pods(answers.pods)
     results = (
-        _source_result(answers.prepared, directory / kubelet_state.CLAIMS_FILE, "claim"),
+        _source_result(answers.prepared, directory / kubelet_files.CLAIMS_FILE, "claim"),
         _source_result(beliefs, health_file, "device"),
-        _source_result(answers.listed, directory / podresources.SOCKET, "pod"),
+        _source_result(answers.listed, directory / client.PODRESOURCES_SOCKET, "pod"),
         _source_result(pods, directory / pods_api.SOCKET, "pod"),
     )
     consumers = SourceAnswers(prepared=(answers.prepared,), listed=(answers.listed,), pods=(pods,))
@@ -263,13 +263,13 @@ async def _driver_files(
     found, tainted = await asyncio.gather(
         asyncio.gather(
             *(
-                _read_state_file(PREPARES, directory / ledger_file.FILE, _read_prepares)
+                _read_state_file(PREPARES, directory / driver_files.LEDGER_FILE, _read_prepares)
                 for directory in directories
             )
         ),
         asyncio.gather(
             *(
-                _read_state_file(TAINTS, directory / taint_file.FILE, _read_taints)
+                _read_state_file(TAINTS, directory / driver_files.TAINTS_FILE, _read_taints)
                 for directory in directories
             )
         ),
@@ -317,14 +317,14 @@ async def _read_state_file(
 
 
 def _read_prepares(path: Path) -> tuple[LedgerFileContent, str, float]:
-    file = read_bounded(path, ledger_file.SIZE_MAX)
-    content = ledger_file.decode_ledger(file.data)
+    file = read_bounded(path, driver_files.SIZE_MAX)
+    content = driver_files.decode_ledger(file.data)
     return content, format_count(len(content.ledger.claims), "claim"), file.written_s
 
 
 def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
-    file = read_bounded(path, taint_file.SIZE_MAX)
-    content = dict(taint_file.decode_taints(file.data).devices)
+    file = read_bounded(path, driver_files.SIZE_MAX)
+    content = dict(driver_files.decode_taints(file.data).devices)
     return content, format_count(len(content), "tainted device"), file.written_s
 
 
@@ -341,7 +341,7 @@ def _file_results(
     existing = [result for result in results if result.absence is not Absence.ABSENT]
     yield from existing
     if not existing and not unread:
-        name = ledger_file.FILE if source == PREPARES else taint_file.FILE
+        name = driver_files.LEDGER_FILE if source == PREPARES else driver_files.TAINTS_FILE
         directories = [str(directory) for directory in (paths.kubelet_dir, paths.state_dir) if directory]
         reason = f"{' and '.join(directories)}: no driver has a {name} here"
         yield SourceResult(source, directories[0], read_clocks(), absence=Absence.ABSENT, reason=reason)
@@ -382,7 +382,7 @@ async def _read_saved_file(path: Path | None) -> _SavedFile | None:
         return _SavedFile(
             path,
             read_clocks(),
-            await run_with_timeout(lambda: kube_object_file.read_object_file(path), DISK_TIMEOUT_S),
+            await run_with_timeout(lambda: kubectl_files.read_object_file(path), DISK_TIMEOUT_S),
         )
     except TimeoutError:
         raise DrahealthError(timeout_text(path, DISK_TIMEOUT_S)) from None
@@ -398,14 +398,14 @@ def _parse_saved_files(
     answers, results = SourceAnswers(), []
     workloads: tuple[WorkloadRef, ...] = ()
     if pods_file is not None:
-        content = _parse(pods_file, kube_object_file.POD)
+        content = _parse(pods_file, kubectl_files.POD)
         pods, workloads = parse_pods(content.answer), parse_workloads(content.others)
         answers = SourceAnswers(pods=(pods,))
         result = _source_result(pods, pods_file.path, "pod")
         others = f", {format_count(len(workloads), 'other object')}" if workloads else ""
         results.append(result._replace(found=f"{result.found}{others}"))
     if claims_file is not None:
-        claims = parse_claims(_parse(claims_file, kube_object_file.CLAIM).answer)
+        claims = parse_claims(_parse(claims_file, kubectl_files.CLAIM).answer)
         answers = SourceAnswers(pods=answers.pods, claims=(claims,))
         results.append(_source_result(claims, claims_file.path, "claim"))
     else:
@@ -414,5 +414,5 @@ def _parse_saved_files(
     return answers, workloads, tuple(results)
 
 
-def _parse(saved: _SavedFile, kind: str) -> kube_object_file.ObjectFileContent:
-    return kube_object_file.parse_mixed_object_file(saved.path, saved.file, kind, saved.read)
+def _parse(saved: _SavedFile, kind: str) -> kubectl_files.ObjectFileContent:
+    return kubectl_files.parse_mixed_object_file(saved.path, saved.file, kind, saved.read)

@@ -12,18 +12,18 @@ from agent.cli.subcommand import Subcommand, add_output, add_settings, load_conf
 from agent.config.values import parse_duration
 from agent.errors import DrahealthError, PermissionDeniedError, UsageError, suggestion
 from agent.model.health import Severity
+from agent.model.history import ClockReading
 from agent.model.settings import HISTORY_FILE
 from agent.model.time import NS
-from agent.model.verdict_history import ClockReading
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability_statistics import VerdictSpan
+    from agent.health.availability import VerdictSpan
     from agent.model.claim import DeviceRef
     from agent.model.device_usage import PodDeviceUsage
-    from agent.model.verdict_history import StoredVerdicts
+    from agent.model.history import StoredVerdicts
     from agent.store.history_file import HistoryContent
 
 T = TypeVar("T")
@@ -122,9 +122,16 @@ def _check_views(args: Namespace) -> None:
 
 def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     """Print the changes of verdicts and the uses of devices, or the part that the flags select."""
-    from agent.cli.history.text import document, render, render_none, uses_csv
-    from agent.cli.history.verdicts_text import change_document, changes_csv, render_changes
-    from agent.health.availability_statistics import Timeline, listed_changes, verdict_spans
+    from agent.cli.history.text import (
+        change_document,
+        changes_csv,
+        document,
+        render,
+        render_changes,
+        render_none,
+        uses_csv,
+    )
+    from agent.health.availability import Timeline, listed_changes, verdict_spans
     from agent.store.history_file import read_history, read_verdicts
 
     wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
@@ -174,7 +181,7 @@ def _nothing_matches(wants_changes: bool, wants_uses: bool) -> str:
 
 
 def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
-    from agent.cli.history.verdicts_text import SEVERITIES
+    from agent.cli.history.text import SEVERITIES
 
     return not args.bad or SEVERITIES[one.verdict.state] > Severity.INFO
 
@@ -184,9 +191,8 @@ def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
 
 def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and the activity of rules."""
-    from agent.cli.history.text import render_none
-    from agent.cli.history.verdicts_text import render_summary, summary_csv, summary_document
-    from agent.health.availability_statistics import Timeline, summarize, verdict_spans
+    from agent.cli.history.text import render_none, render_summary, summary_csv, summary_document
+    from agent.health.availability import Timeline, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
 
     verdicts = _read_history(path, read_verdicts)

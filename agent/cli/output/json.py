@@ -16,9 +16,9 @@ from agent.model.time import NS, Instant, rfc3339
 
 if TYPE_CHECKING:
     from agent.model.cleared_faults import ClearedFault
+    from agent.model.reading import SourceSample
     from agent.model.report import AgentStatus, Report
-    from agent.model.source_state import SourceSample
-    from agent.sources.processes import ProcessFacts
+    from agent.sources.gpu_without_nvml import ProcessFacts
 
 API_VERSION: Final = "drahealth/v1"
 

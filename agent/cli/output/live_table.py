@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from agent.cli.output.log import ReportPrinter, message_of
-from agent.cli.output.report_table import render_report
+from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import TextStyle, style_of
 from agent.cli.output.text import clean
 from agent.errors import OutputError

@@ -22,9 +22,9 @@ from agent.cli.output.text import (
 )
 from agent.health.verdict import truncate_utf8
 from agent.model.health import Severity
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import rfc3339
 
 TEXT_MAX_BYTES: Final = 4096 - len("2026-11-21T10:04:04Z \n")

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli.exits import INTERNAL, NOT_ALLOWED, UnreadablePath
-from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import (
+    INTERNAL,
+    NOT_ALLOWED,
+    Subcommand,
+    UnreadablePath,
+    add_output,
+    add_settings,
+    load_config,
+    print_result,
+)
 from agent.config.config import DRIVERS
 from agent.errors import UsageError, suggestion
 
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.store.ledger_file import LedgerFileContent
+    from agent.store.driver_files import LedgerFileContent
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,12 +56,12 @@ def main(args: Namespace) -> int:
     if args.output == "markdown":
         raise UsageError("-o markdown is only possible with --codes\ntry 'drahealth prepares --help'")
     from agent.cli.prepares.text import document, exit_of, prepare_records, render, render_none
-    from agent.store.ledger_file import FILE
+    from agent.store.driver_files import LEDGER_FILE
 
     config = load_config(args)
     patterns = list(_state_dir_patterns(config.kubelet_dir, config.state_dir, args.driver))
     found, problems, absent = _read_prepares_files(patterns, args.file, args.driver)
-    searched = [*(top / below / FILE for top, below in patterns), *args.file]
+    searched = [*(top / below / LEDGER_FILE for top, below in patterns), *args.file]
     records = prepare_records(found)
     if args.claim is not None:
         names = {name for record in records for name in record.names}
@@ -83,7 +91,7 @@ def _read_prepares_files(
 ) -> tuple[list[LedgerFileContent], list[UnreadablePath], list[Path]]:
     """Return the drivers' prepares.json files, the unreadable paths, and the absent directories."""
     from agent.model.reading import Absence
-    from agent.store import ledger_file
+    from agent.store import driver_files
     from agent.store.state_files import UnusableFile
     from agent.system.files import ReadError, read_bounded
 
@@ -102,10 +110,10 @@ def _read_prepares_files(
             exit_code = NOT_ALLOWED if isinstance(error, PermissionError) else INTERNAL
             problems.append(UnreadablePath(top, error.strerror or str(error), exit_code))
             continue
-        listed += [top / directory / rest / ledger_file.FILE for directory in names]
+        listed += [top / directory / rest / driver_files.LEDGER_FILE for directory in names]
     for path in [*listed, *files]:
         try:
-            content = ledger_file.decode_ledger(read_bounded(path, ledger_file.SIZE_MAX).data)
+            content = driver_files.decode_ledger(read_bounded(path, driver_files.SIZE_MAX).data)
         except ReadError as error:
             if path in files or error.absence is not Absence.ABSENT:
                 problems.append(

@@ -7,8 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, encode_each
-from agent.cli.output.table import GAP, ListEntry, RowText, TableCell, TextTable, advice, format_entries
-from agent.cli.output.text import BADGES, Badge, clean, format_count, markdown_table
+from agent.cli.output.text import (
+    BADGES,
+    GAP,
+    Badge,
+    ListEntry,
+    RowText,
+    TableCell,
+    TextTable,
+    advice,
+    clean,
+    format_count,
+    format_entries,
+    markdown_table,
+)
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass
 from agent.model.time import format_age, rfc3339
@@ -17,12 +29,12 @@ from agent.prepare.prepare_ledger import CACHED_CLASSES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.cli.exits import UnreadablePath
     from agent.cli.output.terminal import TextStyle
+    from agent.cli.subcommand import UnreadablePath
     from agent.model.claim import ClaimRef, DeviceRef
     from agent.model.prepare import DriverFault, LastPrepareResult
     from agent.prepare.failure_kinds import FailureKind
-    from agent.store.ledger_file import LedgerFileContent
+    from agent.store.driver_files import LedgerFileContent
 
 EMPTY_HINTS: Final = (
     ListEntry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),

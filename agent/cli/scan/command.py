@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.exits import EXIT_OF_SEVERITY, EXIT_OF_SEVERITY_NPD, exit_of_severities
 from agent.cli.output.json import API_VERSION, process_documents, report_document
-from agent.cli.output.report_table import render_report
+from agent.cli.output.report_text import render_report
 from agent.cli.output.text import clean
 from agent.cli.scan.crosscheck import (
     check_document,
@@ -18,10 +17,19 @@ from agent.cli.scan.crosscheck import (
     render_check,
     render_gpus,
 )
-from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import (
+    EXIT_OF_SEVERITY,
+    EXIT_OF_SEVERITY_NPD,
+    Subcommand,
+    add_output,
+    add_settings,
+    exit_of_severities,
+    load_config,
+    print_result,
+)
 from agent.errors import ProbeError
 from agent.model.health import Severity
-from agent.model.source_state import unlisted_sources
+from agent.model.reading import unlisted_sources
 
 NAMES_MAX: Final = 8
 """Largest number of devices that the line for node-problem-detector names; it counts the others."""
@@ -82,7 +90,7 @@ def _exit_codes(args: Namespace) -> Mapping[Severity, int]:
 
 def _show_report(config: Config, args: Namespace) -> int:
     from agent.app.scan import scan_once
-    from agent.sources.processes import read_node_processes
+    from agent.sources.gpu_without_nvml import read_node_processes
 
     check = read_in_child(lambda: cross_check(config)) if args.backend == "both" else None
     report = scan_once(config)

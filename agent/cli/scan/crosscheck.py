@@ -23,12 +23,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.cli.output.json import ObjectKeys, encode_each
-from agent.cli.output.table import ListEntry, TextTable, format_entries
-from agent.cli.output.text import clean, format_count
+from agent.cli.output.text import ListEntry, TextTable, clean, format_count, format_entries
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
-from agent.model.reading import Missing, Reading
-from agent.model.source_state import SourceState
+from agent.model.reading import Missing, Reading, SourceState
 from agent.model.time import NS
 from agent.system.output import describe_exit
 from agent.system.threads.thread_start import DaemonThread

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
+from agent.conform.answer_decoders import decode_answers
 from agent.conform.cdi_schema import cdi_ids
-from agent.conform.kubelet.api_claims import create_claim, delete_claim
-from agent.conform.kubelet.unary_calls import SessionClock, call_unary
+from agent.conform.kubelet.api_claims import choose_devices, create_claim, delete_claim
+from agent.conform.kubelet.grpc_clients import SessionClock, call_unary
 from agent.conform.outcomes import CheckOutcome, not_run, shorten, skipped
 from agent.conform.prepare_checks import DEADLINE_S
-from agent.conform.prepare_decoder import decode_answers
 from agent.conform.session_record import (
     CdiFile,
     CdiSnapshot,
@@ -30,17 +30,16 @@ from agent.conform.session_record import (
     PrepareStage,
     UnaryCallResult,
 )
-from agent.conform.slice_devices import choose_devices
 from agent.errors import UsageError
 from agent.model.claim import ClaimRef
 from agent.model.json_values import JsonObject, get_mapping, get_required_text
 from agent.prepare.claim_parser import parse_claim
 from agent.prepare.errors import DriverError
-from agent.serve.grpc.wire.writer import message_field, string_field
+from agent.serve.grpc.wire import message_field, string_field
 from agent.serve.kube_api.api_server import ApiServer
 from agent.sources.yaml_text import parse_yaml
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.with_timeout import call_in_thread
+from agent.system.threads.worker_threads import call_in_thread
 
 SERVICES: Final = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",

@@ -2,14 +2,25 @@
 
 A pod certainly uses a device if its claim has the device and is prepared for the pod on this node. Other
 consumers of the claim may use it: a reserved pod can run on another node, or not yet.
+
+Exclusive CPUs that DRA drivers give to containers, from the drivers' declarations and the consumer map.
+
+The kubelet's own CPU manager does not know these CPUs.
+
+Lookup of a device's health in a report, by the name that the DRA driver uses for the device.
+
+A driver without declared devices uses the names of host devices. A driver that embeds drahealth reports its
+devices itself.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Final
 
-from agent.devices.consumers.conflicts import may_name_claim
-from agent.devices.consumers.reservations import (
+from agent.devices.consumers.consumer_identities import may_name_claim
+from agent.devices.consumers.kube_objects import (
     KubeletsRefusingPod,
     RefusedPod,
     find_refusal,
@@ -28,6 +39,12 @@ from agent.model.consumers import (
     PodView,
     Relation,
 )
+from agent.model.cpuset import CpuSet
+from agent.model.declared_devices import Declarations, DeclaredCpuDevice
+from agent.model.device_usage import STATE_NOT_KNOWN, DeviceState
+from agent.model.health import DeviceHealth, Health
+from agent.model.report import Report
+from agent.model.time import Instant
 
 USE_ON_THIS_NODE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
 """Relations of a claim to a device or consumer that prove a use on this Kubernetes node."""
@@ -279,3 +296,120 @@ def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[st
         return None
     why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
     return RefusedPod(pod.ref, claim.ref, KubeletsRefusingPod.ALL, why)
+
+
+def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
+    """Return the exclusive CPUs of containers, by pod UID and container name.
+
+    They are the CPUs of devices that are declared exclusive and prepared for the pod on this node. A
+    container that may also have other CPUs is left out.
+    """
+    own: dict[str, dict[str, CpuSet]] = defaultdict(dict)
+    unclear: set[tuple[str, str]] = set()
+    for device in (one for file in declared for one in file.devices):
+        if not isinstance(device.part, DeclaredCpuDevice):
+            continue
+        for user in affected_pods(known, DeviceRef(device.driver, device.pool, device.name)):
+            if not user.is_certain:
+                continue
+            is_whole = device.part.exclusive and not _is_share(user)
+            of_pod = own[user.pod.ref.uid]
+            for container in user.containers:
+                if is_whole and container.is_certain:
+                    of_pod[container.name] = of_pod.get(container.name, 0) | device.part.cpus
+                else:
+                    unclear.add((user.pod.ref.uid, container.name))
+    return {
+        uid: clear
+        for uid, containers in own.items()
+        if (clear := {name: cpus for name, cpus in containers.items() if (uid, name) not in unclear})
+    }
+
+
+def _is_share(user: AffectedPod) -> bool:
+    return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)
+
+
+def host_device(
+    device: DeviceRef, *, known: Container[DeviceRef], declaring: Container[str], served: Container[str]
+) -> DeviceRef | None:
+    """Return the host device that a driver's device name means; None: it means the driver's own device.
+
+    Args:
+        known: All devices in the report.
+        declaring: Drivers that have declared devices.
+        served: Drivers that the agent serves.
+    """
+    if not device.driver or device.driver in declaring or device.driver not in served:
+        return None
+    host = device._replace(driver="")
+    return host if host in known else None
+
+
+def health_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceHealth | None]:
+    """Return a function that returns the health of a device; it returns None if the report lacks the device.
+
+    Args:
+        report: The agent's report.
+        served: Drivers that the agent serves.
+    """
+    known = {DeviceRef(*one.key): one for one in report.devices}
+    declaring = {ref.driver for ref in known} | set(report.declaring)
+
+    def health_of(device: DeviceRef) -> DeviceHealth | None:
+        host = host_device(device, known=known, declaring=declaring, served=served)
+        return known.get(host or device)
+
+    return health_of
+
+
+def best_known_health(own: DeviceHealth | None, sent: DeviceHealth | None) -> DeviceHealth | None:
+    """Return the agent's health of a device or, if missing or Unknown, the health that its driver sends.
+
+    None: both are missing.
+
+    Args:
+        own: Health in the agent's report, with causes.
+        sent: Health from the driver's socket, without causes.
+    """
+    if own is None or (sent is not None and own.health is Health.UNKNOWN is not sent.health):
+        return sent
+    return own
+
+
+def with_embedding_drivers(report: Report, sent: Mapping[str, Iterable[DeviceHealth]]) -> Report:
+    """Return the agent's report with the devices of drivers that embed drahealth.
+
+    Args:
+        report: The agent's report.
+        sent: Devices that the driver's own socket reports, by driver. Their ``since`` is dropped: it is the
+            time of the read.
+    """
+    found = {device.key: device for device in report.devices}
+    for driver, devices in sent.items():
+        for device in devices:
+            named = device._replace(driver=driver, since=Instant(0, 0.0))
+            found[named.key] = best_known_health(found.get(named.key), named) or named
+    return replace(report, devices=tuple(found.values())) if sent else report
+
+
+def state_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
+    """Return a function that returns the state of a device.
+
+    The state is STATE_NOT_KNOWN if the report lacks the device.
+    """
+    health_of = health_lookup(report, served)
+
+    def state_of(device: DeviceRef) -> DeviceState:
+        found = health_of(device)
+        return _to_device_state(found) if found else STATE_NOT_KNOWN
+
+    return state_of
+
+
+def _to_device_state(health: DeviceHealth) -> DeviceState:
+    if not health.causes:
+        return DeviceState(health.health, health.severity, "", health.message, health.since.wall_s)
+    leading = health.causes[0]
+    since_s = leading.since.wall_s  # the verdict's own moves when a lesser cause comes or goes
+    return DeviceState(health.health, health.severity, leading.code, leading.evidence, since_s)

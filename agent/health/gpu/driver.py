@@ -18,14 +18,12 @@ from agent.health.rules import (
     RuleResult,
     missing_reading_result,
 )
-from agent.model.gpu import GpuEvent, GpuField, NvmlReturnCode
+from agent.model.gpu import GpuEvent, GpuField, GpuWakeCondition, NvmlReturnCode
 from agent.model.health import Blame, Finding, Repair, Severity
-from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
-from agent.model.reading import Missing
+from agent.model.machine_samples import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
+from agent.model.reading import Missing, SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition
 
 NO_XID_SOURCE_S: Final = 20  # longer than the pause before a failed registration for events is retried
 MAX_STUCK_LISTED: Final = 4  # a hang of one GPU blocks one process for each rank

@@ -23,12 +23,11 @@ from agent.health.rules import (
     format_duration,
     missing_reading_result,
 )
-from agent.model.gpu import GpuField
+from agent.model.gpu import GpuField, GpuWakeCondition, GpuWakeMode
 from agent.model.health import Finding, Severity
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 HW_SLOWDOWN: Final = 0x08
 SW_THERMAL: Final = 0x20

@@ -24,11 +24,10 @@ from agent.health.rules import (
     format_at_least,
     missing_reading_result,
 )
-from agent.model.gpu import GpuField
+from agent.model.gpu import GpuField, GpuWakeCondition
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
-from agent.model.wake_conditions import GpuWakeCondition
 
 RETIRED_PAGES: Final = 60
 """Number of retired pages, of at most 64, from which on NVIDIA recommends replacement."""

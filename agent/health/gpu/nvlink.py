@@ -1,9 +1,15 @@
 """Rules for a GPU's NVLinks: links that went down, and errors on links that are up.
 
 A link that was never up is not a fault, because boards leave links unconnected.
+
+Rules for the NVLink fabric: registration of each GPU, its health in the fabric, and the fabric manager.
+
+The fabric connects GPUs through NVSwitches; nv-fabricmanager sets it up. GPUs without a fabric report "not
+supported", or "not started" for ever; neither is a fault.
 """
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from agent.health.gpu.rule_input import (
     GpuRuleInput,
@@ -12,22 +18,24 @@ from agent.health.gpu.rule_input import (
     gpu_reading,
     growth_limit_result,
     hardware_rule,
+    nvml_code_text,
     worst_result,
 )
 from agent.health.rules import (
     OK,
     Rule,
     RuleInconclusive,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleResult,
     missing_reading_result,
 )
 from agent.model.cpuset import format_cpus
-from agent.model.gpu import GpuField
-from agent.model.health import Finding, Repair, Severity
-from agent.model.reading import Missing
+from agent.model.gpu import GpuField, GpuWakeCondition
+from agent.model.health import Blame, Finding, Repair, Severity
+from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
-from agent.model.wake_conditions import GpuWakeCondition
+from agent.model.time import NS
 
 NO_LINKS: Final = "the GPU has no NVLinks"
 NO_COUNTERS: Final = "the driver counts no such errors"
@@ -152,5 +160,205 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             counts_growth=True,
             window_s=window_s,
             try_it="gpu 0 set nvlink.4.replay=+1",
+        ),
+    )
+
+
+JOIN_S: Final = 60
+"""Time within which a GPU must register with its fabric [s]; usually it takes a few seconds."""
+
+
+class FabricRegistration:
+    """NVML's numbers for the states of a GPU's registration with the fabric."""
+
+    NOT_SUPPORTED: Final = 0
+    NOT_STARTED: Final = 1
+    IN_PROGRESS: Final = 2
+    COMPLETED: Final = 3
+
+
+class FabricHealthField(NamedTuple):
+    """Group of bits in NVML's fabric health mask, with severity and text of each bad value."""
+
+    shift: int
+    mask: int
+    bad: dict[int, tuple[Severity, str]]
+
+
+_TRUE: Final = 1  # 0: not supported, 2: false
+FABRIC_HEALTH_FIELDS: Final = (
+    FabricHealthField(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
+    FabricHealthField(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
+    FabricHealthField(4, 0x3, {_TRUE: (Severity.UNHEALTHY, "a route is unhealthy")}),
+    FabricHealthField(6, 0x3, {_TRUE: (Severity.DEGRADED, "recovering from an access timeout")}),
+    FabricHealthField(
+        8,
+        0xF,
+        {
+            2: (Severity.UNHEALTHY, "wrong system GUID"),
+            3: (Severity.UNHEALTHY, "wrong chassis serial number"),
+            4: (Severity.UNHEALTHY, "not in a partition"),
+            5: (Severity.UNHEALTHY, "too few NVLinks"),
+            6: (Severity.UNHEALTHY, "incompatible GPU firmware"),
+            7: (Severity.UNHEALTHY, "invalid location"),
+            8: (Severity.UNHEALTHY, "invalid GPU state"),
+            **dict.fromkeys(range(9, 16), (Severity.UNHEALTHY, "incorrect configuration of an unknown kind")),
+        },
+    ),
+)
+"""Groups of bits in NVML's fabric health mask (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
+SUMMARY_PROBLEMS: Final = {
+    2: (Severity.UNHEALTHY, "summary: unhealthy"),
+    3: (Severity.DEGRADED, "summary: limited capacity"),
+}
+"""Severity and text of each bad value of NVML's fabric health summary."""
+NO_FABRIC: Final = "the GPU has no fabric, or the driver does not report it"
+NO_HEALTH: Final = "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
+
+
+def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
+    """The GPU is not registered with the fabric, so that CUDA does not start (error 802).
+
+    A registration that has not started counts only where a fabric manager runs, ran or is needed.
+
+    Source: nvmlDeviceGetGpuFabricInfoV, state [0 to 3].
+    """
+    registration = gpu_reading(view, GpuField.FABRIC_STATE)
+    if isinstance(registration, Missing):
+        return missing_reading_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
+    if registration == FabricRegistration.NOT_SUPPORTED:
+        return RuleNotApplicable(NO_FABRIC)
+    if registration == FabricRegistration.IN_PROGRESS:
+        return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not finish")
+    if registration == FabricRegistration.NOT_STARTED:
+        if not view.seen.fabric_manager and isinstance(view.host.fabric_manager, Missing):
+            return RuleNotApplicable("registration has not begun, and nothing here would begin it")
+        return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
+    return OK
+
+
+def evaluate_registration_status(view: GpuRuleInput) -> RuleResult:
+    """Registration with the fabric ended with an error.
+
+    Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which is
+    valid only in state COMPLETED.
+    """
+    registration, code = gpu_reading(view, GpuField.FABRIC_STATE), gpu_reading(view, GpuField.FABRIC_STATUS)
+    if isinstance(registration, Missing):
+        return missing_reading_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
+    if isinstance(code, Missing):
+        return missing_reading_result(GpuField.FABRIC_STATUS, code, NO_FABRIC)
+    if registration != FabricRegistration.COMPLETED:
+        return RuleNotApplicable("registration is not complete")
+    if not code:
+        return OK
+    evidence = f"registration with the fabric failed: {nvml_code_text(code)}"
+    return Finding("gpu.fabric.status", Severity.UNHEALTHY, evidence)
+
+
+def _problems(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
+    for part in FABRIC_HEALTH_FIELDS:
+        value = mask >> part.shift & part.mask
+        if value in part.bad:
+            yield part.bad[value]
+    if summary in SUMMARY_PROBLEMS:
+        yield SUMMARY_PROBLEMS[summary]
+
+
+def evaluate_fabric_health(view: GpuRuleInput) -> RuleResult:
+    """The fabric reports a problem of this GPU.
+
+    Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
+    """
+    mask, summary = gpu_reading(view, GpuField.FABRIC_HEALTH), gpu_reading(view, GpuField.FABRIC_SUMMARY)
+    if isinstance(mask, Missing):
+        return missing_reading_result(GpuField.FABRIC_HEALTH, mask, NO_HEALTH)
+    if isinstance(summary, Missing):
+        if summary.absence is Absence.UNREADABLE:
+            return RuleInputUnreadable(GpuField.FABRIC_SUMMARY, summary)
+        summary = 0  # older drivers have only the mask
+    if not mask and not summary:
+        return RuleNotApplicable(NO_HEALTH)
+    found = list(_problems(mask, summary))
+    if not found:
+        return OK
+    severity = max(severity for severity, _ in found)
+    return Finding("gpu.fabric.health", severity, ", ".join(text for _, text in found))
+
+
+def evaluate_fabric_manager(view: GpuRuleInput) -> RuleResult:
+    """nv-fabricmanager is not running on a machine with NVSwitches, or where it ran before.
+
+    Source: processes of the machine, and NVSwitches on its PCI bus; psutil, sysfs.
+    """
+    running = view.host.fabric_manager
+    if running is True:
+        return OK
+    if isinstance(running, Missing) and running.absence is Absence.UNREADABLE:
+        return RuleInputUnreadable("processes", running)
+    if view.seen.fabric_manager:
+        evidence = "nv-fabricmanager was running, and is not any more"
+    elif running is False:
+        evidence = "nv-fabricmanager is not running, and the machine has NVSwitches"
+    else:
+        return RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be listed")
+    return Finding("gpu.fabric.manager", Severity.DEGRADED, evidence)
+
+
+def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for the NVLink fabric, with the configured limits in their texts."""
+    watch_ns = gpu_probation_ns(limits)
+    check_manager = "check whether nvidia-fabricmanager runs, and read its log"
+    return (
+        hardware_rule(
+            code="gpu.fabric.status",
+            severity=Severity.UNHEALTHY,
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_STATUS), GpuWakeCondition(GpuField.FABRIC_STATE)),
+            threshold="state 3 (completed) with any return code except 0",
+            why="CUDA does not start on the GPU, or the GPU cannot reach the others",
+            advice=check_manager + "; then reset the GPU",
+            repair=Repair.RESET_DEVICE,
+            evaluate=evaluate_registration_status,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set fabric.status=999",
+        ),
+        Rule(
+            code="gpu.fabric.state",
+            severity=Severity.UNHEALTHY,
+            blame=Blame.DRIVER,
+            source="gpu",
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_STATE),),
+            threshold=f"state 2, or 1 where a manager is needed, for {JOIN_S} s",
+            why="CUDA does not start on the GPU (error 802, system not yet initialized)",
+            advice=check_manager,
+            repair=Repair.RELOAD_DRIVER,
+            evaluate=evaluate_registration_state,
+            raise_ns=JOIN_S * NS,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set fabric.state=2",
+        ),
+        hardware_rule(
+            code="gpu.fabric.health",
+            severity=Severity.UNHEALTHY,
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_HEALTH), GpuWakeCondition(GpuField.FABRIC_SUMMARY)),
+            threshold="unhealthy route, incorrect configuration; degraded: less bandwidth, a recovery",
+            why="workloads on several GPUs or machines are slow or fail",
+            advice=check_manager + "; compare with the other GPUs of the fabric",
+            evaluate=evaluate_fabric_health,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set fabric.health=0x1a9",
+        ),
+        Rule(
+            code="gpu.fabric.manager",
+            severity=Severity.DEGRADED,
+            blame=Blame.DRIVER,
+            source="host",
+            threshold="not running where it ran, or where there are NVSwitches",
+            why="existing connections continue; no link is repaired, and no GPU can rejoin after a reset",
+            advice="start nvidia-fabricmanager; it must have the driver's version",
+            repair=Repair.RELOAD_DRIVER,
+            evaluate=evaluate_fabric_manager,
+            valid_when_stalled=True,
+            try_it="run a copy of sleep(1) named nv-fabricmanager, and stop it",
         ),
     )

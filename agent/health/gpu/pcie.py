@@ -14,12 +14,11 @@ from agent.health.gpu.rule_input import (
     hardware_rule,
 )
 from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult, missing_reading_result
-from agent.model.gpu import GpuField
+from agent.model.gpu import GpuField, GpuWakeCondition, GpuWakeMode
 from agent.model.health import Finding, Repair, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 BUSY_PERCENT: Final = 50
 """Utilization of the GPU from which on it is under load [%]."""

@@ -25,12 +25,11 @@ from agent.health.rules import (
     format_duration,
     missing_reading_result,
 )
-from agent.model.gpu import GpuField, NvmlReturnCode
+from agent.model.gpu import GpuField, GpuWakeCondition, NvmlReturnCode
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition
 
 NOT_ANSWERING: Final = "gpu.not_answering"
 REPORTED_STEPS_S: Final = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400)

@@ -19,14 +19,20 @@ from agent.health.rules import (
     counter_limit_result,
     format_duration,
 )
-from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlReturnCode, NvmlSample
+from agent.model.gpu import (
+    GpuField,
+    GpuOsSample,
+    GpuSample,
+    GpuWakeCondition,
+    GpuWakeMode,
+    NvmlReturnCode,
+    NvmlSample,
+)
 from agent.model.health import Blame, Finding, Repair, Severity
-from agent.model.pci import PciSample
-from agent.model.reading import NEVER_READ, Reading
+from agent.model.machine_samples import PciSample
+from agent.model.reading import NEVER_READ, Reading, SourceState
 from agent.model.settings import GpuLimits
-from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 
 class SeenGpuFeatures(NamedTuple):
@@ -51,7 +57,7 @@ class GpuRuleInput(NamedTuple):
     gpu_set: NvmlSample
     host: GpuOsSample
     growth: Mapping[GpuField, CounterGrowth]
-    """Growth of each GPU counter over its window in :func:`agent.health.gpu.catalog.counter_windows_s`."""
+    """Growth of each GPU counter over its window in :func:`agent.health.gpu.rule_state.counter_windows_s`."""
     siblings_p50_ns: tuple[int, ...]
     """Median answer time of every other GPU that answers [ns]."""
     limits: GpuLimits

@@ -6,7 +6,6 @@ from typing import Final
 
 from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device, mig_device
 from agent.health.evaluation import Evaluation, row_with_code
-from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.evaluate import (
     LatchedFinding,
     gpu_findings,
@@ -16,19 +15,16 @@ from agent.health.gpu.faults.evaluate import (
 )
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_listing_gpus
-from agent.health.gpu.rule_state import GpuRuleState, gpu_views
-from agent.health.gpu.state import GpuEvaluationResult
-from agent.health.gpu.verdict_cache import CachedGpu, GpuVerdictCache, cached_gpu, shared_inputs
-from agent.health.rule_changes import evaluate_rule
-from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row
-from agent.health.stalls import stall_cause
-from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time
+from agent.health.gpu.rule_state import GpuRuleState, gpu_rules, gpu_views
+from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, shared_inputs
+from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row, evaluate_rule
+from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time, stall_cause
 from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
+from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 NVML: Final = "nvml"

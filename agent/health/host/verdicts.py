@@ -1,20 +1,278 @@
-"""Verdicts on the devices that the agent itself publishes, and faults that concern the whole machine."""
+"""Verdicts on the devices that the agent itself publishes, and faults that concern the whole machine.
 
-from collections.abc import Iterable, Iterator, Sequence
+The module has the tables of the host's health rules by kind of device, and the state that these rules carry
+from one snapshot to the next.
+
+It also evaluates checks that operators configure as commands: their results count like those of drivers' own
+checks. A result concerns the devices whose names match the check's pattern, or the Kubernetes node. Until
+the first run has ended, a check is listed as not evaluated, and changes no verdict.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
-from agent.devices.inventory import InventoryDevice, pools_by_device
-from agent.health.evaluation import Evaluation, row_with_code
-from agent.health.host.catalog import HOST_RULES, MAIN_SOURCES, NODE_RULES
-from agent.health.host.machine.state import machine_rule_input
-from agent.health.host.state import HostRuleState, device_rule_input
-from agent.health.rules import STALLED, STALLED_ADVICE, Rule
-from agent.health.stalls import stall_cause
-from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time
-from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Severity
-from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
+from agent.devices.inventory import (
+    DeviceKind,
+    InventoryDevice,
+    cpu_device,
+    expected_devices,
+    memory_device,
+    parse_pool_name,
+    pools_by_device,
+    update_inventory,
+)
+from agent.health.declared.driver_reports import (
+    check_conditions_subject,
+    check_sources,
+    evaluate_driver_checks,
+)
+from agent.health.evaluation import Evaluation, Subject, row_with_code
+from agent.health.host.cgroup.rules import CGROUP_RULES
+from agent.health.host.cgroup.state import CgroupRuleState, next_cgroup_state
+from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
+from agent.health.host.cpu.state import (
+    CpuRuleInput,
+    CpuRuleState,
+    declared_cpu_rule_input,
+    next_cpu_state,
+    numa_cpu_rule_input,
+    with_gained_cpus,
+)
+from agent.health.host.hugepages import (
+    DECLARED_POOL_RULES,
+    POOL_RULES,
+    PoolRuleInput,
+    PoolRuleState,
+    declared_pages_rule_input,
+    next_pool_state,
+    pool_rule_input,
+    with_gained_pages,
+)
+from agent.health.host.machine.log_rules import MACHINE_LOG_RULES
+from agent.health.host.machine.rules import MACHINE_RULES
+from agent.health.host.machine.state import MachineRuleState, machine_rule_input, next_machine_state
+from agent.health.host.memory.rules import (
+    DECLARED_MEMORY_RULES,
+    MEMORY_RULES,
+    MemoryRuleInput,
+    MemoryRuleState,
+    declared_memory_rule_input,
+    memory_rule_input,
+    next_memory_state,
+)
+from agent.health.host.nic.rules import NIC_RULES
+from agent.health.host.nic.state import (
+    NicRuleInput,
+    NicRuleState,
+    next_nic_state,
+    nic_address,
+    nic_rule_input,
+)
+from agent.health.host.pci.rules import PCI_RULES
+from agent.health.host.pci.state import PciRuleInput, PciRuleState, next_pci_rule_state, pci_rule_input
+from agent.health.kernel_log.facts import KernelLogState
+from agent.health.kernel_log.latch import next_log_state
+from agent.health.rules import STALLED, STALLED_ADVICE, Rule, lowest_limit
+from agent.health.verdict import (
+    VerdictContext,
+    lease_seconds,
+    make_verdict,
+    oldest_pass_time,
+    replace_causes,
+    stall_cause,
+)
+from agent.model.declared_devices import (
+    DeclaredCpuDevice,
+    DeclaredHugepageDevice,
+    DeclaredMemoryDevice,
+    DeclaredNicDevice,
+    DeclaredPciDevice,
+    DriverCheckSample,
+    DriverDevice,
+)
+from agent.model.gpu import SamplerField, WakeCondition
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Severity
+from agent.model.reading import SourceSample, SourceState
+from agent.model.settings import CustomCheck, CustomCheckResult, EngineSettings, RuleOverride
+from agent.model.snapshot import HugepagePoolSample, Snapshot
+from agent.model.time import NS, Instant
+
+HOST_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
+    DeviceKind.CPU: CPU_RULES,
+    DeviceKind.MEMORY: MEMORY_RULES,
+    DeviceKind.HUGEPAGES: POOL_RULES,
+}
+"""Rules for the devices that the agent itself publishes, by kind."""
+DECLARED_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
+    DeviceKind.CPU: DECLARED_CPU_RULES,
+    DeviceKind.MEMORY: DECLARED_MEMORY_RULES,
+    DeviceKind.HUGEPAGES: DECLARED_POOL_RULES,
+    DeviceKind.PCI: PCI_RULES,
+    DeviceKind.NIC: (*NIC_RULES, *PCI_RULES),
+    DeviceKind.OTHER: (),
+}
+"""Rules for devices that drivers declare, by kind; declared GPUs have the rules in agent.health.gpu."""
+MAIN_SOURCES: Final[Mapping[DeviceKind, tuple[str, ...]]] = {
+    DeviceKind.CPU: ("cpus", "throttle"),
+    DeviceKind.GPU: ("nvml",),
+    DeviceKind.MEMORY: ("memory", "edac"),
+    DeviceKind.HUGEPAGES: ("hugepages",),
+    DeviceKind.PCI: ("pci",),
+    DeviceKind.NIC: ("nic",),
+    DeviceKind.OTHER: (),
+}
+"""Names of the sources whose passes verify a device, by kind. If one of them stalls, the device is Unknown. A
+GPU that NVML has found has a source of its own."""
+NODE_RULES: Final = (*MACHINE_RULES, *MACHINE_LOG_RULES)
+"""Rules for the machine as a whole, whose findings are notes."""
+ALL_HOST_RULES: Final = tuple(
+    dict.fromkeys(chain(*HOST_RULES.values(), *DECLARED_RULES.values(), CGROUP_RULES, NODE_RULES))
+)
+"""All rules for the machine, its devices and the cgroups of pods, without duplicates."""
+
+
+def sampler_wakes(
+    throttle_events: int, throttle_window_s: int, overrides: tuple[RuleOverride, ...] = ()
+) -> tuple[WakeCondition, ...]:
+    """Return the changes of readings for which the native sampler must wake the evaluation engine.
+
+    Args:
+        throttle_events: Growth of a thermal-throttle counter that wakes the engine.
+        throttle_window_s: Window of that growth [s].
+        overrides: Changes of rules by the operator, which may have lower limits.
+    """
+    found: dict[SamplerField, WakeCondition] = {}
+    for rule in ALL_HOST_RULES:
+        for reading in rule.sampler_reads:
+            if isinstance(reading, WakeCondition):
+                found.setdefault(reading.field, reading)
+            elif not rule.counts_growth:
+                found[reading] = WakeCondition(reading)  # any change, which includes any threshold
+            else:
+                limit = lowest_limit(overrides, rule.code, throttle_events)
+                found.setdefault(reading, WakeCondition(reading, limit, throttle_window_s * NS))
+    return tuple(found.values())
+
+
+PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
+"""Samples of hugepage pools, by the device as which the agent publishes the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRuleState:
+    """Values that the rules for the machine, its devices and its pods carry from one evaluation to the
+    next."""
+
+    devices: tuple[InventoryDevice, ...] = ()
+    """Devices that the agent itself publishes: CPUs, memory and hugepage pools."""
+    kernel_log: KernelLogState = field(default_factory=KernelLogState)
+    cpus: CpuRuleState = field(default_factory=CpuRuleState)
+    memory: MemoryRuleState = field(default_factory=MemoryRuleState)
+    pools: PoolRuleState = field(default_factory=PoolRuleState)
+    nics: NicRuleState = field(default_factory=NicRuleState)
+    pci: PciRuleState = field(default_factory=PciRuleState)
+    groups: CgroupRuleState = field(default_factory=CgroupRuleState)
+    machine: MachineRuleState = field(default_factory=MachineRuleState)
+    started: bool = False
+    """True: since the agent's start, all vital sources have finished their first pass once."""
+
+
+def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
+    """Return True if a vital source has not finished its first pass: the snapshot is still incomplete."""
+    return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
+
+
+def next_host_state(
+    previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> HostRuleState:
+    """Return the state of the host's rules after a snapshot.
+
+    Until all vital sources have finished a pass, it is the state at start, with the expected devices only.
+    """
+    if is_snapshot_incomplete(snapshot):
+        devices = expected_devices(settings.expect_cpus, settings.expect_pools)
+        return replace(HostRuleState() if previous.started else previous, devices=devices)
+    known = previous.devices
+    if not previous.started:
+        known = _devices_at_start(previous)
+        previous = replace(
+            previous,
+            cpus=with_gained_cpus(previous.cpus, snapshot),
+            pools=with_gained_pages(previous.pools, snapshot),
+        )
+    log = next_log_state(previous.kernel_log, snapshot.log, now)
+    nics = next_nic_state(previous.nics, snapshot, settings.host, now)
+    return HostRuleState(
+        devices=update_inventory(snapshot, known, settings.expect_pools),
+        kernel_log=log,
+        cpus=next_cpu_state(previous.cpus, log, snapshot, settings, now),
+        memory=next_memory_state(previous.memory, log, snapshot, settings, now),
+        pools=next_pool_state(previous.pools, log, snapshot, settings, now),
+        nics=nics,
+        pci=next_pci_rule_state(previous.pci, snapshot, now, nics.addresses),
+        groups=next_cgroup_state(previous.groups, snapshot, settings, now, started=previous.started),
+        machine=next_machine_state(previous.machine, log, snapshot, settings, now),
+        started=True,
+    )
+
+
+def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
+    """Return the devices that an earlier agent stored values of; some of them may no longer exist."""
+    found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
+    found += [memory_device(node) for node in state.memory.blocks_online]
+    found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]
+    return tuple(sorted(found, key=InventoryDevice.sort_key))
+
+
+def device_rule_input(
+    host: HostRuleState,
+    snapshot: Snapshot,
+    pools: PoolsByDevice,
+    settings: EngineSettings,
+    device: InventoryDevice,
+    now: Instant,
+) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput:
+    """Return the rules' input for a device that the agent itself publishes."""
+    match device.kind:
+        case DeviceKind.CPU:
+            return numa_cpu_rule_input(host.cpus, snapshot, settings, device.numa_node)
+        case DeviceKind.MEMORY:
+            return memory_rule_input(host.memory, snapshot, settings, device.numa_node)
+        case _:
+            return pool_rule_input(host.pools, pools, snapshot, settings, device, now)
+
+
+def declared_rule_input(
+    host: HostRuleState,
+    snapshot: Snapshot,
+    pools: PoolsByDevice,
+    settings: EngineSettings,
+    declared: DriverDevice,
+    now: Instant,
+) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput | NicRuleInput:
+    """Return the rules' input for a device that a driver declares. Raises TypeError for a GPU."""
+    match declared.part:
+        case DeclaredCpuDevice():
+            return declared_cpu_rule_input(host.cpus, snapshot, settings, declared)
+        case DeclaredMemoryDevice():
+            return declared_memory_rule_input(host.memory, snapshot, settings, declared)
+        case DeclaredHugepageDevice():
+            return declared_pages_rule_input(host.pools, pools, declared)
+        case DeclaredPciDevice(address, driver):
+            return pci_rule_input(host.pci, host.kernel_log, snapshot, address, driver, now)
+        case DeclaredNicDevice() as nic:
+            address = nic_address(host.nics, nic)
+            function = (
+                pci_rule_input(host.pci, host.kernel_log, snapshot, address, "", now) if address else None
+            )
+            return nic_rule_input(host.nics, snapshot, nic, settings.host, function)
+        case _:
+            kind = type(declared.part).__name__
+            raise TypeError(f"declared device {declared.subject}: no host rules evaluate {kind}")
+
 
 MACHINE_SUBJECT: Final = "node"
 """Subject of causes that concern the whole machine instead of a device or pod."""
@@ -107,3 +365,94 @@ def machine_causes(
     evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
         yield NonDeviceCause(MACHINE_SUBJECT, cause)
+
+
+NOT_RUN_YET: Final = "its command has not ended yet, or runs in the agent only"
+
+_Results = Mapping[tuple[str, str], CustomCheckResult]
+
+
+def custom_check_sources(
+    checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult], now: Instant
+) -> Iterable[SourceSample]:
+    """Return a source for the report for each custom check that has a result."""
+    if not checks:
+        return ()
+    by_name = {check.name: check for check in checks}
+    samples = [
+        _sample(by_name[result.check], result.device, result, now)
+        for result in results
+        if result.check in by_name
+    ]
+    return check_sources(samples, now)
+
+
+class CustomCheckEvaluation:
+    """Results of the custom checks in one evaluation, for each device and for the Kubernetes node."""
+
+    def __init__(
+        self, evaluation: Evaluation, checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult]
+    ) -> None:
+        self._evaluation = evaluation
+        self._checks = checks
+        self._results: _Results = {(result.check, result.device): result for result in results}
+
+    def samples(self, subject: Subject) -> list[DriverCheckSample]:
+        """Return the newest result of each custom check of a device.
+
+        A check without a result is listed as not evaluated.
+        """
+        return self._samples(subject, [check for check in self._checks if check.matches(subject)])
+
+    def _samples(self, subject: Subject, checks: Iterable[CustomCheck]) -> list[DriverCheckSample]:
+        samples = []
+        for check in checks:
+            result = self._results.get((check.name, subject if check.is_per_device else ""))
+            if result is None:
+                self._evaluation.not_evaluated.append(NotApplicable(subject, check.code, NOT_RUN_YET))
+            samples.append(_sample(check, subject, result, self._evaluation.now))
+        return samples
+
+    def add_to_host(self, previous: VerdictContext, verdicts: dict[InventoryDevice, DeviceHealth]) -> None:
+        """Add the causes from custom checks to the verdicts on the host's devices."""
+        if not self._checks:
+            return
+        for device, found in verdicts.items():
+            samples = self.samples(device.subject)
+            if causes := samples and evaluate_driver_checks(self._evaluation, device.subject, samples):
+                more = [*found.causes, *causes]
+                verdicts[device] = replace_causes(self._evaluation, previous, device, found, more)
+
+    def notes(self) -> list[NonDeviceCause]:
+        """Return the causes that custom checks of the Kubernetes node found; they are notes of the report."""
+        if not self._checks:
+            return []
+        samples = self._samples(MACHINE_SUBJECT, [check for check in self._checks if not check.devices])
+        causes = evaluate_driver_checks(self._evaluation, MACHINE_SUBJECT, samples)
+        return [NonDeviceCause(MACHINE_SUBJECT, cause) for cause in causes]
+
+    def keep_faults_of_unread_devices(self, known: Iterable[Subject]) -> None:
+        """Keep faults from before a restart of the agent, of devices that no source has read since."""
+        if not self._checks:
+            return
+        present = {check_conditions_subject(subject) for subject in (*known, MACHINE_SUBJECT)}
+        prefixes = tuple(f"{check.code}/" for check in self._checks)
+        for (subject, code), condition in self._evaluation.previous.items():
+            if condition.last_pass == 0 and code.startswith(prefixes) and subject not in present:
+                self._evaluation.repeat_finding(subject, code, passes=0)
+
+
+def _sample(
+    check: CustomCheck, subject: Subject, result: CustomCheckResult | None, now: Instant
+) -> DriverCheckSample:
+    return DriverCheckSample(
+        check.code,
+        subject,
+        finding=result.finding if result else None,
+        no_result_reason=result.no_result_reason if result else "",
+        passes=result.passes if result else 0,
+        beat_ns=result.beat_ns if result else now.mono_ns,
+        period_ns=int((check.period_s + check.timeout_s) * NS),
+        raise_after=check.raise_after,
+        clear_after=check.clear_after,
+    )

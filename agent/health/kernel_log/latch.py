@@ -8,8 +8,8 @@ from typing import Final
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogLineGroupId, KernelLogState
 from agent.health.kernel_log.parse import HostLogLine, parse_host_line
 from agent.health.rate_window import CounterPoint, RateWindow, append_reading
-from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.source_state import SourceState
+from agent.model.machine_samples import LogLine, LogSample
+from agent.model.reading import SourceState
 from agent.model.time import NS, Instant, instant_at_mono
 
 MAX_FACTS: Final = 64

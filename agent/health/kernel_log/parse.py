@@ -1,6 +1,6 @@
 """Parser of kernel-log lines about the host: code, location and values of a line.
 
-:mod:`agent.health.kernel_log.patterns` selects the lines. The values of a line, by code:
+:mod:`agent.health.kernel_log.facts` selects the lines. The values of a line, by code:
 
     machine check, corrected or not    the bank, and its status in hexadecimal; none without a bank
     hardware error, corrected or not   the firmware's severity
@@ -37,8 +37,12 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.log_lines import normal_pci_address
-from agent.health.kernel_log.facts import KernelLogCode
-from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LateExpression, LazyLinePattern
+from agent.health.kernel_log.facts import (
+    HOST_PATTERNS_BY_CODE,
+    KernelLogCode,
+    LateExpression,
+    LazyLinePattern,
+)
 
 
 class HostLogLine(NamedTuple):

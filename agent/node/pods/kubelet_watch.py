@@ -15,12 +15,12 @@ from agent.errors import ProbeError
 from agent.model.claim_sources import SourceAnswer
 from agent.model.json_values import JsonObject
 from agent.model.time import Instant
-from agent.native.uevents import watch_directory
+from agent.native.kernel_events import watch_directory
 from agent.node.pods.queries import query_pods
 from agent.serve.kubelet.pods_api import SOCKET, PodsWatcher
-from agent.sources.kubelet_state import CLAIMS_FILE
+from agent.sources.kubelet_files import CLAIMS_FILE
 from agent.system.threads.latest_value import LatestValue
-from agent.system.threads.with_timeout import DISK_TIMEOUT_S, HungGuard
+from agent.system.threads.worker_threads import DISK_TIMEOUT_S, HungGuard
 
 _EVENT: Final = struct.Struct("iIII")
 """Layout of an inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""

@@ -25,13 +25,13 @@ from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.time import Instant
-from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_state
-from agent.store import ledger_file
-from agent.store.ledger_file import LedgerFileContent
+from agent.serve.kubelet import client, pods_api
+from agent.sources import kubelet_files
+from agent.store import driver_files
+from agent.store.driver_files import LedgerFileContent
 from agent.store.state_files import UnusableFile
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.with_timeout import DISK_TIMEOUT_S, SOCKET_TIMEOUT_S, HungGuard, timeout_text
+from agent.system.threads.worker_threads import DISK_TIMEOUT_S, SOCKET_TIMEOUT_S, HungGuard, timeout_text
 from agent.system.timing import read_clocks
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def _list_names(directory: Path, problems: list[str]) -> list[str]:
 
 async def read_prepared(directory: Path, guard: HungGuard) -> SourceAnswer[PreparedClaim]:
     """Read the claims that a driver has prepared from its state `directory`. Waits up to 5 s for the disk."""
-    path = directory / ledger_file.FILE
+    path = directory / driver_files.LEDGER_FILE
     try:
         return await guard.run(path, partial(_read_prepares, path), DISK_TIMEOUT_S)
     except TimeoutError:
@@ -120,8 +120,8 @@ async def read_prepared(directory: Path, guard: HungGuard) -> SourceAnswer[Prepa
 
 def _read_prepares(path: Path) -> SourceAnswer[PreparedClaim]:
     try:
-        file = read_bounded(path, ledger_file.SIZE_MAX)
-        claims = tuple(prepared_claims(ledger_file.decode_ledger(file.data)))
+        file = read_bounded(path, driver_files.SIZE_MAX)
+        claims = tuple(prepared_claims(driver_files.decode_ledger(file.data)))
     except ReadError as error:
         return SourceAnswer(Provenance(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
     except UnusableFile as error:
@@ -158,11 +158,11 @@ async def query_kubelet(
     prepared, listed, objects = await asyncio.gather(
         read_file(
             Origin.CHECKPOINT,
-            directory / kubelet_state.CLAIMS_FILE,
-            kubelet_state.read_claims_checkpoint,
+            directory / kubelet_files.CLAIMS_FILE,
+            kubelet_files.read_claims_checkpoint,
             guard,
         ),
-        query_socket(Origin.PODRESOURCES, directory / podresources.SOCKET, podresources.list_podresources),
+        query_socket(Origin.PODRESOURCES, directory / client.PODRESOURCES_SOCKET, client.list_podresources),
         pods() if pods else query_pods(directory),
     )
     return KubeletAnswers(prepared, listed, objects)

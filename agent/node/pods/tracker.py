@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from agent.config.config import CHECKPOINT, PODS_API, Config
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
     from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
     from agent.node.pods.poller import PodPoller, PodUses
-    from agent.system.threads.worker_pool import LatestJob
+    from agent.system.threads.worker_threads import LatestJob
 
 SOURCE: Final = "pods"
 RETRY_S: Final = 10.0
@@ -147,8 +147,7 @@ class PodTracker:
     async def _poll_until_stopped(self) -> None:
         from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
         from agent.node.pods.poller import GcControl, PodPoller
-        from agent.system.threads.with_timeout import HungGuard
-        from agent.system.threads.worker_pool import LatestJob
+        from agent.system.threads.worker_threads import HungGuard, LatestJob
 
         self._waker = waker = _Waker()
         if self._ended.is_set():  # stop() ran before there was anything to cancel

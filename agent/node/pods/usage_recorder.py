@@ -66,7 +66,7 @@ class UsageRecorder:
         """
         if not self._limits.rows or report.starting:
             return
-        from agent.devices.consumers.device_health_lookup import state_lookup
+        from agent.devices.consumers.consumer_queries import state_lookup
         from agent.devices.consumers.usage import UsageState, update_usages
 
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
+from agent.model.reading import SourceSample, SourceState
 from agent.model.report import (
     AgentStatus,
     ClusterCondition,
@@ -21,9 +22,8 @@ from agent.model.report import (
     SocketSubscriberCounts,
 )
 from agent.model.snapshot import NativeCoreStats
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
-from agent.serve.grpc.wire.writer import (
+from agent.serve.grpc.wire import (
     double_field,
     int_field,
     message_field,

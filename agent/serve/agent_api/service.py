@@ -33,7 +33,7 @@ from agent.model.report import (
 from agent.serve.agent_api.encode import encode_clear_reply, encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
 from agent.serve.grpc.hardened import send_shared_message
-from agent.serve.grpc.wire.reader import SchemaField, read_by_schema
+from agent.serve.grpc.wire import SchemaField, read_by_schema
 from agent.serve.sockets import peer_credentials
 from agent.system.threads.latest_value import LatestValue
 

@@ -1,13 +1,19 @@
-"""Devices that a driver returns for a prepared claim, their validation, and the error class of an answer."""
+"""Devices that a driver returns for a prepared claim, their validation, and the error class of an answer.
+
+Validation of the claims in a prepare or unprepare request. Pure.
+
+Only valid Kubernetes names pass, because drivers use them in file names and labels. Each invalid claim gets
+an error of its own.
+"""
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
-from agent.model.claim import Claim
+from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.errors import DriverError
 
@@ -148,3 +154,68 @@ def encode_error_class(error_class: ErrorClass, mode: WireMode) -> bytes:
     """Encode the error class field, which is appended to an encoded NodePrepareResourceResponse."""
     number = ERROR_CLASS_NUMBERS[mode][error_class]
     return bytes((ERROR_CLASS_FIELD << 3, number)) if number else b""  # wire type 0: varint
+
+
+CLAIMS_LIMIT: Final = 1024
+"""Maximum number of claims in one call. Each answer may take 1 KiB, and the kubelet reads 4 MiB."""
+NAME_LIMIT: Final = 253
+NAMESPACE_LIMIT: Final = 63
+UID_LIMIT: Final = 63
+"""Length of the longest valid UID of a claim [characters]; those of the API server have 36."""
+
+_LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_SUBDOMAIN: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAMESPACE: Final = re.compile(_LABEL)
+UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
+_SHOWN: Final = 64  # characters of a wrong value in an error text
+
+
+class ValidatedClaims(NamedTuple):
+    """Valid and invalid claims of one request, each uid once, in the order of the request."""
+
+    claims: tuple[ClaimRef, ...]
+    refused: tuple[tuple[ClaimRef, str], ...]
+    """Invalid claims, each with an error text that begins with the name of the field."""
+
+
+def validate_claims(claims: Iterable[ClaimRef]) -> ValidatedClaims:
+    """Divide the claims of one request into valid and invalid ones; equal claims count once."""
+    by_uid: dict[str, ClaimRef] = {}
+    errors: dict[str, str] = {}
+    for ref in claims:
+        first = by_uid.setdefault(ref.uid, ref)
+        if first != ref:
+            errors.setdefault(
+                ref.uid, f"uid: {_show(ref.uid)} is the uid of both {_show(str(first))} and {_show(str(ref))}"
+            )
+    number = len(by_uid)
+    if number > CLAIMS_LIMIT:
+        errors = dict.fromkeys(by_uid, f"claims: {number} in one call, limit {CLAIMS_LIMIT}")
+    for uid, ref in by_uid.items():
+        if uid not in errors and (text := _claim_error(ref)):
+            errors[uid] = text
+    return ValidatedClaims(
+        tuple(ref for uid, ref in by_uid.items() if uid not in errors),
+        tuple((ref, errors[uid]) for uid, ref in by_uid.items() if uid in errors),
+    )
+
+
+def _claim_error(ref: ClaimRef) -> str:
+    """Return the error text of a claim's first invalid field; empty: the claim is valid."""
+    uid_form = "letters, digits, '-', '_', '.', the first a letter or digit"
+    for name, value, limit, rule, form in (
+        ("uid", ref.uid, UID_LIMIT, UID, uid_form),
+        ("namespace", ref.namespace, NAMESPACE_LIMIT, _NAMESPACE, "a DNS label"),
+        ("name", ref.name, NAME_LIMIT, _DNS_SUBDOMAIN, "a DNS subdomain"),
+    ):
+        if not value:
+            return f"{name}: is empty"
+        if (size := len(value.encode())) > limit:
+            return f"{name}: {size} bytes, limit {limit}"
+        if not rule.fullmatch(value):
+            return f"{name}: {_show(value)} is not {form}"
+    return ""
+
+
+def _show(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

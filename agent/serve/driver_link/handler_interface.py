@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agent.errors import DrahealthError
 from agent.model.claim import Claim, ClaimRef
-from agent.model.health import Finding
+from agent.model.health import Finding, Taints
 from agent.model.prepare import OtherDriverFailure, PrepareVerdict
-from agent.model.taint import Taints
 from agent.system.threads.latest_value import LatestValue
 
 if TYPE_CHECKING:

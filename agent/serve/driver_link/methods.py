@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any, Final
 
 from agent.model.claim import Claim
-from agent.model.health import Repair
+from agent.model.health import TAINTS_MAX, Effect, Repair, Taint, Taints
 from agent.model.prepare import PrepareVerdict
-from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
 from agent.serve.driver_link import requests
 from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.requests import DEVICES_MAX, ERROR_CLASSES
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.serve.grpc.wire.reader import FieldValues
-from agent.serve.grpc.wire.writer import encode_message
+from agent.serve.grpc.wire import FieldValues, encode_message
 
 REPLY_DEVICES_MAX: Final = 4096
 """Largest number of devices in all verdicts of one reply together."""

@@ -25,10 +25,10 @@ from agent.prepare.evidence import (
     OperationTimeout,
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
-from agent.prepare.normalize_text import sanitize
+from agent.prepare.kubelet_message import sanitize
 from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, DriverCheckResult
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntries, read_message
+from agent.serve.grpc.wire import FieldLimits, FieldValues, TooManyEntries, read_message
 
 NAME_BYTES: Final = 253
 TEXT_BYTES: Final = 4096

@@ -18,11 +18,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from agent.errors import ConfigError, DrahealthError, ResourceBusyError
-from agent.model.taint import Taints
+from agent.model.health import Taints
 from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream
 from agent.system.threads.latest_value import LatestValue
-from agent.system.threads.worker_pool import PoolFull, WorkerPool
+from agent.system.threads.worker_threads import PoolFull, WorkerPool
 from agent.system.timing import LogRateLimiter
 
 T = TypeVar("T")

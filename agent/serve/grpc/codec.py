@@ -9,8 +9,7 @@ from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from agent.serve.grpc.wire.reader import decode_utf8, encoded_fields
-from agent.serve.grpc.wire.writer import message_field
+from agent.serve.grpc.wire import decode_utf8, encoded_fields, message_field
 
 if TYPE_CHECKING:
     import betterproto

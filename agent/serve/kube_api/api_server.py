@@ -3,6 +3,8 @@
 Every call opens a connection: a driver makes a few calls for each prepare, and idle connections would outlive
 credentials and API servers. All functions block, up to TIMEOUT_S for the connect and for each read; async
 programs call them in threads, as the plugin server and the monitor do with plain functions.
+
+Reader of the ResourceClaims that the kubelet names in a prepare.
 """
 
 import os
@@ -18,13 +20,15 @@ import msgspec
 
 from agent.config.api_access import ApiAccess
 from agent.errors import ApiError, ApiForbiddenError, ApiUnreachableError, ConfigError
+from agent.model.claim import Claim, ClaimRef
 from agent.model.json_values import JsonObject
 from agent.model.prepare import Operation
-from agent.prepare.errors import doing
+from agent.prepare.claim_parser import parse_claim
+from agent.prepare.errors import TransientError, doing
 from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStream, is_stored
 from agent.version import VERSION
 
-if TYPE_CHECKING:  # imported with the first call: the agent never needs it
+if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 TIMEOUT_S: Final = 10.0
@@ -400,3 +404,36 @@ def _protocol_error() -> type[Exception]:
     from http.client import HTTPException
 
     return HTTPException
+
+
+CLAIMS: Final = "resourceclaims"
+
+
+class ClaimReader:
+    """Function that reads claims from the API server, for ``get_claim`` of a plugin server. Thread-safe.
+
+    Blocks up to 10 s for the connect and for each read.
+    """
+
+    def __init__(self, api: ApiServer, driver: str) -> None:
+        """Create a reader of claims, of which it returns the devices of one driver."""
+        self._api = api
+        self._driver = driver
+
+    def __call__(self, ref: ClaimRef) -> Claim:
+        """Read a claim from the API server, and return its present state.
+
+        Raises:
+            TransientError: ``claim.not_found``; or see :func:`drahealth.parse_claim`.
+            BadConfigError: See :func:`drahealth.parse_claim`.
+            ApiForbiddenError, ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
+        """
+        path = self._api.dra_path("namespaces", ref.namespace, CLAIMS, ref.name)
+        try:
+            obj = self._api.call("GET", path)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            self._api.forget_dra_version()  # the version may be gone instead of the claim
+            raise TransientError(f"the API server has no claim {ref}", code="claim.not_found") from None
+        return parse_claim(obj, self._driver, ref)

@@ -19,7 +19,7 @@ from agent.model.claim_sources import Origin, Provenance, SourceAnswer
 from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.wire.reader import FieldType, MessageSchema, SchemaField, read_by_schema
+from agent.serve.grpc.wire import FieldType, MessageSchema, SchemaField, read_by_schema
 from agent.serve.kubelet.client import KubeletCallFailed, call_kubelet, stream_kubelet
 from agent.system.threads.latest_value import LatestValue
 

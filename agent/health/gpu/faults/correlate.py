@@ -11,7 +11,6 @@ from typing import Final
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     NO_REPORTS,
-    XID_PREFIX,
     Fault,
     FaultChannel,
     FaultKey,
@@ -22,11 +21,11 @@ from agent.health.gpu.faults.fault_log import (
 )
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.decisions import decide_sxid
-from agent.health.gpu.xid.log_lines import SxidLine, XidLine
-from agent.health.gpu.xid.nvlink_decoder import RequiredAction, decode_nvlink5, grade_registers
+from agent.health.gpu.xid.log_lines import RequiredAction, SxidLine, XidLine, decode_nvlink5, grade_registers
 from agent.health.gpu.xid.row_types import XidEffect
 from agent.health.gpu.xid.sxid_table import SXID_ENDS, sxid_row
 from agent.health.gpu.xid.xid_table import ENDED_XIDS, xid_row
+from agent.health.rules import XID_PREFIX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Severity
 from agent.model.time import NS, Instant

@@ -4,25 +4,16 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from agent.health.gpu.faults import event_fault_table as gpu_events
+from agent.health.gpu.faults import fault_log
 from agent.health.gpu.faults.correlate import is_placeholder_instance
-from agent.health.gpu.faults.fault_log import (
-    DAY_NS,
-    SHARED,
-    SXID_PREFIX,
-    XID_PREFIX,
-    Fault,
-    FaultKey,
-    FaultLog,
-    occurred_near,
-)
+from agent.health.gpu.faults.fault_log import DAY_NS, SHARED, Fault, FaultKey, FaultLog, occurred_near
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.conditions import FaultDecision, XidOccurrences, XidReadings, announced_action
 from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
 from agent.health.gpu.xid.row_types import RecoveryAction, XidEffect
 from agent.health.gpu.xid.sxid_table import sxid_row
 from agent.health.gpu.xid.xid_table import xid_row
-from agent.health.rules import CatalogRow, CounterGrowth
+from agent.health.rules import SXID_PREFIX, XID_PREFIX, CatalogRow, CounterGrowth
 from agent.model.gpu import WHOLE_GPU, GpuField, GpuSample
 from agent.model.health import Finding, Severity
 from agent.model.persistent_faults import Cure
@@ -85,7 +76,7 @@ def evaluate_faults(
         elif key.code.startswith(SXID_PREFIX):
             found[key] = decide_sxid(sxid_row(fault.xid), fault.switch_line)
         else:
-            row = gpu_events.ROW_BY_CODE[key.code]
+            row = fault_log.ROW_BY_CODE[key.code]
             found[key] = FaultDecision(row.severity, row.meaning, row.advice, row.blame, row.cure, row.repair)
     return found
 
@@ -157,7 +148,7 @@ def gpu_findings(
     whole: dict[str, LatchedFinding] = {}
     of_instances: dict[str, list[tuple[str, Instant]]] = {}
     for key, decision in decisions.items():
-        shared = key.gpu_number == SHARED and (linked or key.code == gpu_events.API_MISMATCH)
+        shared = key.gpu_number == SHARED and (linked or key.code == fault_log.API_MISMATCH)
         if decision.severity is Severity.OK or not (shared or key.gpu_number == number):
             continue
         since = faults[key].first
@@ -199,7 +190,7 @@ def _instance(key: FaultKey) -> str:
 
 def is_latched_fault_code(code: str) -> bool:
     """Return whether a finding code belongs to a latched fault that this version of the agent knows."""
-    if code in gpu_events.ROW_BY_CODE:
+    if code in fault_log.ROW_BY_CODE:
         return True
     digits = code.removeprefix(SXID_PREFIX if code.startswith(SXID_PREFIX) else XID_PREFIX)
     return digits != code and digits.isascii() and digits.isdecimal()
@@ -230,7 +221,7 @@ def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
             sxid.repair,
         )
     else:
-        event = gpu_events.ROW_BY_CODE[code]
+        event = fault_log.ROW_BY_CODE[code]
         severity, blame, why, advice, repair = (
             event.severity,
             event.blame,

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from agent.devices.gpu_identity import replaced_gpu_numbers
-from agent.health.gpu.faults import event_fault_table as gpu_events
+from agent.health.gpu.faults import fault_log
 from agent.health.gpu.faults.correlate import correlate
 from agent.health.gpu.faults.fault_log import (
     LOST_CODE,
     LOST_XID,
     SHARED,
-    SXID_PREFIX,
-    XID_PREFIX,
     FaultChannel,
     FaultKey,
     FaultLog,
@@ -33,10 +31,11 @@ from agent.health.gpu.xid.log_lines import (
     XidLine,
     parse_line,
 )
+from agent.health.rules import SXID_PREFIX, XID_PREFIX
 from agent.model.gpu import GpuEvent, NvmlSample
-from agent.model.kernel_messages import LogLine, LogSample
+from agent.model.machine_samples import LogLine, LogSample
+from agent.model.reading import SourceState
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import Instant, instant_at_mono
 
 
@@ -95,7 +94,7 @@ def _add_nvml_occurrences(
                 )
         for event, count in sample.events.items():
             events[sample.index, event] = count.times
-            row = gpu_events.ROW_BY_EVENT.get(event)
+            row = fault_log.ROW_BY_EVENT.get(event)
             times = count.times - log.events_counted.get((sample.index, event), 0)
             if row and times > 0:
                 last = instant_at_mono(count.last_ns, now)
@@ -202,15 +201,15 @@ def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")
         case LinkSetupFailedLine():
-            return FaultKey(SHARED, gpu_events.LINK_SETUP_FAILED)
+            return FaultKey(SHARED, fault_log.LINK_SETUP_FAILED)
         case VersionMismatchLine():
-            return FaultKey(SHARED, gpu_events.API_MISMATCH)
+            return FaultKey(SHARED, fault_log.API_MISMATCH)
         case XidLine() if fact.bus in by_bus:
             return FaultKey(by_bus[fact.bus], f"{XID_PREFIX}{fact.code}", fact.gi, fact.ci)
         case GpuLostLine() if fact.bus in by_bus:
             return FaultKey(by_bus[fact.bus], LOST_CODE)
         case InitFailedLine() if fact.bus in by_bus:
-            return FaultKey(by_bus[fact.bus], gpu_events.INIT_FAILED)
+            return FaultKey(by_bus[fact.bus], fault_log.INIT_FAILED)
         case _:
             return None
 

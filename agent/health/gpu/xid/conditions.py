@@ -7,11 +7,11 @@ the table; a missing reading never counts as a good one.
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.log_lines import XidLine
-from agent.health.gpu.xid.nvlink_decoder import (
+from agent.health.gpu.xid.log_lines import (
     Nvlink4Grade,
     Nvlink5Status,
     RequiredAction,
+    XidLine,
     decode_nvlink5,
     grade_registers,
 )

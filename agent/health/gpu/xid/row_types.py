@@ -92,9 +92,9 @@ class XidCondition(Enum):
     LOST_AGAIN = auto()
     """Always Unhealthy; hardware is suspected if the XID recurs."""
     LINK_REGISTERS = auto()
-    """NVLink 4 and older: agent.health.gpu.xid.nvlink_decoder decodes the registers."""
+    """NVLink 4 and older: agent.health.gpu.xid.log_lines decodes the registers."""
     LINK_WORDS = auto()
-    """NVLink 5: agent.health.gpu.xid.nvlink_decoder decodes the error words."""
+    """NVLink 5: agent.health.gpu.xid.log_lines decodes the error words."""
     LINKS_DOWN = auto()
     """Unhealthy while NVLinks are down."""
     RESET_PENDING = auto()

@@ -12,13 +12,13 @@ from typing import Final
 from agent.devices.inventory import DeviceKind, format_page_size
 from agent.health.host.cgroup.state import MEMORY_WINDOW_S, CgroupRuleInput
 from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult
-from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
+from agent.model.gpu import SamplerField, WakeCondition
 from agent.model.health import Blame, Finding, Repair, Severity
+from agent.model.pod_findings import NO_LIMIT
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import HugetlbSample
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField, WakeCondition
 
 
 def once_per_pod(

@@ -18,10 +18,10 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus
+from agent.model.gpu import SamplerField
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import NEVER_READ, Absence, Missing
 from agent.model.time import NS
-from agent.model.wake_conditions import SamplerField
 
 MAX_CAPS_LISTED: Final = 3
 """Largest number of different frequency caps that a message lists."""

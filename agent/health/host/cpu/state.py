@@ -16,13 +16,12 @@ from agent.health.host.cpu.facts import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
-from agent.model.boot_baseline import BootBaseline, CpusBaseline, FrequencyBaseline
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus, parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DriverDevice
-from agent.model.reading import NEVER_READ, Absence, Missing, Reading
+from agent.model.persistent_faults import BootBaseline, CpusBaseline, FrequencyBaseline
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CpuThrottleSample, NumaCpuSample, Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
 

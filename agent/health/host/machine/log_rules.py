@@ -15,7 +15,7 @@ from agent.health.host.machine.state import (
     LASTING_FAULT_HELD_S,
     MachineRuleInput,
 )
-from agent.health.host.pci.nic_log_faults import HELD_FOR_A_DAY, NicFault, nic_faults
+from agent.health.host.pci.state import HELD_FOR_A_DAY, NicFault, nic_faults
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
 from agent.health.rules import Rule, RuleResult, format_duration
 from agent.model.health import Blame, Finding, Repair, Severity

@@ -9,12 +9,10 @@ from typing import Final, NamedTuple
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import RateWindow, append_reading, window_growth
 from agent.health.rules import CounterGrowth
-from agent.model.kernel_messages import LogSample
-from agent.model.machine_samples import MachineSample, PressureSample
-from agent.model.reading import NEVER_READ, Missing, Reading
+from agent.model.machine_samples import LogSample, MachineSample, PressureSample
+from agent.model.reading import NEVER_READ, Missing, Reading, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 PRESSURE_SOURCE: Final = "pressure"

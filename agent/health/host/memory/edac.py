@@ -16,10 +16,9 @@ from agent.health.rate_window import RateWindow, append_reading, counter_growth,
 from agent.health.rules import CounterGrowth
 from agent.model.cpuset import cpu_numbers
 from agent.model.machine_samples import DimmSample, MachineSample
-from agent.model.reading import Missing, Reading, is_absent
+from agent.model.reading import Missing, Reading, SourceSample, SourceState, is_absent
 from agent.model.settings import HostLimits
 from agent.model.snapshot import NumaCpuSample, Snapshot
-from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 _SOCKET: Final = re.compile(r"(?:SrcID|Socket)#(\d{1,4})")

@@ -21,7 +21,14 @@ from agent.health.rules import (
     format_duration,
 )
 from agent.model.health import Blame, Finding, Repair, Severity
-from agent.model.nic import LINK_UP, LinkLayer, NicPortSample, NicSample, physical_state_name, port_state_name
+from agent.model.machine_samples import (
+    LINK_UP,
+    LinkLayer,
+    NicPortSample,
+    NicSample,
+    physical_state_name,
+    port_state_name,
+)
 from agent.model.reading import Missing, is_absent
 from agent.model.settings import HostLimits
 

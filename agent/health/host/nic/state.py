@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from agent.health.host.pci.state import PciRuleInput
 from agent.health.rate_window import WindowedCounter, next_counter
-from agent.model.boot_baseline import NicBaseline, NicPortBaseline
 from agent.model.declared_devices import DeclaredNicDevice, declared_nics
-from agent.model.nic import LINK_UP, NicPortSample, NicSample
+from agent.model.machine_samples import LINK_UP, NicPortSample, NicSample
+from agent.model.persistent_faults import NicBaseline, NicPortBaseline
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import HostLimits
 from agent.model.snapshot import Snapshot

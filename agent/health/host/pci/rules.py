@@ -5,8 +5,7 @@ from functools import partial
 from typing import Final
 
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
-from agent.health.host.pci.nic_log_faults import STOPPED_CODES, nic_faults
-from agent.health.host.pci.state import ERROR_WINDOW_S, PciRuleInput
+from agent.health.host.pci.state import ERROR_WINDOW_S, STOPPED_CODES, PciRuleInput, nic_faults
 from agent.health.kernel_log.facts import KernelLogCode, no_log_lines_result
 from agent.health.rules import (
     OK,
@@ -20,7 +19,7 @@ from agent.health.rules import (
     format_duration,
 )
 from agent.model.health import Blame, Finding, Repair, Severity
-from agent.model.pci import PciSample
+from agent.model.machine_samples import PciSample
 from agent.model.reading import Absence, Missing
 
 CORRECTABLE_ERRORS: Final = 100

@@ -1,22 +1,92 @@
-"""State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their
-input."""
+"""State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their input;
+faults of NICs that the kernel log reports for one PCI function."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
-from agent.health.host.pci.nic_log_faults import HELD_FOR_A_DAY, NIC_CODES
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
-from agent.model.boot_baseline import PciBaseline
 from agent.model.declared_devices import DeclaredNicDevice, DeclaredPciDevice
-from agent.model.pci import PciSample
-from agent.model.reading import NEVER_READ, Missing, Reading
+from agent.model.health import Severity
+from agent.model.machine_samples import PciSample
+from agent.model.persistent_faults import PciBaseline
+from agent.model.reading import NEVER_READ, Missing, Reading, SourceState
 from agent.model.snapshot import Snapshot
-from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
+
+NIC_CODES: Final = (
+    KernelLogCode.NIC_HEALTH,
+    KernelLogCode.NIC_HARDWARE,
+    KernelLogCode.NIC_COMMAND,
+    KernelLogCode.EFA,
+    KernelLogCode.NIC_POWER,
+    KernelLogCode.NIC_MODULE,
+    KernelLogCode.NIC_REGISTER,
+)
+"""Codes of kernel-log lines about a NIC that mlx5_core and efa write."""
+STOPPED_CODES: Final = frozenset(
+    {
+        KernelLogCode.NIC_HEALTH,
+        KernelLogCode.NIC_HARDWARE,
+        KernelLogCode.NIC_COMMAND,
+        KernelLogCode.EFA,
+    }
+)
+"""Codes of faults with which a NIC has stopped. They stay for a day, or until the driver has recovered it."""
+HELD_FOR_A_DAY: Final = STOPPED_CODES | {KernelLogCode.NIC_POWER, KernelLogCode.NIC_MODULE}
+"""Codes of kernel-log lines that report a state, which lasts until another line ends it, or for a day.
+
+Lines of other codes report single events.
+"""
+
+
+class NicFault(NamedTuple):
+    """Fault of a NIC that a kernel-log fact reports."""
+
+    fact: KernelLogFact
+    severity: Severity
+    text: str
+
+
+_MODULE_SEVERITIES: Final = {
+    "error": Severity.DEGRADED,
+    "unplugged": Severity.INFO,
+    "disabled": Severity.INFO,
+}
+
+
+def nic_faults(facts: Mapping[KernelLogCode, KernelLogFact]) -> Iterator[NicFault]:
+    """Yield the faults that the facts about one NIC report.
+
+    Args:
+        facts: Newest fact of each code that still counts; a line that states an end (recovered, plugged,
+            sufficient power) ends the fault before it.
+    """
+    health = facts.get(KernelLogCode.NIC_HEALTH)
+    recovered_ns = health.last.mono_ns if health and health.values[0] == "recovered" else -1
+    for code, fact in facts.items():
+        if code in STOPPED_CODES and fact.last.mono_ns <= recovered_ns:
+            continue
+        match code:
+            case KernelLogCode.NIC_HEALTH:
+                yield NicFault(fact, Severity.UNHEALTHY, fact.values[1])
+            case KernelLogCode.NIC_HARDWARE | KernelLogCode.NIC_COMMAND | KernelLogCode.EFA:
+                yield NicFault(fact, Severity.UNHEALTHY, fact.values[0])
+            case KernelLogCode.NIC_POWER if fact.values[0] == "insufficient":
+                power = f" ({fact.values[1]})" if fact.values[1] else ""
+                yield NicFault(fact, Severity.DEGRADED, f"insufficient power in its slot{power}")
+            case KernelLogCode.NIC_MODULE if fact.values[0] in _MODULE_SEVERITIES:
+                yield NicFault(fact, _MODULE_SEVERITIES[fact.values[0]], fact.values[1])
+            case KernelLogCode.NIC_REGISTER:
+                yield NicFault(fact, Severity.INFO, f"a register access failed: {fact.values[0]}")
+            case KernelLogCode.TX_TIMEOUT:
+                yield NicFault(fact, Severity.DEGRADED, f"a transmit queue of {fact.values[0]} hung")
+            case _:
+                pass
+
 
 PCI_LOG_CODES: Final = (
     KernelLogCode.AER_FATAL,

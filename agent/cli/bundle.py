@@ -1,0 +1,375 @@
+"""``drahealth bundle``: writes an archive of what a bug report needs, without secrets.
+
+Passwords, tokens and private keys are replaced in all texts. No file of the agent needs a secret. A log
+line, a configuration file or a text of a driver can have one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from agent.cli.output.json import API_VERSION
+from agent.cli.output.terminal import style_of
+from agent.cli.output.text import RowText, TextTable, clean, format_bytes, format_count
+from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
+from agent.config.config import CONFIG_VARIABLE, SETTINGS
+from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
+from agent.errors import ConfigError, OutputError, PermissionDeniedError
+from agent.model.reading import Absence
+from agent.model.time import rfc3339
+from agent.system.files import ReadError, read_bounded
+from agent.version import VERSION
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+REDACTED: Final = "<redacted>"
+
+_SECRET_WORD: Final = (
+    r"(?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|authorization|credentials?|cookie)"
+)
+_NAME: Final = rf"(?<![\w.-])[\w.-]{{0,64}}?{_SECRET_WORD}[\w.-]{{0,64}}"
+
+_PRIVATE_KEY: Final = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_VALUE: Final = re.compile(
+    rf"""(?P<name>{_NAME}(?P<quote>\\?["'])?\s{{0,8}}[:=]\s{{0,8}})
+    (?P<value> \\"(?:[^"\\]|\\[^"])*\\" | "(?:[^"\\]|\\.)*" | '[^']*'
+    | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}}
+    | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Pattern of a name such as ``api-key`` with its value.
+
+It matches in TOML, YAML, JSON, environment variables and headers.
+"""
+_FLAG: Final = re.compile(
+    rf"(?P<name>--[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}\s+)(?P<value>[^\s\"'\\-][^\s\"'\\]*)", re.I
+)
+_SHAPES: Final = (
+    re.compile(r"(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE),
+    re.compile(r"(?P<name>\b\w{1,32}://)(?P<value>[^\s/@:\"']{0,256}:[^\s/@\"']{1,256})(?=@)"),
+    re.compile(r"(?P<name>)(?P<value>\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
+    re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
+    re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
+)
+"""Patterns of values that are secrets under any name.
+
+They are parts of HTTP headers and URLs, JSON web tokens, and keys of AWS and GitHub.
+"""
+
+
+def redact(text: str) -> tuple[str, int]:
+    """Return `text` with secrets replaced by REDACTED, and how many were replaced. JSON stays JSON."""
+    text, count = _PRIVATE_KEY.subn(REDACTED, text)
+    for pattern in (_VALUE, _FLAG, *_SHAPES):
+        text, found = pattern.subn(_without_value, text)
+        count += found
+    return text, count
+
+
+def _without_value(found: re.Match[str]) -> str:
+    value, groups = found["value"], found.groupdict()
+    if value.startswith('\\"'):
+        return f'{found["name"]}\\"{REDACTED}\\"'
+    quote = value[0] if value[0] in "\"'" else groups.get("quote") or ""
+    return f"{found['name']}{quote}{REDACTED}{quote}"
+
+
+ENTRY_BYTES: Final = 8 << 20
+"""Largest size of a file in the archive [bytes]; of a larger file the rest is left out."""
+TIMEOUT_S: Final = 30.0
+"""Time after which a command that collects a file is killed [s]."""
+LOG_LINES: Final = 5000
+"""Number of the newest lines of the agent's log that the archive has."""
+UNIT: Final = "drahealth.service"
+PACKAGES: Final = (
+    "trio", "grpclib", "h2", "betterproto", "msgspec", "cffi", "nvidia-ml-py", "psutil", "pyudev", "pyyaml",
+)  # fmt: skip
+"""Libraries whose versions the archive has."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="archive to create, - for standard output (default: drahealth-bundle-<time>.tar.gz)",
+    )
+    parser.add_argument("--list", action="store_true", help="only list the files, and write nothing")
+    add_colour(parser)
+    add_settings(parser, "--runtime-dir", "--state-dir")
+
+
+class BundleFile(NamedTuple):
+    """File of the archive that ``drahealth bundle`` writes."""
+
+    name: str
+    content: str
+    """Description of the file's content, for the list of files in the archive."""
+    data: bytes
+    secrets: int
+    """Number of secrets that were left out of the file."""
+    remarks: tuple[str, ...]
+
+
+def main(args: Namespace) -> int:
+    now_s = time.time()
+    stamp = rfc3339(now_s).replace(":", "").replace("-", "")
+    files = list(collect_files(config_file_of(args), _environment(args)))
+    files.insert(0, _manifest(files, now_s))
+    is_stdout = args.file == "-"
+    _print_list(files, sys.stderr if is_stdout else sys.stdout, args.color)
+    if args.list:
+        return 0
+    archive = _archive(files, f"drahealth-bundle-{stamp}", now_s)
+    if is_stdout:
+        _write(1, "standard output", archive)
+        return 0
+    path = Path(args.file or f"drahealth-bundle-{stamp}.tar.gz")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutputError(f"bundle {path}: cannot be created: {error.strerror}") from None
+    try:
+        _write(fd, f"bundle {path}", archive)
+    finally:
+        os.close(fd)
+    print(f"\nwritten: {path}, {format_bytes(len(archive))}")
+    return 0
+
+
+def _write(fd: int, name: str, data: bytes) -> None:
+    from agent.system.output import write_all
+
+    sys.stdout.flush()
+    write_all(fd, name, data)
+
+
+def _environment(args: Namespace) -> dict[str, str]:
+    """Return the environment of the commands, which has the settings of the command line."""
+    flags = {setting.flag: setting.variable for setting in SETTINGS if setting.flag}
+    environ = {**os.environ, **{flags[flag]: str(value) for flag, value in flags_of(args).items()}}
+    if args.config is not None:
+        environ[CONFIG_VARIABLE] = args.config
+    return environ
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def collect_files(
+    config_file: Path | None, environ: Mapping[str, str], *, timeout_s: float = TIMEOUT_S
+) -> Iterator[BundleFile]:
+    """Yield the files of the archive. A file that cannot be collected has the reason in its remarks.
+
+    Args:
+        config_file: Configuration file; None: the default one, if it exists.
+        environ: Environment of the commands that collect.
+        timeout_s: Time after which a command is killed [s].
+    """
+    yield _file("versions.json", "versions of drahealth, libraries and kernel", _versions())
+    yield from configuration_files(config_file)
+    collector = _Collector(environ, timeout_s)
+    yield collector.collect("status.json", "state of the agent's process", "status", "-o", "json")
+    report = collector.collect("report.json", "newest report of the agent", "watch", "--once", "-o", "json")
+    if not report.data:
+        scan = collector.collect("report.json", "a scan of this node", "scan", "-o", "json")
+        report = scan._replace(remarks=(*report.remarks, *scan.remarks))
+    yield report
+    history = "changes of verdicts and uses of devices"
+    yield collector.collect("history.json", history, "history", "-o", "json")
+    yield collector.collect(
+        "availability.json", "availability of devices", "history", "--summary", "-o", "json"
+    )
+    yield collector.log()
+
+
+class _Collector:
+    """Runner of the commands whose output becomes files of the archive."""
+
+    def __init__(self, environ: Mapping[str, str], timeout_s: float) -> None:
+        self._environ = environ
+        self._timeout_s = timeout_s
+
+    def collect(self, name: str, content: str, *argv: str) -> BundleFile:
+        """Return the output of a command of drahealth as a file of the archive."""
+        return self._run(name, content, [sys.executable, "-m", "agent", *argv])
+
+    def log(self) -> BundleFile:
+        """Return the newest lines of the agent's log in the journal as a file."""
+        content = f"newest {LOG_LINES} lines of the log of {UNIT}"
+        program = shutil.which("journalctl", path=self._environ.get("PATH"))
+        if program is None:
+            return _file("log.txt", content, b"", "there is no journalctl")
+        options = ("--no-pager", "--quiet", "--output=short-iso-precise", f"--lines={LOG_LINES}")
+        return self._run("log.txt", content, [program, f"--unit={UNIT}", *options])
+
+    def _run(self, name: str, content: str, command: list[str]) -> BundleFile:
+        """Run a command with a limit of time and of output; return its output as a file of the archive."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=dict(self._environ),
+                    start_new_session=True,
+                    preexec_fn=_limit_output,
+                )
+            except OSError as error:
+                return _file(name, content, b"", f"{command[0]}: {error.strerror}")
+            try:
+                code = process.wait(self._timeout_s)
+                remarks = [f"exit code {code}"] if code else []
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
+                process.wait()
+                remarks = [f"no answer within {self._timeout_s:g} s"]
+            out.seek(0)
+            err.seek(0)
+            complaint = err.read(2000).decode(errors="replace").strip()
+            return _file(name, content, out.read(), *remarks, *complaint.splitlines()[-3:])
+
+
+def _limit_output() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ENTRY_BYTES + 1, ENTRY_BYTES + 1))
+
+
+def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
+    """Return a file of the archive, with secrets removed and cut to ENTRY_BYTES."""
+    text, secrets = redact(data[:ENTRY_BYTES].decode(errors="replace"))
+    cut = [f"cut after {format_bytes(ENTRY_BYTES)}"] if len(data) > ENTRY_BYTES else []
+    safe = [redact(remark) for remark in remarks]
+    return BundleFile(
+        name,
+        content,
+        text.encode()[:ENTRY_BYTES],
+        secrets + sum(count for _, count in safe),
+        (*cut, *(remark for remark, _ in safe)),
+    )
+
+
+def configuration_files(given: Path | None) -> Iterator[BundleFile]:
+    """Yield the configuration file and, if it is the default one, its drop-ins, even if they are invalid."""
+    yield _config_file("config.toml", given or DEFAULT_FILE)
+    if given is not None:
+        return
+    directory = DEFAULT_FILE.parent / DROP_INS
+    try:
+        paths = list_drop_ins(directory)
+    except (ConfigError, PermissionDeniedError) as error:
+        yield _file(DROP_INS, f"drop-ins in {directory}", b"", str(error))
+        return
+    for path in paths:
+        yield _config_file(f"{DROP_INS}/{path.name}", path)
+
+
+def _config_file(name: str, path: Path) -> BundleFile:
+    content = f"configuration file {path}"
+    try:
+        return _file(name, content, read_bounded(path, FILE_BYTES).data)
+    except ReadError as error:
+        remark = "no such file" if error.absence is Absence.ABSENT else error.reason
+        return _file(name, content, b"", remark)
+
+
+def _versions() -> bytes:
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        system = ""
+    kernel = os.uname()
+    document = {
+        "drahealth": VERSION,
+        "python": sys.version,
+        "packages": {name: version for name in PACKAGES if (version := _package_version(name))},
+        "system": system,
+        "kernel": f"{kernel.sysname} {kernel.release} {kernel.version} {kernel.machine}",
+        "user": os.geteuid(),
+    }
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def _package_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _manifest(files: list[BundleFile], now_s: float) -> BundleFile:
+    document = {
+        "apiVersion": API_VERSION,
+        "at": rfc3339(now_s),
+        "files": [
+            {
+                "name": one.name,
+                "content": one.content,
+                "bytes": len(one.data),
+                "redacted": one.secrets,
+                "remarks": list(one.remarks),
+            }
+            for one in files
+        ],
+    }
+    return _file("manifest.json", "this list", json.dumps(document, indent=2).encode() + b"\n")
+
+
+# --- output ------------------------------------------------------------------------------------------------
+
+
+def _print_list(files: list[BundleFile], stream: TextIO, colour: str) -> None:
+    style = style_of(stream, colour, os.environ)
+    table = TextTable("FILE", "SIZE", "CONTENT", text_below=True)
+    for one in files:
+        secrets = [f"{format_count(one.secrets, 'secret')} left out"] if one.secrets else []
+        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *one.remarks)]
+        table.add(one.name, format_bytes(len(one.data)), clean(one.content), text=remarks)
+    stream.write("\n".join(table.lines(style)) + "\n")
+
+
+def _archive(files: list[BundleFile], directory: str, now_s: float) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for one in files:
+            entry = tarfile.TarInfo(f"{directory}/{one.name}")
+            entry.size, entry.mtime, entry.mode = len(one.data), int(now_s), 0o600
+            tar.addfile(entry, io.BytesIO(one.data))
+    return archive.getvalue()
+
+
+VERB = Subcommand(
+    name="bundle",
+    summary="write an archive of what a bug report needs, without secrets",
+    description=(
+        "Collects configuration, status, newest report or a scan, history, versions and the newest lines of "
+        "the log, lists them, and writes them to a .tar.gz that only this user can read. Passwords, tokens "
+        "and private keys are replaced; names of nodes, pods and devices are not. What cannot be collected "
+        "is listed with its reason. Exits with 0 if the archive was written, 74 if it could not be."
+    ),
+    examples=(
+        ("drahealth bundle", "an archive in the working directory"),
+        ("drahealth bundle --list", "the files that the archive would have"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)

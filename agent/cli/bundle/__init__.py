@@ -1,1 +1,0 @@
-"""``drahealth bundle``: an archive of what a bug report needs, without secrets."""

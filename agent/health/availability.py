@@ -1,0 +1,337 @@
+"""Availability of devices, computed from the verdict history: time in each state, faults, flapping, rules.
+
+The periods in which the agent ran lie on one time axis, backwards from now. Within a boot the distance of two
+periods is measured on the clock since boot; over a reboot it is that of the wall clock, as set at the end of
+each period, and at least zero. So a wall clock that was set makes no interval negative, longer, or counted
+twice.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from agent.model.claim import DeviceRef
+from agent.model.history import (
+    ClockReading,
+    ObservedPeriod,
+    RecordedState,
+    RecordedVerdict,
+    StoredVerdicts,
+    VerdictChange,
+)
+
+USABLE: Final = frozenset({RecordedState.HEALTHY, RecordedState.DEGRADED})
+"""States in which the kubelet has the device as Healthy."""
+FLAP_WINDOW_S: Final = 3600.0
+FLAP_COUNT: Final = 3
+"""A device flaps if it stopped being usable so often within FLAP_WINDOW_S."""
+
+
+class VerdictSpan(NamedTuple):
+    """Time in which a device has the same verdict (state and causes), between two changes."""
+
+    change: VerdictChange
+    """Change of the verdict with which the span begins."""
+    begin_s: float
+    end_s: float
+    """Start and end of the span by the present setting of the wall clock [s since 1970]."""
+    is_newest: bool
+    """True: the device still has this verdict, as far as known."""
+
+    @property
+    def verdict(self) -> RecordedVerdict:
+        """Verdict that the device had in the span."""
+        return self.change.verdict
+
+
+class DeviceAvailability(NamedTuple):
+    """Availability of one device in a window of time."""
+
+    device: DeviceRef
+    begin_s: float
+    """Start of the window of time [s since 1970], or the device's first record if that is later."""
+    end_s: float
+    state: RecordedState
+    """Newest state of the device's health."""
+    observed_s: Mapping[RecordedState, float]
+    """Observed time in each state of health [s]."""
+    not_observed_s: float
+    """Time in which the agent did not observe the device, because it did not run [s]."""
+    changes: int
+    """Number of changes of the device's verdict in the window."""
+    faults: int
+    """Number of faults that began: the device became Unhealthy, and had been usable since the last one."""
+    mean_between_faults_s: float | None
+    """Time in which the device was usable, for each fault that began [s]; None: no fault."""
+    mean_to_recover_s: float | None
+    """Mean time from the start of a fault until the device was usable [s]; None: no fault has ended.
+
+    It includes time that was not observed, such as that of a reboot.
+    """
+    interruptions: int
+    """Largest number of times within FLAP_WINDOW_S that the device stopped being usable."""
+
+    @property
+    def is_flapping(self) -> bool:
+        """Whether the device stopped being usable FLAP_COUNT times within FLAP_WINDOW_S."""
+        return self.interruptions >= FLAP_COUNT
+
+    @property
+    def lost_s(self) -> float:
+        """Time for which the device was Unhealthy [s]."""
+        return self.observed_s[RecordedState.UNHEALTHY]
+
+    @property
+    def total_s(self) -> float:
+        """Length of the window [s]: the sum of all observed times and the time that was not observed."""
+        return self.end_s - self.begin_s
+
+
+class RuleActivity(NamedTuple):
+    """Activity of one health rule in a window of time."""
+
+    code: str
+    raised: int
+    """Number of times that the rule's finding became a cause of a device's verdict."""
+    active_s: float
+    """Observed time for which devices had a cause of this rule, summed over devices [s]."""
+    devices: tuple[DeviceRef, ...]
+
+
+class AvailabilitySummary(NamedTuple):
+    """Availability of all devices in a window of time, and the activity of all rules."""
+
+    devices: tuple[DeviceAvailability, ...]
+    """Devices, the device with the greatest loss of time first."""
+    rules: tuple[RuleActivity, ...]
+    """Health rules, the rule that was raised most often first."""
+
+
+class Timeline:
+    """Time axis of the periods in which the agent observed the devices; it ends now."""
+
+    def __init__(self, periods: Sequence[ObservedPeriod], now: ClockReading) -> None:
+        """Place the observed periods, given oldest first, on the axis backwards from `now`."""
+        ends, starts = [], []
+        next_start_s, following = now.wall_s, _Begin(now.wall_s, now.boot_s, now.boot_id)
+        for period in reversed(periods):
+            ends.append(next_start_s - _gap_s(period, following))
+            starts.append(ends[-1] - period.lasted_s)
+            next_start_s = starts[-1]
+            following = _Begin(period.ended_s - period.lasted_s, period.began_boot_s, period.boot_id)
+        self._starts, self._ends = starts[::-1], ends[::-1]
+        self._index = {period.id: index for index, period in enumerate(periods)}
+        self.now_s = now.wall_s
+        """End of the axis [s since 1970]."""
+        gaps = [start_s - end_s for end_s, start_s in zip(self._ends, self._starts[1:], strict=False)]
+        self._unobserved_before = [0.0]
+        for gap_s in gaps:
+            self._unobserved_before.append(self._unobserved_before[-1] + gap_s)
+
+    def position(self, change: VerdictChange) -> float:
+        """Return the position of a verdict's change on the axis [s since 1970].
+
+        For a change in a deleted period it is the start of the oldest period.
+        """
+        index = self._index.get(change.period)
+        if index is None:
+            return self._starts[0] if self._starts else self.now_s
+        return min(self._starts[index] + change.offset_s, self._ends[index])
+
+    def unobserved_s(self, begin_s: float, end_s: float) -> float:
+        """Return how much of the time from `begin_s` to `end_s` was not observed [s]."""
+        return min(max(0.0, self._unobserved_until(end_s) - self._unobserved_until(begin_s)), end_s - begin_s)
+
+    def gaps(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+        """Yield the parts of the time from `begin_s` to `end_s` that were not observed, as (begin, end)."""
+        gap_begins, gap_ends = [begin_s, *self._ends], [*self._starts, self.now_s]
+        for gap_begin_s, gap_end_s in zip(gap_begins, gap_ends, strict=True):
+            since_s, until_s = max(gap_begin_s, begin_s), min(gap_end_s, end_s)
+            if until_s > since_s:
+                yield since_s, until_s
+
+    def _unobserved_until(self, time_s: float) -> float:
+        index = bisect_right(self._starts, time_s) - 1
+        if index < 0:
+            return time_s - (self._starts[0] if self._starts else self.now_s)
+        return self._unobserved_before[index] + max(0.0, time_s - self._ends[index])
+
+
+class _Begin(NamedTuple):
+    wall_s: float
+    boot_s: float
+    boot_id: str
+
+
+def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
+    """Return the time between the end of an observed period and the start of the following one [s]."""
+    if period.boot_id and period.boot_id == following.boot_id:
+        return max(0.0, following.boot_s - period.began_boot_s - period.lasted_s)
+    return max(0.0, following.wall_s - period.ended_s)
+
+
+def verdict_spans(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef, list[VerdictSpan]]:
+    """Return the spans of each device: the times between two changes of its verdict.
+
+    They have no gap and no overlap, and the last one ends now.
+    """
+    changes: dict[DeviceRef, list[tuple[VerdictChange, float]]] = defaultdict(list)
+    for change in stored.changes:
+        known = changes[change.device]
+        earliest_s = known[-1][1] if known else timeline.position(change)
+        known.append((change, max(earliest_s, timeline.position(change))))
+    return {
+        device: [
+            *(VerdictSpan(one, begin_s, end_s, False) for (one, begin_s), (_, end_s) in pairwise(known)),
+            VerdictSpan(known[-1][0], known[-1][1], max(timeline.now_s, known[-1][1]), True),
+        ]
+        for device, known in changes.items()
+    }
+
+
+def summarize(
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], timeline: Timeline, since_s: float | None = None
+) -> AvailabilitySummary:
+    """Return the availability of devices from `since_s` [s since 1970] on, or from their first record on.
+
+    Devices that were absent for all of that time are left out.
+    """
+    windows = {
+        device: _Window(
+            timeline, max(known[0].begin_s, known[0].begin_s if since_s is None else since_s), known
+        )
+        for device, known in spans.items()
+    }
+    present = {device: window for device, window in windows.items() if not window.is_absent}
+    devices = [window.availability(device) for device, window in present.items()]
+    return AvailabilitySummary(
+        tuple(sorted(devices, key=lambda one: (-one.lost_s, -one.changes, one.device))),
+        tuple(_rule_activity(present)),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Part of a device's verdict spans that is not before `begin_s`."""
+
+    timeline: Timeline
+    begin_s: float
+    spans: Sequence[VerdictSpan]
+
+    @property
+    def is_absent(self) -> bool:
+        return all(one.verdict.state is RecordedState.ABSENT for one, _ in self.parts())
+
+    def parts(self) -> Iterator[tuple[VerdictSpan, float]]:
+        """Yield the spans that reach into the window, each with the observed part of its time [s]."""
+        for one in self.spans:
+            begin_s = max(one.begin_s, self.begin_s)
+            if one.end_s > begin_s or one.is_newest:
+                yield one, one.end_s - begin_s - self.timeline.unobserved_s(begin_s, one.end_s)
+
+    def availability(self, device: DeviceRef) -> DeviceAvailability:
+        observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.spans[-1].end_s
+        for one, seconds in self.parts():
+            observed_s[one.verdict.state] += seconds
+        faults = list(_faults(self.spans))
+        begun = sum(begin_s is not None and begin_s >= self.begin_s for begin_s, _ in faults)
+        recovered = [
+            end_s - begin_s
+            for begin_s, end_s in faults
+            if begin_s is not None and end_s is not None and end_s >= self.begin_s
+        ]
+        usable_s = sum(observed_s[state] for state in USABLE)
+        interrupted = [
+            one.begin_s for one in self.spans if one.begin_s >= self.begin_s and _interrupts(one.change)
+        ]
+        return DeviceAvailability(
+            device=device,
+            begin_s=self.begin_s,
+            end_s=end_s,
+            state=self.spans[-1].verdict.state,
+            observed_s=observed_s,
+            not_observed_s=self.timeline.unobserved_s(self.begin_s, end_s),
+            changes=sum(one.begin_s >= self.begin_s and one.change.before is not None for one in self.spans),
+            faults=begun,
+            mean_between_faults_s=usable_s / begun if begun else None,
+            mean_to_recover_s=sum(recovered) / len(recovered) if recovered else None,
+            interruptions=_most_within(interrupted, FLAP_WINDOW_S),
+        )
+
+
+def _faults(spans: Iterable[VerdictSpan]) -> Iterator[tuple[float | None, float | None]]:
+    """Yield the begin and the end of each fault of a device; None: unknown begin, or not ended.
+
+    A fault lasts from Unhealthy to the next usable state: the device can be Unknown or absent meanwhile.
+    """
+    begin_s: float | None = None
+    is_open = False
+    for one in spans:
+        state = one.verdict.state
+        if state is RecordedState.UNHEALTHY and not is_open:
+            is_open = True
+            begin_s = None if one.change.before is RecordedState.UNHEALTHY else one.begin_s
+        elif state in USABLE and is_open:
+            yield begin_s, one.begin_s
+            is_open = False
+    if is_open:
+        yield begin_s, None
+
+
+def _interrupts(change: VerdictChange) -> bool:
+    """Return whether a usable device became Unknown or Unhealthy by a change that the agent observed."""
+    return (
+        change.before in USABLE
+        and change.offset_s > 0
+        and change.verdict.state in {RecordedState.UNKNOWN, RecordedState.UNHEALTHY}
+    )
+
+
+def _most_within(times_s: Sequence[float], window_s: float) -> int:
+    """Return how many of ``times_s`` (in ascending order) lie at most in an interval of `window_s` [s]."""
+    return max(
+        (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
+        default=0,
+    )
+
+
+def _rule_activity(windows: Mapping[DeviceRef, _Window]) -> list[RuleActivity]:
+    raised: dict[str, int] = defaultdict(int)
+    active_s: dict[str, float] = defaultdict(float)
+    devices: dict[str, dict[DeviceRef, None]] = defaultdict(dict)
+    for device, window in windows.items():
+        before: frozenset[str] = frozenset()
+        observed_s = {_key(one): seconds for one, seconds in window.parts()}
+        for one in window.spans:
+            codes = frozenset(cause.code for cause in one.verdict.causes)
+            for code in codes:
+                if _key(one) in observed_s:
+                    active_s[code] += observed_s[_key(one)]
+                    devices[code][device] = None
+                raised[code] += code not in before and one.begin_s >= window.begin_s
+            before = codes
+    found = [RuleActivity(code, raised[code], active_s[code], tuple(devices[code])) for code in devices]
+    return sorted(found, key=lambda one: (-one.raised, -one.active_s, one.code))
+
+
+def _key(span: VerdictSpan) -> tuple[str, int]:
+    return span.change.period, span.change.number
+
+
+def listed_changes(
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], since_s: float | None = None
+) -> list[VerdictSpan]:
+    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first, each with its span.
+
+    The first record of a device is no change.
+    """
+    found = [
+        one
+        for known in spans.values()
+        for one in known
+        if one.change.before is not None and (since_s is None or one.begin_s >= since_s)
+    ]
+    return sorted(found, key=lambda one: one.begin_s, reverse=True)

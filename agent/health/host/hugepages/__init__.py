@@ -1,1 +1,0 @@
-"""Health rules for hugepage pools."""

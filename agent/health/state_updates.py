@@ -1,0 +1,337 @@
+"""Updates of the rules' state outside an evaluation: from the baseline of a boot, and after a change of
+settings. Pure.
+
+The baseline is the machine's values at start: the engine stores them, restores them when the agent restarts,
+and replaces them when an operator accepts the machine's present values. An agent without stored values would
+take the values of a faulty machine as those at start, and the fault would end without a repair. A reboot
+ends stored values; the configuration's ``[expect]`` outranks them.
+
+After a change of settings, the parts that depend on the setting start again. Raised and latched faults stay.
+A counter whose window becomes shorter begins a new window, because a long window has too few points; until
+it is full, the counter's rule does not decide, and a raised fault stays. A longer window continues. A device
+whose expected value is removed from the settings is compared with its present value from then on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from agent.devices.inventory import DeviceKind, InventoryDevice
+from agent.health.evaluation import Conditions
+from agent.health.gpu.rule_input import SeenGpuFeatures
+from agent.health.gpu.rule_state import GpuRuleState, counter_windows_s, gpu_devices, gpu_rules
+from agent.health.gpu.verdicts import gpu_catalog_row
+from agent.health.host.cpu.state import (
+    CpuRuleState,
+    CpuThrottleCounters,
+    cpu_baselines,
+    frequency_baselines,
+    restart_cpus,
+    restored_cpu_state,
+)
+from agent.health.host.hugepages import PoolRuleState, pool_baselines, restart_pool, restored_pool_state
+from agent.health.host.memory.edac import EdacState
+from agent.health.host.memory.rules import memory_baselines, restart_memory, restored_memory_state
+from agent.health.host.nic.state import (
+    NicPortCounters,
+    NicRuleState,
+    nic_address,
+    nic_baselines,
+    restart_nic,
+    restored_nic_state,
+)
+from agent.health.host.pci.state import pci_baselines, restart_pci, restored_pci_state
+from agent.health.host.verdicts import HostRuleState
+from agent.health.rate_window import RateWindow, WindowedCounter
+from agent.health.rules import RuleChange, RuleChanges
+from agent.health.state_machine import Condition, ConditionPhase, with_probation_time
+from agent.model.cpuset import format_cpus
+from agent.model.declared_devices import DeclaredCpuDevice, DeclaredNicDevice, DeclaredPart, DeclaredPciDevice
+from agent.model.health import Severity
+from agent.model.persistent_faults import BootBaseline, GpuBaseline
+from agent.model.reading import Missing
+from agent.model.settings import EngineSettings, GpuLimits, HostLimits
+from agent.model.snapshot import Snapshot
+from agent.model.time import Instant
+
+STORED_MAX: Final = 1024
+"""Largest number of PCI functions, and of NICs, whose values at start are stored."""
+
+Basis = tuple[object, ...]
+"""Parts of the rules' state from which values at start are made; while they are equal, so are the values."""
+
+
+def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
+    """Return the parts of the rules' state from which :func:`collect_baseline` makes the baseline."""
+    cpus, pools = host.cpus, host.pools
+    return (
+        cpus.expected,
+        cpus.isolated_start,
+        cpus.smt_start,
+        cpus.cpu_facts.start_khz,
+        host.memory.blocks_online,
+        pools.expected,
+        pools.max_seen,
+        host.pci.states,
+        host.pci.restored,
+        host.nics.states,
+        host.nics.restored,
+        [gpus.per_gpu[gpu.number].seen for gpu in gpus.registry],
+        gpus.registry,
+    )
+
+
+def collect_baseline(
+    boot_id: str, host: HostRuleState, gpus: GpuRuleState, settings: EngineSettings
+) -> BootBaseline:
+    """Return the machine's values at start, which are stored on disk, without those that the configuration
+    sets.
+    """
+    isolated, smt = host.cpus.isolated_start, host.cpus.smt_start
+    seen = [(gpu.uuid, gpus.per_gpu[gpu.number].seen) for gpu in gpus.registry if gpu.uuid]
+    return BootBaseline(
+        boot_id=boot_id,
+        cpus=tuple(cpu_baselines(host.cpus)) if settings.expect_cpus is None else (),
+        isolated=None if isinstance(isolated, Missing) else format_cpus(isolated) if isolated else "",
+        smt=None if isinstance(smt, Missing) else smt,
+        frequencies=tuple(frequency_baselines(host.cpus)),
+        memory=tuple(memory_baselines(host.memory)),
+        pools=tuple(pool_baselines(host.pools, settings.expect_pools)),
+        pci=tuple(pci_baselines(host.pci))[:STORED_MAX],
+        nics=tuple(nic_baselines(host.nics))[:STORED_MAX],
+        gpus=tuple(GpuBaseline(uuid, *features) for uuid, features in seen if features != SeenGpuFeatures()),
+    )
+
+
+def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
+    """Return the stored baseline (values at start) if it is of the running boot, else an empty one for it.
+
+    Args:
+        boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
+    """
+    return stored if boot_id and stored.boot_id == boot_id else BootBaseline(boot_id)
+
+
+def restored_host_state(start: BootBaseline) -> HostRuleState:
+    """Return the state of the host's rules when an agent starts, with the boot's stored baseline."""
+    return HostRuleState(
+        cpus=restored_cpu_state(start),
+        memory=restored_memory_state(start.memory),
+        pools=restored_pool_state(start.pools),
+        nics=restored_nic_state(start.nics),
+        pci=restored_pci_state(start.pci),
+    )
+
+
+def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> GpuRuleState:
+    """Return the state of the GPU rules with the features that the GPUs showed before the agent started."""
+    seen = {gpu.uuid: SeenGpuFeatures(gpu.links_up, gpu.ecc, gpu.fabric_manager) for gpu in stored}
+    per_gpu = {
+        number: replace(state, seen=seen[state.uuid]) if state.uuid in seen else state
+        for number, state in gpus.per_gpu.items()
+    }
+    return replace(gpus, per_gpu=per_gpu)
+
+
+# --- accept what the machine has now ------------------------------------------------------------------------
+
+
+def restart_host_device(
+    host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
+) -> HostRuleState:
+    """Return the host rules' state in which the present values of a host device are its new baseline.
+    Expectations that the configuration sets stay."""
+    match device.kind:
+        case DeviceKind.CPU:
+            node = device.numa_node
+            cpus = host.cpus.expected.get(node, 0) | host.cpus.numa_cpus.get(node, 0)
+            observed = node if settings.expect_cpus is None else None
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, cpus, observed))
+        case DeviceKind.MEMORY:
+            return replace(host, memory=restart_memory(host.memory, snapshot, device.numa_node))
+        case DeviceKind.HUGEPAGES if device.name not in settings.expect_pools:
+            return replace(host, pools=restart_pool(host.pools, snapshot, device.name))
+        case _:
+            return host
+
+
+def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
+    """Return the host rules' state in which the present values of a declared part of the host are its new
+    baseline. Expectations that the driver declares stay."""
+    match part:
+        case DeclaredCpuDevice():
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))
+        case DeclaredPciDevice():
+            return replace(host, pci=restart_pci(host.pci, part.address))
+        case DeclaredNicDevice():
+            pci = restart_pci(host.pci, nic_address(host.nics, part))
+            return replace(host, nics=restart_nic(host.nics, snapshot, part), pci=pci)
+        case _:
+            return host
+
+
+_UNREAD_NS = -1
+"""Time that no reading has [ns]: the next evaluation takes its reading as new.
+
+It computes the growth again.
+"""
+
+
+def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
+    """Return the window of a counter after the operator changed the window's length."""
+    return window if after_s >= before_s else window[-1:]
+
+
+def _restarted_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
+    return counter._replace(window=_restarted(counter.window, before_s, after_s))
+
+
+# --- the host -----------------------------------------------------------------------------------------------
+
+
+def host_with_settings(host: HostRuleState, before: EngineSettings, after: EngineSettings) -> HostRuleState:
+    """Return the state of the host's rules after a change of the settings from ``before`` to ``after``."""
+    unexpected = before.expect_pools.keys() - after.expect_pools.keys()
+    return replace(
+        host,
+        devices=tuple(device for device in host.devices if device.name not in unexpected),
+        cpus=_cpus(host.cpus, before, after),
+        pools=_pools(host.pools, unexpected),
+        memory=replace(host.memory, errors=_edac(host.memory.errors, before.host, after.host)),
+        nics=_nics(host.nics, before.host, after.host),
+    )
+
+
+def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) -> CpuRuleState:
+    if before.expect_cpus is not None and after.expect_cpus is None:
+        state = replace(state, expected={})
+    window_s = (before.throttle_window_s, after.throttle_window_s)
+    if window_s[0] == window_s[1]:
+        return state
+
+    def restarted(counters: CpuThrottleCounters) -> CpuThrottleCounters:
+        return CpuThrottleCounters(
+            _UNREAD_NS,
+            _restarted_counter(counters.core, *window_s),
+            _restarted_counter(counters.package, *window_s),
+        )
+
+    return replace(
+        state,
+        node_throttle={node: restarted(counters) for node, counters in state.node_throttle.items()},
+        declared_throttle={
+            name: known._replace(throttled=restarted(known.throttled))
+            for name, known in state.declared_throttle.items()
+        },
+    )
+
+
+def _pools(state: PoolRuleState, unexpected: set[str]) -> PoolRuleState:
+    if not unexpected:
+        return state
+    expected = {name: pages for name, pages in state.expected.items() if name not in unexpected}
+    return replace(state, expected=expected)
+
+
+def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
+    window_s = (before.correctable_window_s, after.correctable_window_s)
+    if window_s[0] == window_s[1]:
+        return state
+    counters = {
+        key: total._replace(window=_restarted(total.window, *window_s))
+        for key, total in state.counters.items()
+    }
+    return replace(state, sources=(), counters=counters)  # without sources: computed again
+
+
+def _nics(state: NicRuleState, before: HostLimits, after: HostLimits) -> NicRuleState:
+    errors_s = (before.nic_error_window_s, after.nic_error_window_s)
+    link_s = (before.nic_link_window_s, after.nic_link_window_s)
+    if errors_s[0] == errors_s[1] and link_s[0] == link_s[1]:
+        return state
+
+    def restarted(counters: NicPortCounters) -> NicPortCounters:
+        return NicPortCounters(
+            _restarted_counter(counters.link_downs, *link_s),
+            *(_restarted_counter(counter, *errors_s) for counter in counters[1:]),
+        )
+
+    states = {
+        declared: nic._replace(
+            ports={
+                number: port._replace(counters=restarted(port.counters)) for number, port in nic.ports.items()
+            }
+        )
+        for declared, nic in state.states.items()
+    }
+    return replace(state, states=states, read_ns=_UNREAD_NS)
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------------
+
+
+def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits) -> GpuRuleState:
+    """Return the state of the GPU rules after a change of their limits from ``before`` to ``after``."""
+    if before.expect != after.expect:  # GPUs that only the expectation added
+        state = replace(state, registry=tuple(gpu for gpu in state.registry if gpu.uuid or gpu.bus))
+    windows_s = {
+        field: (length_s, counter_windows_s(after)[field])
+        for field, length_s in counter_windows_s(before).items()
+    }
+    if all(old_s == new_s for old_s, new_s in windows_s.values()):
+        return state
+    per_gpu = {
+        number: replace(
+            gpu,
+            read_ns=_UNREAD_NS,
+            windows={field: _restarted(window, *windows_s[field]) for field, window in gpu.windows.items()},
+        )
+        for number, gpu in state.per_gpu.items()
+    }
+    return replace(state, per_gpu=per_gpu)
+
+
+def conditions_with_settings(
+    conditions: Conditions, gpus: GpuRuleState, before: EngineSettings, after: EngineSettings, now: Instant
+) -> Conditions:
+    """Return the conditions after a change of the settings.
+
+    A probation is the time for which a fault that ended is still reported. One that has begun gets its new
+    end. A milder severity that the operator sets applies at once: the severer one has no probation.
+    """
+    if before.rules == after.rules and before.gpu.probation_s == after.gpu.probation_s:
+        return conditions
+    gpu_names = {device.name for device in gpu_devices(gpus)}
+    old_changes, new_changes = RuleChanges(before.rules), RuleChanges(after.rules)
+    changed = {}
+    for (subject, code), condition in conditions.items():
+        old, new = old_changes.of(subject, code), new_changes.of(subject, code)
+        if old.severity is not new.severity:
+            condition = _with_milder_severity(condition, new.severity)
+        if condition.phase is ConditionPhase.PROBATION:
+            is_gpu = subject in gpu_names
+            old_ns, new_ns = (
+                _probation_ns(change, code, settings.gpu if is_gpu else None)
+                for change, settings in ((old, before), (new, after))
+            )
+            if new_ns and old_ns != new_ns:
+                condition = with_probation_time(condition, new_ns, now)
+        changed[subject, code] = condition
+    return changed
+
+
+def _with_milder_severity(condition: Condition, severity: Severity | None) -> Condition:
+    finding = condition.finding
+    if severity is None or finding.severity is Severity.UNKNOWN or severity >= finding.severity:
+        return condition
+    return condition._replace(finding=finding._replace(severity=severity))
+
+
+def _probation_ns(change: RuleChange, code: str, limits: GpuLimits | None) -> int:
+    """Return how long an ended fault with a finding code is still reported [ns].
+
+    ``limits`` are those of GPUs; None: the device is no GPU.
+    """
+    if change.probation_ns is not None:
+        return change.probation_ns
+    return gpu_catalog_row(gpu_rules(limits), limits, code).probation_ns if limits is not None else 0

@@ -1,0 +1,237 @@
+"""Locks between the running instances of a driver: the election of the leader, and one prepare at a time.
+
+During a rolling update two instances run, and the kubelet keeps one health state per driver: each would
+overwrite the other's verdicts. So the newest instance is the leader, which alone sends health. When a stream
+of one instance ends, the kubelet forgets all verdicts, so the leader sends all devices again.
+
+Another lock serializes prepares and unprepares across all instances on the Kubernetes node. Threads of one
+process acquire it in their order. Both locks are on files in the driver's directory, which the kernel
+unlocks when the process ends.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.errors import ConfigError, PermissionDeniedError
+from agent.prepare.errors import TransientError
+from agent.system.files import is_current_file, unlock_and_close
+
+log = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"instance-([0-9]{20})-([0-9a-f]{16})\.lock")
+_READ_LIMIT: Final = 4096
+
+
+class InstancesState(NamedTuple):
+    """State of the driver's instances, as one check found it."""
+
+    is_leader: bool
+    """True: this instance is the newest running one of the driver."""
+    other_count: int
+    """Number of other running instances of the driver."""
+    has_any_ended: bool
+    """Whether another instance has ended since the previous check."""
+
+
+class LeaderElection:
+    """Lock file of this instance, and checks of the other instances. For one thread at a time."""
+
+    def __init__(self, directory: Path, pod_uid: str = "") -> None:
+        """Create the lock file. The directory must exist.
+
+        Raises:
+            ConfigError: The file cannot be created there.
+            PermissionDeniedError: This process may not create the file.
+        """
+        self._directory = directory
+        self._pod_uid = pod_uid
+        # boot time: setting the clock does not change it
+        started_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._path = directory / f"instance-{started_ns:020d}-{secrets.token_hex(8)}.lock"
+        self._others: frozenset[str] = frozenset()
+        try:
+            self._fd = self._create()
+        except PermissionError as error:
+            raise PermissionDeniedError(
+                f"instance file {self._path}: cannot be created: {error.strerror}; run as root"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"instance file {self._path}: cannot be created: {error.strerror}") from error
+
+    def check_instances(self) -> InstancesState:
+        """Check all instances; remove the files of ended ones, and create a missing file of this one again.
+
+        Raises OSError if the directory cannot be read, or the file not be created.
+        """
+        if not is_current_file(self._fd, self._path):
+            log.warning("instance file %s: was removed by another process; created again", self._path)
+            removed_fd, self._fd = self._fd, self._create()
+            os.close(removed_fd)
+        others = frozenset(name for name in os.listdir(self._directory) if self._is_running(name))
+        departed, self._others = self._others - others, others
+        return InstancesState(
+            is_leader=all(name < self._path.name for name in others),
+            other_count=len(others),
+            has_any_ended=bool(departed),
+        )
+
+    def leave(self) -> None:
+        """Remove the lock file of this instance and release the lock."""
+        with suppress(OSError):
+            if is_current_file(self._fd, self._path):
+                self._path.unlink()
+        unlock_and_close(self._fd)
+
+    def _create(self) -> int:
+        """Create and lock this instance's file in the driver's directory; return its descriptor."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # may wait for the check of another instance
+                if is_current_file(fd, self._path):  # else another instance removed it before the lock
+                    os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _is_running(self, name: str) -> bool:
+        if name == self._path.name or not _NAME.fullmatch(name):
+            return False
+        path = self._directory / name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False  # removed meanwhile, or not readable
+        try:
+            # shared, so that two instances that check a third at the same time both see that it has ended
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if name not in self._others:
+                log.info(
+                    "instance file %s: another instance of the driver is running: %s; the newest one leads",
+                    path,
+                    _describe_owner(fd),
+                )
+            return True
+        except OSError:
+            return False
+        else:
+            with suppress(OSError):  # a file that stays does no harm
+                path.unlink()
+                log.info(
+                    "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
+                    path,
+                    _describe_owner(fd),
+                )
+            return False
+        finally:
+            os.close(fd)
+
+
+def _describe_owner(fd: int) -> str:
+    """Return PID and pod of the driver instance that wrote an open file, for the log."""
+    try:
+        owner = json.loads(os.pread(fd, _READ_LIMIT, 0))
+        return f"pid {int(owner['pid'])}, pod {str(owner['podUid'])[:80] or 'unknown'!r}"
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return "owner unknown"
+
+
+FILE: Final = "serialize.lock"
+"""Name of the locked file in the driver's directory, as in Kubernetes' own drivers."""
+POLL_S: Final = 0.05
+"""Time between two attempts to lock a file that another instance holds [s]."""
+
+
+class SerializeLock:
+    """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create the lock of a driver's directory, which must exist when the lock is acquired."""
+        self._path = directory / FILE
+        self._lock = threading.Lock()
+        self._waiters: deque[threading.Event] = deque()
+        """Event of each thread that holds the lock or waits. The first holds it, and its event is set."""
+
+    @contextmanager
+    def hold(self, until_s: float) -> Iterator[None]:
+        """Hold the lock in a ``with`` block; blocks until it is acquired.
+
+        Args:
+            until_s: Time at which the wait ends, on the clock of :func:`time.monotonic`.
+
+        Raises:
+            TransientError: The lock was not acquired: code ``deadline`` if other threads of this instance
+                hold it, ``lock.timeout`` if another instance does.
+            OSError: The lock's file cannot be created or locked.
+        """
+        self._enqueue(until_s)
+        try:
+            fd = self._lock_file(until_s)
+            try:
+                yield
+            finally:
+                unlock_and_close(fd)
+        finally:
+            self._release()
+
+    def _enqueue(self, until_s: float) -> None:
+        turn = threading.Event()
+        with self._lock:
+            self._waiters.append(turn)
+            self._waiters[0].set()
+        if turn.wait(min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX)):
+            return
+        with self._lock:
+            if turn.is_set():  # acquired at this moment
+                return
+            self._waiters.remove(turn)
+        raise TransientError(
+            "earlier prepares or unprepares of this driver still hang, so this claim was not begun; "
+            "restart the driver if they never end",
+            code="deadline",
+        )
+
+    def _release(self) -> None:
+        with self._lock:
+            self._waiters.popleft()
+            if self._waiters:
+                self._waiters[0].set()
+
+    def _lock_file(self, until_s: float) -> int:
+        while (fd := self._try_lock()) is None:
+            if time.monotonic() >= until_s:
+                raise TransientError(
+                    f"{FILE}: another instance of the driver did not release this lock in time",
+                    code="lock.timeout",
+                )
+            time.sleep(POLL_S)
+        return fd
+
+    def _try_lock(self) -> int | None:
+        """Try to lock the file once; return its descriptor, or None if another instance holds the lock."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(self._path), os.fstat(fd)):  # else it was removed meanwhile
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
