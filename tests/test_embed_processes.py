@@ -37,7 +37,7 @@ from kubelet_real.implementations import implementations
 from patience import PATIENCE_S
 from wire.google import PROTO, message_class, names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import eventually
+from wire.serving import eventually, stacks_of_threads
 
 import drahealth
 from agent.model.time import Instant
@@ -604,7 +604,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         assert not monitor.stop(), "it says that something was left behind"
         gate.set()
         looking.abort()  # a check that began again meanwhile ends, too
-        eventually(lambda: not any(one.name.startswith("dh-") for one in threading.enumerate()), "all end")
+        eventually(lambda: not stacks_of_threads("dh-"), lambda: stacks_of_threads("dh-"))
 
 
 # --- a host that does not stop what it started --------------------------------------------------------------

@@ -102,8 +102,18 @@ class HealthCache:
             found = self._drivers.get(driver, {}).get(unknown.key)
             return unknown if found is None or found.stale(self._now_ns()) else found
 
-    def update(self, driver: str, devices: Sequence[DeviceHealth]) -> list[DeviceHealth]:
+    def update(
+        self,
+        driver: str,
+        devices: Sequence[DeviceHealth],
+        on_change: Callable[[list[DeviceHealth]], None] = lambda _: None,
+    ) -> list[DeviceHealth]:
         """Stores a health list.
+
+        Args:
+            driver: The name of the driver.
+            devices: The entries of the list.
+            on_change: Called with the changed entries, if any, before :meth:`get` returns them.
 
         Returns:
             The changed entries in the order of discovery. First come entries that are new or whose health,
@@ -135,6 +145,8 @@ class HealthCache:
                     removed += 1
             if changed or removed:
                 self._save()
+            if changed:
+                on_change(changed)
             return changed
 
     def clear(self, driver: str) -> None:

@@ -11,7 +11,7 @@ import grpc
 from wire.google import message_class
 
 from kubelet.claims import ClaimInfos
-from kubelet.health import HealthCache, read_device, shown
+from kubelet.health import DeviceHealth, HealthCache, read_device, shown
 from kubelet.history import (
     Changed,
     Cleared,
@@ -46,12 +46,16 @@ class HealthManager:
 
     def update(self, driver: str, message: Any) -> None:
         """Stores a health list and notifies pods."""
-        changed = self._cache.update(driver, [read_device(entry, self._version) for entry in message.devices])
-        for device in changed:
-            message_text = shown(device.message)
-            self._history.add(Changed(driver, device.pool, device.device, device.health, message_text))
-        if changed:
+
+        def record(changed: list[DeviceHealth]) -> None:
+            for device in changed:
+                text = shown(device.message)
+                self._history.add(Changed(driver, device.pool, device.device, device.health, text))
             self._history.add(HealthChanged(driver, len(changed)))
+
+        # recorded before a test can see the new health
+        devices = [read_device(entry, self._version) for entry in message.devices]
+        changed = self._cache.update(driver, devices, record)
         names = {(device.pool, device.device) for device in changed}
         with self._claims.locked() as infos:
             pods = frozenset(

@@ -1,7 +1,10 @@
 """Agent's servers in a thread, and reports for them."""
 
 import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -105,12 +108,31 @@ class Serving(ServerThread):
         self.latest.publish(report(devices))
 
 
-def eventually(condition: Callable[[], bool], event: str, timeout_s: float = PATIENCE_S) -> None:
-    """Wait until a condition holds that another thread or process brings about; fail at the timeout."""
+def eventually(
+    condition: Callable[[], bool], event: str | Callable[[], str], timeout_s: float = PATIENCE_S
+) -> None:
+    """Wait until a condition holds that another thread or process brings about; fail at the timeout.
+
+    Args:
+        condition: Returns whether the condition holds.
+        event: What is waited for, or a function that describes the state at the timeout.
+        timeout_s: Longest wait [s].
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {event}"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s} s: {event if isinstance(event, str) else event()}")
         time.sleep(0.005)
+
+
+def stacks_of_threads(prefix: str) -> str:
+    """Return the names and stacks of this process's threads whose names begin with a text."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"{one.name}\n{''.join(traceback.format_stack(frames[one.ident]))}"
+        for one in threading.enumerate()
+        if one.name.startswith(prefix) and one.ident in frames
+    )
 
 
 def descriptors() -> set[tuple[str, str]]:
