@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
@@ -203,6 +203,21 @@ class PolledCommand(CheckCommand):
     def kill(self) -> None:
         super().kill()
         self.is_ended()
+
+
+FORK_HANDLER: Final = """
+import ctypes, os
+from agent.sources.check_command import CheckCommand
+abort = ctypes.CFUNCTYPE(None)(os.abort)
+assert ctypes.CDLL(None).__register_atfork(abort, abort, abort, None) == 0
+print(CheckCommand(["/bin/sh", "-c", "exit 3"], {}, timeout_s=60, user="", cgroup=None).run().exit_code)
+"""
+"""Program whose fork handler aborts, as that of gRPC does if two threads fork at once."""
+
+
+def test_command_starts_without_the_fork_handlers_of_libraries() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK_HANDLER], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 def test_poll_of_a_running_command_takes_no_exit_code() -> None:

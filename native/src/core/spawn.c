@@ -1,7 +1,6 @@
 /* spawn.c - starts an operator's command with rights, descriptors and a cgroup of its own. */
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -62,13 +61,22 @@ static int child_descriptors(const struct dh_spawn *s, int error_fd)
     return 0;
 }
 
+/* The C library's functions would also change the user of the parent's other threads, of which it still has a
+ * list; none of them is in the child. */
 static int child_user(const struct dh_spawn *s)
 {
     if (s->uid < 0)
         return 0;
-    if (setgroups(0, NULL) < 0 || setresgid((gid_t)s->gid, (gid_t)s->gid, (gid_t)s->gid) < 0)
+    if (syscall(SYS_setgroups, 0, NULL) < 0 || syscall(SYS_setresgid, s->gid, s->gid, s->gid) < 0)
         return -1;
-    return setresuid((uid_t)s->uid, (uid_t)s->uid, (uid_t)s->uid);
+    return (int)syscall(SYS_setresuid, s->uid, s->uid, s->uid);
+}
+
+/* fork(2) without the handlers that libraries registered with pthread_atfork(3): those of gRPC abort the process
+ * if two threads fork at once. The child only makes system calls. */
+static pid_t fork_without_handlers(void)
+{
+    return (pid_t)syscall(SYS_clone, (unsigned long)SIGCHLD, NULL, NULL, NULL, NULL);
 }
 
 static _Noreturn void child_run(const struct dh_spawn *s, const char *const *argv, const char *const *envp,
@@ -111,7 +119,7 @@ int dh_spawn(const struct dh_spawn *s, const char *const *argv, const char *cons
         return -errno;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of the parent runs in the child */
-    pid = fork();
+    pid = fork_without_handlers();
     if (pid == 0)
         child_run(s, argv, envp, fds[1], parent);
     err = errno;
