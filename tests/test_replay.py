@@ -449,7 +449,8 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     assert (code, err) == (0, "")
     assert "2 segments with" in out
     copy = unpacked(tmp_path / "copy")
-    assert [secret for secret in SECRET if secret.encode() in copy] == []
+    # a pseudonym of a node is node- and hexadecimal digits
+    assert [one for one in SECRET if re.search(re.escape(one.encode()) + rb"(?![0-9a-f])", copy)] == []
     first, second = (SegmentReader(path).head for path in segment_paths(tmp_path / "copy"))
     assert first.is_redacted
     assert first.node == second.node
