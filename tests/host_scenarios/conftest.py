@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from machine import held_hugepages, hugepages, kubepods_tree
+from machine import hugepages, kubepods_tree
 from netns import Injector, netns
 
 from host_scenarios.declarations import device
-from host_scenarios.figures import EMULATED, REAL, Figures
-from host_scenarios.hosts import PAGES, SURPLUS, Paper, RealHost
+from host_scenarios.figures import EMULATED, Figures
+from host_scenarios.hosts import PAGES, Paper, PoolUser, RealHost
 from host_scenarios.paper_host import CARD, NIC, PaperHost
 from host_scenarios.stage import Cause, Stage
 
@@ -50,10 +50,29 @@ def real(directory: Path, figures: Figures) -> Iterator[RealHost]:
 
 
 @pytest.fixture(scope="package")
-def full_pool(real: RealHost) -> Iterator[Cause]:
-    """Use all pages of the real host and one surplus page."""
-    with held_hugepages(real.pool, SURPLUS):
-        yield real.stage.cause(f"all {PAGES} hugepages in use for 60 s, and {SURPLUS} surplus page", REAL)
+def pool_user(real: RealHost) -> Iterator[PoolUser]:
+    """Process that can use all pages of the real host and one surplus page."""
+    with closing(PoolUser(real)) as user:
+        yield user
+
+
+@pytest.fixture
+def full_pool(pool_user: PoolUser) -> Cause:
+    """Use all pages, perhaps since an earlier test, which saves a wait."""
+    return pool_user.hold()
+
+
+@pytest.fixture
+def just_filled_pool(pool_user: PoolUser) -> Cause:
+    """Use all pages from now on."""
+    pool_user.release()
+    return pool_user.hold()
+
+
+@pytest.fixture
+def free_pool(pool_user: PoolUser) -> None:
+    """Use no page any more."""
+    pool_user.release()
 
 
 @pytest.fixture(scope="package")

@@ -6,15 +6,15 @@ from machine import hugetlb_hit
 
 from host_scenarios.declarations import device
 from host_scenarios.figures import REAL
-from host_scenarios.hosts import PAGES, RealHost
+from host_scenarios.hosts import PAGES, POOL, RealHost
 from host_scenarios.stage import OWNER
 from host_scenarios.subscribers import device_of
 
-POOL = "hugepages-2mi-node0"
 POD = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
 CONTAINER = "c" * 64
 
 
+@pytest.mark.usefixtures("free_pool")
 def test_shrunk_pool_is_unhealthy_until_the_pages_return(real: RealHost) -> None:
     real.stage.cause("hugepage pool shrunk", REAL)
     real.pool.resize(PAGES - 1)
@@ -25,6 +25,7 @@ def test_shrunk_pool_is_unhealthy_until_the_pages_return(real: RealHost) -> None
     real.stage.expect_health(POOL, HEALTHY, "")
 
 
+@pytest.mark.usefixtures("free_pool")
 def test_grown_pool_does_not_raise_the_expected_pages(real: RealHost) -> None:
     real.pool.resize(PAGES + 2)
     real.pool.resize(PAGES)
@@ -37,6 +38,7 @@ def test_grown_pool_does_not_raise_the_expected_pages(real: RealHost) -> None:
     real.stage.expect_health(POOL, HEALTHY, "")
 
 
+@pytest.mark.usefixtures("free_pool")
 def test_pool_below_declared_pages_is_unhealthy(real: RealHost) -> None:
     one, two = (device(f"huge-{i}", "hugepages", size="2Mi", pages=i + 1, numa=0) for i in (0, 1))
     real.stage.declare(one + two)
@@ -55,6 +57,7 @@ def test_pool_below_declared_pages_is_unhealthy(real: RealHost) -> None:
     real.stage.expect_health("huge-1", HEALTHY, "", OWNER)
 
 
+@pytest.mark.usefixtures("free_pool")
 def test_hugetlb_sigbus_is_a_note_on_the_container(real: RealHost) -> None:
     group = real.pods.make("burstable", POD, CONTAINER)
     (group / "hugetlb.2MB.max").write_text("4M\n")
@@ -67,7 +70,7 @@ def test_hugetlb_sigbus_is_a_note_on_the_container(real: RealHost) -> None:
     real.pods.remove("burstable", POD)
 
 
-@pytest.mark.usefixtures("full_pool")
+@pytest.mark.usefixtures("just_filled_pool")
 def test_recently_exhausted_pool_is_not_reported(real: RealHost) -> None:
     began = real.stage.follower.newest["at"]
     now = real.stage.follower.wait_for(lambda one: one["at"] > began, "a later document")

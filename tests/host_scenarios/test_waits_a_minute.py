@@ -2,10 +2,8 @@
 
 from agents import HEALTHY, UNHEALTHY
 
-from host_scenarios.hosts import Paper, RealHost
+from host_scenarios.hosts import POOL, Paper, RealHost
 from host_scenarios.stage import Cause
-
-POOL = "hugepages-2mi-node0"
 
 
 def test_poisoned_pages_count_for_their_node(paper: Paper, poisoned: Cause) -> None:
