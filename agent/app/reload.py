@@ -64,6 +64,8 @@ def _text(setting: Setting, value: Any) -> str:
     return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 3]}..."
 
 
+# --- the reload --------------------------------------------------------------------------------------------
+
 READ_S: Final = 10.0
 """Longest time to read the configuration files [s]; a hung disk must not leave systemd waiting."""
 

@@ -272,6 +272,8 @@ def real_or_file_tree(number: int) -> Iterator[tuple[CgroupTree, str]]:
         yield tree, reason
 
 
+# --- files of pods and claims ------------------------------------------------------------------------------
+
 DRIVER: Final = "gpu.example.com"
 POOL: Final = "node-1"
 NAMESPACE: Final = "bench"

@@ -255,6 +255,8 @@ def _run_command(command: Sequence[str]) -> str:
     return done.stdout
 
 
+# --- the guards --------------------------------------------------------------------------------------------
+
 INSTRUCTION_TOLERANCE: Final = 0.005
 """Relative tolerance of instruction counts."""
 OPCODE_TOLERANCE: Final = 0.02

@@ -338,6 +338,8 @@ def split_into_batches(count: int, size: int) -> Iterable[range]:
     return (range(first, min(first + size, count)) for first in range(0, count, size))
 
 
+# --- fake NVML ---------------------------------------------------------------------------------------------
+
 TARGET: Final = "build/fake/580/libnvidia-ml.so.1"
 
 

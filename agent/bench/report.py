@@ -371,6 +371,8 @@ def wrap_line(line: str, indent: str) -> list[str]:
     return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
+# --- pyperf ------------------------------------------------------------------------------------------------
+
 UNITS: Final[Mapping[Unit, str]] = {"s": "second", "%": "second", "B": "byte", "1": "integer"}
 FORMAT: Final = "1.0"
 _UNITS_BY_NAME: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "integer": "1"}

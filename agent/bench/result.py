@@ -176,6 +176,9 @@ def format_interval(value: MedianInterval, unit: Unit) -> str:
     return f"[{format_digits(value.low / size, unit)}, {format_digits(value.high / size, unit)}]"
 
 
+# --- sizes of a run ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class RunSize:
     """Amount of work of one run of the benchmark suites."""
@@ -267,6 +270,8 @@ QUICK: Final = RunSize(
 )
 PAUSE_S: Final = 0.1
 """Pause between two passes of the C core at 10 Hz [s]."""
+
+# --- budgets -----------------------------------------------------------------------------------------------
 
 BUDGETS_FILE: Final = "benchmarks/budgets.toml"
 RATIO_REASON: Final = "ratio to the bare system calls that the work needs"

@@ -199,6 +199,8 @@ def _exclusive_cpu_risks(
         yield "cpus.exclusive_throttled", f"throttled at {limit.text} on exclusive CPUs {cpus}"
 
 
+# --- the audit ---------------------------------------------------------------------------------------------
+
 VANISHED_CGROUP: Final = ActualCgroup(is_gone=True)
 
 

@@ -274,6 +274,8 @@ def _term_label(container: PodContainer) -> str:
     return container.name if container.role is ContainerRole.APP else f"{container.role} {container.name}"
 
 
+# --- one expected value ------------------------------------------------------------------------------------
+
 MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262_144
 MIN_QUOTA_US: Final = 1000

@@ -299,6 +299,8 @@ def _memory_qos(config: KubeletConfig, minor: int, is_on: bool) -> MemoryQosMode
     return MemoryQosMode(factor, reserves=config.reservation_policy == TIERED)
 
 
+# --- properties of the node --------------------------------------------------------------------------------
+
 PAGE_BYTES: Final = 4096
 PERIOD_US: Final = 100_000
 """The kubelet's default CFS period [us]; its cpuCFSQuotaPeriod changes it."""

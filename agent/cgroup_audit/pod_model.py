@@ -110,6 +110,8 @@ def _limit_to_max(number: int) -> int:
     return max(-MAX_VALUE, min(number, MAX_VALUE))
 
 
+# --- the pod -----------------------------------------------------------------------------------------------
+
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 HUGEPAGES: Final = "hugepages-"

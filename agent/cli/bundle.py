@@ -93,6 +93,8 @@ def _without_value(found: re.Match[str]) -> str:
     return f"{found['name']}{quote}{REDACTED}{quote}"
 
 
+# --- the command -------------------------------------------------------------------------------------------
+
 ENTRY_BYTES: Final = 8 << 20
 """Largest size of a file in the archive [bytes]; of a larger file the rest is left out."""
 TIMEOUT_S: Final = 30.0

@@ -99,6 +99,9 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+# --- the command -------------------------------------------------------------------------------------------
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
@@ -155,6 +158,9 @@ VERB = Subcommand(
     add_arguments=add_arguments,
     main=main,
 )
+
+
+# --- JSON schema -------------------------------------------------------------------------------------------
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -159,6 +159,8 @@ def agent_socket_of(args: Namespace) -> Path:
     return load_runtime_dir(flags_of(args), os.environ, file=config_file_of(args)) / "agent.sock"
 
 
+# --- exit codes --------------------------------------------------------------------------------------------
+
 EXIT_OF_SEVERITY: Final = {
     Severity.OK: 0,
     Severity.INFO: 0,

@@ -221,6 +221,8 @@ def _remember(cache: "OrderedDict[K, V]", key: K, value: V) -> None:
         cache.popitem(last=False)
 
 
+# --- wanted events -----------------------------------------------------------------------------------------
+
 EVENT_S: Final = 300.0
 """Shortest time between two events about the same object, device and finding code [s]."""
 UNDECIDED_S: Final = 600.0

@@ -240,6 +240,8 @@ def _joined(texts: Sequence[str]) -> str:
     return joined
 
 
+# --- the Lease ---------------------------------------------------------------------------------------------
+
 RENEW_S: Final = 10.0
 """Interval of renewals of the node's Lease [s], the same as that of the kubelet's own Lease."""
 DURATION_S: Final = 40

@@ -187,6 +187,8 @@ def _limit(entry: Mapping[str, Any], code: str, rules: Sequence[Rule]) -> int | 
     return limit
 
 
+# --- [[check]] ---------------------------------------------------------------------------------------------
+
 CHECKS_MAX: Final = 64
 NAME_BYTES: Final = 40
 DEVICES_CHARS: Final = 320

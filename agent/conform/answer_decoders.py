@@ -134,6 +134,8 @@ def _signed(value: int | bytes, bits: int) -> int:
     return low - (1 << bits) if low >> (bits - 1) else low
 
 
+# --- answers to prepare and unprepare ----------------------------------------------------------------------
+
 # field numbers of NodePrepareResourcesResponse, of its map's entries, and of the messages in them
 CLAIMS: Final = 1
 KEY, VALUE = 1, 2

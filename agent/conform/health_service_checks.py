@@ -207,6 +207,8 @@ def check_versions_agree(session: SessionRecord) -> CheckOutcome:
     return worst_outcome(compare_streams(first, second, end_s, V1, V1ALPHA1), passed(f"{known} alike"))
 
 
+# --- several kubelets at once ------------------------------------------------------------------------------
+
 CAUSAL_DELAY_S: Final = 0.25
 """Longest delay at which an event of the driver counts as the effect of the event before it [s]."""
 UNUSUAL_FACTOR: Final = 2

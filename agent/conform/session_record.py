@@ -406,6 +406,8 @@ class SessionRecord(NamedTuple):
         return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)
 
 
+# --- queries on streams ------------------------------------------------------------------------------------
+
 DEFAULT_LEASE_S: Final = 30
 """Lease that the kubelet uses if a driver sends 0 or less as health_check_timeout_seconds [s]."""
 LEASE_OVERFLOW_S: Final = 9_223_372_036

@@ -83,6 +83,8 @@ def _taint_name(code: str) -> str:
     return f"{head}-{digest}" if head else digest
 
 
+# --- decisions on taints -----------------------------------------------------------------------------------
+
 UNKNOWN_NS: Final = 60 * NS
 """Time for which a device must be Unknown before it gets a taint [ns].
 An agent's restart makes all devices Unknown for a moment."""

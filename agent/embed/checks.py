@@ -205,6 +205,8 @@ def result_from_error(error: BaseException) -> HealthCheckResult:
     return HealthCheckResult(unread=shorten(f"{name}: {text}" if text else name), error=error)
 
 
+# --- scheduler ---------------------------------------------------------------------------------------------
+
 MAX_THREADS: Final = 16
 """Largest number of health checks without ``async`` that run at once; hung ones count until their timeout."""
 DEVICES_MAX: Final = 4096

@@ -144,6 +144,8 @@ class Device:
         return parse_declared_device(row, driver, self.pool or node)
 
 
+# --- ResourceSlices ----------------------------------------------------------------------------------------
+
 OLD_TAINTS_MAX: Final = 4
 """Largest number of taints of a device for API servers before 1.35, which have no effect ``None`` either."""
 NAME_BYTES: Final = 240

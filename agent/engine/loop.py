@@ -369,6 +369,8 @@ def visible_state(report: Report) -> tuple[object, ...]:
     )
 
 
+# --- requests to clear faults ------------------------------------------------------------------------------
+
 Unanswered = tuple[ClearRequest, ...]
 
 
@@ -413,6 +415,9 @@ class ClearRequestQueue:
                 request: future for request, future in self._open.items() if request.number not in numbers
             }
             self._set_requests(tuple(self._open))
+
+
+# --- hub of reports ----------------------------------------------------------------------------------------
 
 
 class ReportHub:

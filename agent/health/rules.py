@@ -207,6 +207,8 @@ def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since, repair=row.repair)
 
 
+# --- changes of rules by the operator ----------------------------------------------------------------------
+
 FAMILY: Final = ".*"
 """Suffix of a pattern of finding codes such as ``gpu.ecc.*``, which matches all codes with the prefix before
 it.

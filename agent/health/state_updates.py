@@ -170,6 +170,8 @@ def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: Declare
             return host
 
 
+# --- changed settings --------------------------------------------------------------------------------------
+
 _UNREAD_NS = -1
 """Time that no reading has [ns]: the next evaluation takes its reading as new.
 

@@ -95,6 +95,8 @@ def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: I
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
 
 
+# --- verdicts ----------------------------------------------------------------------------------------------
+
 MAX_MESSAGE_BYTES: Final = 1024
 """Maximum size of a device's message [bytes]: the kubelet cuts longer ones, even within a character
 (KEP-4680).
@@ -250,6 +252,9 @@ def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> in
     """Return the lease of a verdict, how long the kubelet trusts it [s]: the configured one, but at least
     three periods of the slowest source, so that the verdict does not expire between two passes."""
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
+
+
+# --- comparison of reports ---------------------------------------------------------------------------------
 
 
 class SeenVerdict(NamedTuple):

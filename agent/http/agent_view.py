@@ -107,6 +107,8 @@ class TotalsSinceStart:
             return Totals(self._version, self._devices, dict(self._stalls))
 
 
+# --- the view ----------------------------------------------------------------------------------------------
+
 SILENT_HEARTBEATS: Final = 3
 """Number of heartbeats without a report after which the agent counts as hung.
 

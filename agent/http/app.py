@@ -194,6 +194,8 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
+# --- the application ---------------------------------------------------------------------------------------
+
 PART_BYTES: Final = 32 << 10
 """Size of the parts in which a metrics or report document is sent [bytes]."""
 

@@ -283,6 +283,9 @@ class GpuOsSample:
     directory; empty while the bus cannot be read."""
 
 
+# --- wake conditions ---------------------------------------------------------------------------------------
+
+
 class SamplerField(Enum):
     """Reading that the native core can watch. NODE: NUMA node; POOL: hugepage pool; GROUP: cgroup.
 

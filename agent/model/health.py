@@ -212,6 +212,8 @@ class NotApplicable:
     reason: str
 
 
+# --- taints ------------------------------------------------------------------------------------------------
+
 TAINTS_MAX: Final = 16
 """Largest number of taints on one device; the API server rejects more."""
 SLICE_DEVICES_MAX: Final = 128

@@ -98,6 +98,8 @@ class MachineSample:
     """State of the sources ``edac``, ``memory``, ``cores`` and ``pressure``."""
 
 
+# --- PCI functions -----------------------------------------------------------------------------------------
+
 NVIDIA_DRIVER: Final = "nvidia"
 """Kernel driver through which NVML reaches a GPU."""
 PASSTHROUGH_DRIVER: Final = "vfio-pci"
@@ -128,6 +130,8 @@ class PciSample(NamedTuple):
     upstream_bridge: str = ""
     """PCI address of the upstream bridge, under which the kernel logs link events; empty: on a root bus."""
 
+
+# --- network adapters --------------------------------------------------------------------------------------
 
 DISABLED: Final = 3
 """Physical state of an InfiniBand port that is disabled; an Ethernet port without a carrier has it too."""
@@ -229,6 +233,9 @@ def port_state_name(state: int) -> str:
 def physical_state_name(state: int) -> str:
     """Return the kernel's name of a port's physical state: ``Polling`` for 2."""
     return _PHYSICAL_STATES[state] if 0 <= state < len(_PHYSICAL_STATES) else f"state {state}"
+
+
+# --- kernel messages ---------------------------------------------------------------------------------------
 
 
 class LogLine(NamedTuple):

@@ -116,6 +116,9 @@ class BootBaseline:
     gpus: tuple[GpuBaseline, ...] = ()
 
 
+# --- faults ------------------------------------------------------------------------------------------------
+
+
 class Cure(StrEnum):
     """Event that ends a stored GPU fault. A reboot ends every fault except REPLACE; a GPU reset ends those
     with LINKS_UP, ACTION, NOTHING_PENDING or RESET."""

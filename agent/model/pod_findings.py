@@ -54,6 +54,8 @@ class PodsSample:
     findings: tuple[PodFinding, ...] = ()
 
 
+# --- settings of a cgroup ----------------------------------------------------------------------------------
+
 NO_LIMIT: Final = 2**64 - 1
 """Value of a limit that is not set: the cgroup file contains ``max`` (v2) or -1 (v1)."""
 

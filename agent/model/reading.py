@@ -62,6 +62,9 @@ def is_absent(reading: Reading) -> bool:
     return isinstance(reading, Missing) and reading.absence is Absence.ABSENT
 
 
+# --- state of sources --------------------------------------------------------------------------------------
+
+
 class SourceState(StrEnum):
     """State of a source after its last pass, one reading of its part of the machine."""
 

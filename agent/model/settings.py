@@ -75,6 +75,9 @@ class CustomCheckResult(NamedTuple):
     """CLOCK_MONOTONIC at the end of the command's last run [ns]."""
 
 
+# --- settings ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
     """Limits at which the GPU rules report a fault."""

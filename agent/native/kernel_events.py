@@ -143,6 +143,8 @@ def _decode_line(raw: tuple[Any, ...]) -> LogLine:
     return LogLine(pattern, times, first_us, last_us, printable_text(first), printable_text(last), seq)
 
 
+# --- device events -----------------------------------------------------------------------------------------
+
 _SIZE: Final = ffi.sizeof("struct dh_uevent_sample")
 _SUBSYSTEMS: Final = {getattr(lib, f"DH_SUBSYSTEM_{member.name}"): member for member in Subsystem}
 _SILENT: Final = "the kernel sends no device events to this network namespace (of a user namespace)"

@@ -26,6 +26,8 @@ def trim_heap() -> None:
     lib.dh_heap_trim()
 
 
+# --- start of a command ------------------------------------------------------------------------------------
+
 _ERROR: Final = struct.Struct("=ii")
 _STEPS: Final = {
     lib.DH_SPAWN_SESSION: "new session",

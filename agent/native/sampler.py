@@ -187,6 +187,8 @@ def _open_error(code: int, options: SamplerOptions) -> Exception:
     return ProbeError(f"sampler: cannot be opened: {return_code_text(code)}")
 
 
+# --- settings of single cgroups ----------------------------------------------------------------------------
+
 _CONTROLLERS: Final = {
     "cpu": lib.DH_CG_CPU,
     "memory": lib.DH_CG_MEMORY,

@@ -372,6 +372,8 @@ def _merge_inventory(
     return (*known, *(gpu for gpu in before if not {gpu.uuid, gpu.bus} & present))
 
 
+# --- network adapters --------------------------------------------------------------------------------------
+
 READ_GAP_S: Final = 1.0
 """Shortest time between two reads of the NICs [s], for a PCI device that appears and disappears all the time.
 """

@@ -187,6 +187,8 @@ def classify_http_status(status: int, reason: str, from_api_server: bool) -> Cod
     return _SERVER_ERROR if status >= 500 else ("api.refused", _UNKNOWN)
 
 
+# --- patterns of texts -------------------------------------------------------------------------------------
+
 PATTERNS_MAX: Final = 64
 PATTERN_CHARS: Final = 256
 SEARCH_CHARS: Final = 1024

@@ -104,6 +104,8 @@ def shorten(text: str, limit: int = SUMMARY_CHARS) -> str:
     return text if len(text) <= limit else text[: limit - len(_CUT)].rstrip() + _CUT
 
 
+# --- message for the kubelet -------------------------------------------------------------------------------
+
 CODE_BYTES: Final = 80
 DEVICES_BYTES: Final = 260
 REQUESTS_BYTES: Final = 80

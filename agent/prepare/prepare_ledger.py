@@ -191,6 +191,8 @@ def _keep_newest_faults(faults: Iterable[DriverFault]) -> tuple[DriverFault, ...
     return tuple(sorted(ranked[:FAULTS_MAX], key=lambda fault: fault.number))
 
 
+# --- the ledger --------------------------------------------------------------------------------------------
+
 CLAIMS_MAX: Final = 1024
 """Largest number of claims in a ledger, many times those of a Kubernetes node; the oldest is dropped."""
 UNPREPARED_KEPT_S: Final = 86_400.0

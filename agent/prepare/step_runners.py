@@ -165,6 +165,8 @@ def _record_failure(
     return tracker.record_failure_and_wait(claim, verdict, error)
 
 
+# --- runners -----------------------------------------------------------------------------------------------
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -303,6 +303,9 @@ def _healthy_gpu(number: int, address: str) -> GpuSample:
 
 
 DETECTORS_FOLDER: Final = "detectors"
+
+# --- other detectors ---------------------------------------------------------------------------------------
+
 _NVLINK_FILE: Final = "nvlink5.tsv"
 _NVLINK: Final = re.compile(
     r"Xid \(PCI:[^)]*\): (\d+),(?: pid=[^,]*,)?(?: name=[^,]*,)? (\S+) (Fatal|Nonfatal) .*?"

@@ -154,6 +154,8 @@ def _is_exact(verdict: ExpectedVerdict, devices: tuple[str, ...], found: tuple[D
     return exact.issuperset(devices)
 
 
+# --- output ------------------------------------------------------------------------------------------------
+
 COLUMNS: Final[Mapping[str, str]] = {
     "detected": "detected",
     "right_device": "right device",

@@ -145,6 +145,8 @@ class KubeletModel:
         self.entries[subject_of(device)] = entry
 
 
+# --- invariants --------------------------------------------------------------------------------------------
+
 BROKEN: Final = "broken-not-healthy"
 CAUSE: Final = "unhealthy-has-cause"
 CLEARS: Final = "ended-fault-clears"

@@ -158,6 +158,8 @@ def _shorter_events(script: NodeScript) -> Iterator[NodeScript]:
                 yield replace(script, events=(*script.events[:index], shorter, *script.events[index + 1 :]))
 
 
+# --- the command -------------------------------------------------------------------------------------------
+
 INTERRUPTED: Final = 128 + signal.SIGINT
 NODES_MAX: Final = 1_000_000
 CHUNKS_PER_PROCESS: Final = 2

@@ -206,6 +206,8 @@ def _list_error(path: Path | str, error: OSError) -> ProbeError | PermissionDeni
     return kind(f"{path}: {error.strerror}")
 
 
+# --- memory settings ---------------------------------------------------------------------------------------
+
 _NUMBER_BYTES: Final = 64
 _PROCESSES_BYTES: Final = 1 << 20
 _STAT_BYTES: Final = 4096

@@ -193,6 +193,8 @@ def _enable(base: Path, controllers: tuple[str, ...]) -> None:
             return
 
 
+# --- the command -------------------------------------------------------------------------------------------
+
 OUTPUT_BYTES: Final = 2048
 """Length of a command's output that is kept [bytes]; further output is read and dropped."""
 FLOOD_BYTES: Final = 1 << 20

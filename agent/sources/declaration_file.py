@@ -360,6 +360,8 @@ def _parse_toml(data: bytes) -> dict[str, Any]:
         raise ConfigError("is not readable TOML: arrays or tables are nested too deeply") from None
 
 
+# --- the directory -----------------------------------------------------------------------------------------
+
 DIRECTORY: Final = "devices.d"
 """Name of the directory of declaration files, in the agent's runtime directory."""
 SUFFIX: Final = ".toml"

@@ -118,6 +118,8 @@ def _list_processes() -> list["psutil.Process"]:
         return []
 
 
+# --- GPU facts ---------------------------------------------------------------------------------------------
+
 NVIDIA_VENDOR_ID: Final = 0x10DE
 GPU_PCI_CLASSES: Final = frozenset({0x0300, 0x0302})
 """PCI class and subclass of GPUs: VGA controller, 3D controller."""

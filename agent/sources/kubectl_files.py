@@ -186,6 +186,9 @@ def _kind(obj: JsonObject, default: str) -> str:
 
 
 KUBECONFIG_BYTES: Final = 1 << 20
+
+# --- kubeconfig --------------------------------------------------------------------------------------------
+
 DEFAULT_FILE: Final = Path(".kube/config")
 """Path of the kubeconfig below the home directory that kubectl reads without a flag or variable."""
 UNSUPPORTED: Final = {

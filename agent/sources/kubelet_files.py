@@ -373,6 +373,8 @@ def parse_exclusive_cpus(data: bytes) -> Mapping[str, Mapping[str, CpuSet]]:
     }
 
 
+# --- the kubelet's configuration ---------------------------------------------------------------------------
+
 COMMAND: Final = "kubectl get --raw /api/v1/nodes/NODE/proxy/configz"
 """Command that prints a kubelet's configuration in effect, which an operator can store in a file."""
 _FILE_BYTES: Final = 4 << 20

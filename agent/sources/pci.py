@@ -210,6 +210,8 @@ def parse_aer_total(text: str, name: str) -> Reading:
     return UNPARSABLE
 
 
+# --- network adapters --------------------------------------------------------------------------------------
+
 RDMA_CLASS: Final = "class/infiniband"
 _NOT_COUNTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """Errnos of counter files which mean that the NIC, for example a virtual function, lacks the counter."""

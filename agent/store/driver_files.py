@@ -300,6 +300,8 @@ def _locked(path: Path) -> Iterator[None]:
 TAINTS_FILE: Final = "taints.json"
 
 
+# --- taints ------------------------------------------------------------------------------------------------
+
 _TAINT: Final = struct_type_of(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))
 
 

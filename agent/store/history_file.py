@@ -106,6 +106,8 @@ def extend_newest_period(stored: StoredVerdicts, mark: tuple[str, float, float] 
     return stored._replace(periods=(*before, newest._replace(lasted_s=lasted_s, ended_s=ended_s)))
 
 
+# --- the history file --------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 WRITE_WAIT_S: Final = 5.0

@@ -180,6 +180,8 @@ def describe_sqlite_error(error: sqlite3.Error) -> str:
     return f"{error} ({getattr(error, 'sqlite_errorname', 'no SQLite error')})"
 
 
+# --- tables of verdicts ------------------------------------------------------------------------------------
+
 _PERIOD_COLUMNS: Final = (
     "id TEXT NOT NULL UNIQUE",
     "boot_id TEXT NOT NULL",

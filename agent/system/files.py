@@ -94,6 +94,8 @@ def unlock_and_close(fd: int) -> None:
     os.close(fd)
 
 
+# --- directories and locks ---------------------------------------------------------------------------------
+
 LOCK_FILE: Final = "agent.lock"
 """Name of the file that DirectoryLock locks in the agent's runtime directory and in its state directory."""
 
@@ -237,6 +239,8 @@ def open_error_reason(error: OSError) -> str:
     """Return why a file could not be opened with O_NOFOLLOW, as text: for example, it is a symbolic link."""
     return "is a symbolic link" if error.errno == ELOOP else error.strerror or str(error)
 
+
+# --- paths -------------------------------------------------------------------------------------------------
 
 StrPath = str | os.PathLike[str]
 """Path of a file or directory, as :func:`open` accepts it."""

@@ -220,6 +220,8 @@ def fixture_pool(sysfs: Path) -> Callable[[int], int]:
     return change
 
 
+# --- suite trace -------------------------------------------------------------------------------------------
+
 PERIOD_MS: Final = 10
 HOPS: Final = (
     ("rung", "cause to eventfd: the next pass, reading, comparing"),

@@ -285,6 +285,8 @@ def _status_rows(status: AgentStatus) -> list[ResultRow]:
     ]
 
 
+# --- suite startup -----------------------------------------------------------------------------------------
+
 PROGRAMS: Final = {
     "floor": ("lower bound: an interpreter that does nothing", "pass"),
     "import": ("import drahealth: the library of drivers", "import drahealth"),

@@ -130,6 +130,8 @@ def online_cpus(snapshot: Snapshot) -> int:
     return online
 
 
+# --- suite encode ------------------------------------------------------------------------------------------
+
 CORE: Final = "core: encode_health, C"
 
 Encode = Callable[[Sequence[WireHealth]], bytes]
@@ -245,6 +247,8 @@ def _google_message_class() -> Any:
 def _protobuf_version() -> str:
     return str(importlib.import_module("google.protobuf").__version__)
 
+
+# --- suite publish -----------------------------------------------------------------------------------------
 
 SUBSCRIBERS: Final = (1, 8, 64)
 PUBLISHED_DEVICES: Final = 128

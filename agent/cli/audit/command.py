@@ -191,6 +191,9 @@ VERB = Subcommand(
     main=main,
 )
 
+
+# --- input -------------------------------------------------------------------------------------------------
+
 KUBECTL: Final = "kubectl get pods -A -o json --field-selector spec.nodeName=NODE"
 
 

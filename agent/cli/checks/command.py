@@ -109,6 +109,9 @@ VERB = Subcommand(
     main=main,
 )
 
+
+# --- output ------------------------------------------------------------------------------------------------
+
 COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo|for) .*")
 """Pattern of the texts of :attr:`CheckDescription.try_command` that are commands, not explanations."""
 

@@ -243,6 +243,8 @@ class Explanation:
     sources: tuple[SourceResult, ...] = ()
 
 
+# --- lookup by name ----------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 

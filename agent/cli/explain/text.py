@@ -159,6 +159,8 @@ def _state(claim: ClaimFacts, devices: Sequence[DeviceFacts]) -> str:
     return clean("; ".join(states))
 
 
+# --- output ------------------------------------------------------------------------------------------------
+
 MAX_REQUESTS: Final = 6
 """Largest number of a claim's requests that are listed for one device."""
 

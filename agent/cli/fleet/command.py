@@ -99,6 +99,9 @@ VERB = Subcommand(
     main=main,
 )
 
+
+# --- output ------------------------------------------------------------------------------------------------
+
 ROWS: Final = 20
 """Number of rows that each table has without ``--all``."""
 CODES: Final = 4

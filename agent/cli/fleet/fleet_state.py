@@ -162,6 +162,8 @@ def _read_token(path: Path) -> str:
     return token
 
 
+# --- state of the fleet ------------------------------------------------------------------------------------
+
 STATE: Final = "drahealth_device_health"
 """Name of the metric with the health of devices, and of its label with the state (OpenMetrics state set)."""
 SEVERITIES: Final = {

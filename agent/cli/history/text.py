@@ -223,6 +223,8 @@ def _csv_row(use: dict[str, Any]) -> list[object]:
     ]
 
 
+# --- changes in health, and availability -------------------------------------------------------------------
+
 WORDS: Final = {
     RecordedState.ABSENT: "Absent",
     **{STATE_OF_SEVERITY[severity]: badge.word for severity, badge in BADGES.items()},

@@ -158,6 +158,8 @@ def format_count(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+# --- tables ------------------------------------------------------------------------------------------------
+
 GAP: Final = "  "
 """Space between two columns of a table."""
 
@@ -333,6 +335,9 @@ def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str
 def _paint_after_indent(line: str, style: TextStyle, paint: tuple[str, ...]) -> str:
     body = line.lstrip(" ")
     return line[: len(line) - len(body)] + style.paint(body, *paint)
+
+
+# --- CSV ---------------------------------------------------------------------------------------------------
 
 
 def format_csv(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

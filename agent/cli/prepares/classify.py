@@ -289,6 +289,9 @@ VERB = Subcommand(
 )
 
 
+# --- opaque parameters -------------------------------------------------------------------------------------
+
+
 class CheckedParameters(NamedTuple):
     """Parameters of one object in the file of ``--parameters``, and the error of a prepare with them."""
 

@@ -77,6 +77,8 @@ def delete_claim(api: ApiServer, claim: JsonObject) -> str:
     return ""
 
 
+# --- choice of devices -------------------------------------------------------------------------------------
+
 CLAIMS_MADE: Final = 2
 """Number of claims that a session makes: two, so that a check sees errors that name another claim."""
 KEEPING_OFF: Final = frozenset({"NoSchedule", "NoExecute"})

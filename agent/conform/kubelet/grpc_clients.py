@@ -132,6 +132,8 @@ async def connect_error(path: str) -> str:
     return ""
 
 
+# --- recorder of a stream ----------------------------------------------------------------------------------
+
 TRAILERS_S: Final = 1.0
 """Time to wait for the gRPC status after the last message of a stream [s]."""
 LISTS_LIMIT: Final = 20_000
@@ -233,6 +235,8 @@ async def stop_recording(recording: asyncio.Future[None]) -> None:
     recording.cancel()
     await asyncio.wait({recording})
 
+
+# --- clients of health streams -----------------------------------------------------------------------------
 
 RETRY_S: Final = 5.0
 """Delay after the end of a health stream before a kubelet opens it again [s]."""

@@ -179,6 +179,8 @@ async def _notify(path: str, clock: SessionClock, *, registered: bool) -> UnaryC
     return (await call_unary(path, clock, NOTIFY, bytes(status)))[0]
 
 
+# --- the session -------------------------------------------------------------------------------------------
+
 SOCKET_SUFFIX: Final = ".sock"
 LOCATE_S: Final = 0.2
 """Pause between two searches for a restarted driver [s]."""

@@ -205,6 +205,8 @@ def _pods(
                     yield (claim.ref.namespace, one.name), uid_of(one.uid), claims.provenance
 
 
+# --- contradictions ----------------------------------------------------------------------------------------
+
 _ORDER: Final = {kind: number for number, kind in enumerate(ConflictKind)}
 
 

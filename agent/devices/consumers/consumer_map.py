@@ -140,6 +140,8 @@ def _container_claims(
                 yield container.name, named[use.name], (base_request(use.request),) if use.request else ()
 
 
+# --- the map -----------------------------------------------------------------------------------------------
+
 O = TypeVar("O", PodObject, ClaimObject)  # noqa: E741
 K = TypeVar("K")
 V = TypeVar("V")

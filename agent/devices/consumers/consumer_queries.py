@@ -298,6 +298,9 @@ def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[st
     return RefusedPod(pod.ref, claim.ref, KubeletsRefusingPod.ALL, why)
 
 
+# --- exclusive CPUs ----------------------------------------------------------------------------------------
+
+
 def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
     """Return the exclusive CPUs of containers, by pod UID and container name.
 
@@ -328,6 +331,9 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
 
 def _is_share(user: AffectedPod) -> bool:
     return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)
+
+
+# --- lookup of health --------------------------------------------------------------------------------------
 
 
 def host_device(

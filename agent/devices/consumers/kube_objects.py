@@ -236,6 +236,8 @@ def _format_reserved(claim: ClaimObject) -> str:
     return " and ".join(counted) or "no consumer"
 
 
+# --- objects -----------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"

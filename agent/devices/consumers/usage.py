@@ -121,6 +121,9 @@ def _strongest(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
     return min((edge.provenance.origin for edge in edges), key=USE_SOURCE_RANKS.__getitem__)
 
 
+# --- usage over time ---------------------------------------------------------------------------------------
+
+
 class ActiveUsage(NamedTuple):
     """Use of a device by a pod that has not ended, with the time at which a source last listed it."""
 

@@ -331,6 +331,8 @@ def _public_row(key: str) -> CatalogRow:
     return replace(CHECK_WITHOUT_RESULT, code=code, advice="")
 
 
+# --- faults that drivers report ----------------------------------------------------------------------------
+
 FAILED_DEVICE: Final = CatalogRow(
     code="driver.failed_device",
     severity=Severity.UNHEALTHY,

@@ -144,6 +144,8 @@ def _invalid_file(before: InvalidDeclarationFile | None, error: str, now: Instan
     return before if before and before.error == error else InvalidDeclarationFile(error, now)
 
 
+# --- outdated cached verdicts ------------------------------------------------------------------------------
+
 ALL_DEVICES: Final[CpuSet] = -1
 """Stands for all CPUs, also those of devices without CPUs: a change of the shared input affects every device.
 """
@@ -259,6 +261,9 @@ def cpus_affecting(declared: DriverDevice) -> CpuSet:
     which every change affects."""
     part = declared.part
     return part.cpus if isinstance(part, DeclaredCpuDevice) and part.cpus else ALL_DEVICES
+
+
+# --- cache of verdicts -------------------------------------------------------------------------------------
 
 
 class CachedVerdict(NamedTuple):

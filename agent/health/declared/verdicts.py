@@ -160,6 +160,9 @@ DECLARED_GPU_RULES: Final = (
     ),
 )
 
+
+# --- verdicts ----------------------------------------------------------------------------------------------
+
 REMOVED_DEVICE: Final = CatalogRow(
     code="declared.gone",
     severity=Severity.UNKNOWN,

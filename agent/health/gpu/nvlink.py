@@ -164,6 +164,8 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
     )
 
 
+# --- the NVLink fabric -------------------------------------------------------------------------------------
+
 JOIN_S: Final = 60
 """Time within which a GPU must register with its fabric [s]; usually it takes a few seconds."""
 

@@ -84,6 +84,8 @@ def gpu_wakes(limits: GpuLimits, overrides: tuple[RuleOverride, ...] = ()) -> tu
     return tuple(found.values())
 
 
+# --- state of the rules ------------------------------------------------------------------------------------
+
 PASS_DEADLINES: Final = 6
 """Duration of a pass over a GPU after which its source is stalled, in deadlines of one NVML call."""
 UNREAD_STATES: Final = (SourceState.ABSENT, SourceState.FAILING)

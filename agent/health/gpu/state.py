@@ -133,6 +133,9 @@ def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[Cleare
     return kept[-RECORDS_MAX:]
 
 
+# --- cache of verdicts -------------------------------------------------------------------------------------
+
+
 class CachedGpu(NamedTuple):
     """Cached results of the last evaluation of one GPU and its MIG instances, which had no fault."""
 

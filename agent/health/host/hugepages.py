@@ -253,6 +253,8 @@ def declared_pages_rule_input(
     )
 
 
+# --- rules -------------------------------------------------------------------------------------------------
+
 SHRUNK_CODE: Final = "mem.hugepages.pool_shrunk"
 HELD_NS: Final = 60 * NS
 """Shortest time for which a pool must be exhausted or overcommitted before that is reported [ns]: both occur

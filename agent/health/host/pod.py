@@ -190,6 +190,9 @@ PODS_UNREADABLE_ROW: Final = PodFindingRow(
     try_it="chmod 0 /var/lib/kubelet/dra_manager_state, with an agent that is not root",
 )
 
+
+# --- state -------------------------------------------------------------------------------------------------
+
 TEXT_LIMIT: Final = 512
 """Maximum size of the evidence of one finding in a message that may list several [bytes]."""
 _FAILED: Final = frozenset({SourceState.FAILING, SourceState.STALLED})
@@ -289,6 +292,8 @@ def truncate_evidence(text: str) -> str:
     """Truncate the evidence of a finding to TEXT_LIMIT bytes."""
     return truncate_utf8(text, TEXT_LIMIT)
 
+
+# --- causes ------------------------------------------------------------------------------------------------
 
 MAX_LISTED: Final = 3
 """Largest number of findings that a message lists."""

@@ -157,6 +157,8 @@ def sampler_wakes(
     return tuple(found.values())
 
 
+# --- state -------------------------------------------------------------------------------------------------
+
 PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
 """Samples of hugepage pools, by the device as which the agent publishes the pool."""
 
@@ -274,6 +276,8 @@ def declared_rule_input(
             raise TypeError(f"declared device {declared.subject}: no host rules evaluate {kind}")
 
 
+# --- verdicts ----------------------------------------------------------------------------------------------
+
 MACHINE_SUBJECT: Final = "node"
 """Subject of causes that concern the whole machine instead of a device or pod."""
 STARTING_DETAIL: Final = "first pass not finished"
@@ -366,6 +370,8 @@ def machine_causes(
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
         yield NonDeviceCause(MACHINE_SUBJECT, cause)
 
+
+# --- checks of operators -----------------------------------------------------------------------------------
 
 NOT_RUN_YET: Final = "its command has not ended yet, or runs in the agent only"
 

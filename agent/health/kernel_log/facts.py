@@ -250,6 +250,8 @@ def no_log_lines_result(reader: SourceState) -> RuleResult:
     return _NO_LINES_RESULTS[reader]
 
 
+# --- patterns ----------------------------------------------------------------------------------------------
+
 # A bank's status is 16 hexadecimal digits: the highest bit is always set, bit 61 if the error is uncorrected
 _BANK: Final = "mce: [Hardware Error]: CPU %d: Machine Check%* Bank %*: "
 _AMD: Final = "[Hardware Error]: CPU:%d (%*) MC%*_STATUS["

@@ -182,6 +182,8 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
+# --- the poller --------------------------------------------------------------------------------------------
+
 AUDIT_DELAY_S: Final = 35.0
 """Delay of the audit of a new pod [s]: cgroups are not audited in the first 30 s of a container."""
 AUDIT_S: Final = 60.0

@@ -226,6 +226,8 @@ def _enum_value(table: dict[int, E], number: int, field: str) -> E:
     return table[int(number)]
 
 
+# --- the client --------------------------------------------------------------------------------------------
+
 DEFAULT_LEASE_S: Final = 30
 """Lease that the kubelet gives a device whose timeout is not positive [s]."""
 

@@ -150,6 +150,8 @@ def _describe_owner(fd: int) -> str:
         return "owner unknown"
 
 
+# --- one prepare at a time ---------------------------------------------------------------------------------
+
 FILE: Final = "serialize.lock"
 """Name of the locked file in the driver's directory, as in Kubernetes' own drivers."""
 POLL_S: Final = 0.05

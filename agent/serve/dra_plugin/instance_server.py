@@ -253,6 +253,8 @@ class _ServedSocket:
         return self._listener
 
 
+# --- the server --------------------------------------------------------------------------------------------
+
 PLUGIN_TYPE: Final = "DRAPlugin"
 
 SUPPORTED: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *SERVICES)

@@ -156,6 +156,8 @@ def encode_error_class(error_class: ErrorClass, mode: WireMode) -> bytes:
     return bytes((ERROR_CLASS_FIELD << 3, number)) if number else b""  # wire type 0: varint
 
 
+# --- claims of a request -----------------------------------------------------------------------------------
+
 CLAIMS_LIMIT: Final = 1024
 """Maximum number of claims in one call. Each answer may take 1 KiB, and the kubelet reads 4 MiB."""
 NAME_LIMIT: Final = 253

@@ -196,6 +196,8 @@ def _left_s(until_s: float) -> float:
     return max(0.0, until_s - asyncio.get_running_loop().time())
 
 
+# --- the service -------------------------------------------------------------------------------------------
+
 KUBELET_S: Final = 45.0
 """Timeout of a prepare or unprepare call if the kubelet's request has none [s]."""
 MARGIN_S: Final = 2.0

@@ -386,6 +386,8 @@ def _format_time(seconds: int, message_name: str) -> str:
         raise ValueError(f"{message_name}: {seconds} s since 1970 is not a valid time") from None
 
 
+# --- encoders ----------------------------------------------------------------------------------------------
+
 _BYTES: Final = tuple(bytes([byte]) for byte in range(256))
 
 

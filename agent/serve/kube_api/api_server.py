@@ -406,6 +406,8 @@ def _protocol_error() -> type[Exception]:
     return HTTPException
 
 
+# --- reader of claims --------------------------------------------------------------------------------------
+
 CLAIMS: Final = "resourceclaims"
 
 

@@ -138,6 +138,9 @@ PODRESOURCES_SOCKET: Final = "pod-resources/kubelet.sock"
 """Path of the podresources API's socket, relative to the kubelet's directory."""
 PODRESOURCES_LIST: Final = "/v1.PodResourcesLister/List"
 
+
+# --- podresources API --------------------------------------------------------------------------------------
+
 _DEVICE: Final[MessageSchema] = {
     2: SchemaField("driver_name"),
     3: SchemaField("pool_name"),

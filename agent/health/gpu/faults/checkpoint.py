@@ -210,6 +210,8 @@ def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Insta
             yield settled_ns if not now.mono_ns >= settled_ns > signs.read_ns else now.mono_ns + NS
 
 
+# --- step 5: checkpoint ------------------------------------------------------------------------------------
+
 RESOLVED_KEPT_S: Final = 86_400.0
 """Age up to which a resolved fault of an earlier boot is restored [s]."""
 LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S

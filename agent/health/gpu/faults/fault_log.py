@@ -175,6 +175,8 @@ def occurred_near(fault: Fault, moment: Instant, within_ns: int) -> bool:
     return abs(fault.last.mono_ns - moment.mono_ns) <= within_ns
 
 
+# --- faults other than XIDs and SXids ----------------------------------------------------------------------
+
 INIT_FAILED: Final = "gpu.init_failed"
 LINK_SETUP_FAILED: Final = "gpu.nvlink.setup_failed"
 API_MISMATCH: Final = "gpu.driver.api_mismatch"

@@ -247,6 +247,8 @@ def grade_registers(registers: Sequence[int]) -> Nvlink4Grade:
     return found
 
 
+# --- lines about GPUs and NVSwitches -----------------------------------------------------------------------
+
 _XID_HEADS: Final = (
     "NVRM: Xid (PCI:%b): ",
     "NVRM: Xid (PCI:%b GPU-I:%d): ",

@@ -190,6 +190,8 @@ def declared_memory_rule_input(
     return view._replace(declared_bytes=declared.part.size)
 
 
+# --- rules -------------------------------------------------------------------------------------------------
+
 MAX_LOCATIONS_LISTED: Final = 4
 """Largest number of error locations that a message lists; it gives the number of the others."""
 NOT_YET: Final = RuleInconclusive("the machine's memory has not been read yet")

@@ -88,6 +88,8 @@ def nic_faults(facts: Mapping[KernelLogCode, KernelLogFact]) -> Iterator[NicFaul
                 pass
 
 
+# --- state -------------------------------------------------------------------------------------------------
+
 PCI_LOG_CODES: Final = (
     KernelLogCode.AER_FATAL,
     KernelLogCode.AER_NONFATAL,
