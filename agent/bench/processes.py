@@ -263,7 +263,9 @@ class LowerBoundUnavailable(Exception):
 
 @contextlib.contextmanager
 def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
-    """Compile ``benchmarks/lower_bound.c``, a measurement's least work, and run it in a ``with`` block.
+    """Compile ``benchmarks/lower_bound.c`` and run it in a ``with`` block.
+
+    The program does only the work that any implementation of the measured task must do.
 
     Args:
         arguments: Arguments of the program, as texts.

@@ -145,7 +145,9 @@ class SentinelPublisher:
                 return self._note_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
                 if self._error != "internal error":
-                    log.exception("nvsentinel: health events not sent: internal error; will retry")
+                    log.exception(
+                        "nvsentinel: health events not sent: unexpected error, see the traceback; will retry"
+                    )
                 return self._note_failure("internal error", now)
             self._note_success(due, found, now)
         return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)

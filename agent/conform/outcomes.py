@@ -64,7 +64,7 @@ def not_run(reason: str) -> CheckOutcome:
 
 
 def worst_outcome(outcomes: Iterable[CheckOutcome], otherwise: CheckOutcome) -> CheckOutcome:
-    """Return an outcome with the worst verdict of several, and the first observations with it.
+    """Return the worst verdict of several outcomes, with the first observations of the outcomes that have it.
 
     `otherwise` is returned if there are no outcomes.
     """

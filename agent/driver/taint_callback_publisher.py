@@ -129,7 +129,8 @@ class TaintCallbackPublisher:
         Thread-safe. After a failed call the retries come at their usual pace.
 
         Returns:
-            True: the taints are published, or the caller publishes them, without a callback. False: timeout.
+            True: the callback published the taints, or there is no callback because the caller publishes the
+            taints itself. False: timeout.
         """
         if self._callback is None:
             return True

@@ -74,7 +74,10 @@ class SubjectConditions:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Collector of the rule results of one evaluation; verdicts are derived from its conditions."""
+    """Collector of the rule results of one evaluation, from which the verdicts follow.
+
+    A result raises, continues or ends a condition: a raised or pending fault of a device.
+    """
 
     settings: EngineSettings
     previous: Conditions

@@ -286,7 +286,8 @@ def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
 
 @lru_cache(1024)
 def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
-    """Return a catalog row with another probation, for which an ended fault is reported [ns]."""
+    """Return a row of the rule catalog with another probation: the time during which an ended fault is still
+    reported [ns]."""
     return replace(row, probation_ns=probation_ns)
 
 

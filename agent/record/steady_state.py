@@ -278,7 +278,7 @@ def _counters(state: EngineState) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
 
 
 def _counter_ends(state: EngineState, *, with_growth: bool) -> Iterator[int]:
-    """Yield the times until which an equal reading of a counter replaces the last one [ns].
+    """Yield, per counter, the time until which its window does not change if the counter is constant [ns].
 
     Args:
         with_growth: True: yield also the times at which the growth of a counter changes although its

@@ -169,7 +169,7 @@ class Machine:
     # --- time ------------------------------------------------------------------------------------------
 
     def now(self, t_ns: int) -> Instant:
-        """Return a moment on the clocks of the machine."""
+        """Return the time `t_ns` of the simulation [ns] on the clocks of the machine."""
         return Instant(t_ns - self.boot_ns, WALL_S + t_ns / NS + self.clock_offset_s)
 
     @property

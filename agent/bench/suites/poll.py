@@ -83,8 +83,9 @@ def cgroup_contenders(
 ) -> list[Contender]:
     """Return the contenders of a sweep over all cgroup files, to be timed in turns.
 
-    They are the C core with all and with half of the files kept open, the bare system calls of both, the bare
-    system calls that open each file again, and Python with kept descriptors.
+    A sweep reads all files once. The contenders are the C core with all files kept open, and with half of
+    them; only the system calls that these two make; only the system calls of a sweep that opens each file
+    again; and Python with all files kept open.
 
     Args:
         tree: Cgroups.

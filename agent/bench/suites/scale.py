@@ -269,7 +269,7 @@ def _prepare_polling(stack: contextlib.ExitStack, groups: int) -> Callable[[], o
 
 
 def _measure_agent_memory(run_size: RunSize, outcome: SuiteOutcome) -> None:
-    """Measure the RSS of agents with different numbers of declared devices, after the first message."""
+    """Measure the RSS of agents with different numbers of declared devices, after their first lists."""
     sizes = run_size.sizes[:: -(-len(run_size.sizes) // AGENTS)]
     if sizes[-1] != run_size.sizes[-1]:
         sizes = (*sizes, run_size.sizes[-1])

@@ -267,11 +267,13 @@ def find_devices(
     cdi: Iterable[tuple[str, DeviceRef]],
     host_aliases: Mapping[DeviceRef, DeviceRef],
 ) -> tuple[DeviceRef, ...]:
-    """Return the device with this name; for a host device that drivers also publish, one entry for each name.
+    """Return the device with this name, and all other names of the same device.
+
+    A device of the host has other names if drivers publish it, too.
 
     Args:
         name: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.
-        devices: All known devices, without unused host aliases.
+        devices: All known devices, without names of host devices that no pod uses.
         cdi: CDI ids with their devices.
         host_aliases: Drivers' devices that are host devices under another name, mapped to the host device.
 

@@ -162,8 +162,10 @@ def restored_pool_state(pools: Iterable[HugepagePoolBaseline]) -> PoolRuleState:
 
 
 def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState:
-    """Return the state at the first snapshot of an agent: pages that were added while no agent ran count as
-    pages at start."""
+    """Return the state at the agent's first snapshot: a pool is expected to keep its present pages.
+
+    A pool that grew while no agent ran has more pages than the restored state expects.
+    """
     grown = {
         device.name: pages
         for device, pool in pools_by_device(snapshot).items()

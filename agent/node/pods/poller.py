@@ -108,8 +108,8 @@ def impact_lines(
     Args:
         consumers: Map of claims, devices and pods.
         devices: Result of :func:`health_of_claimed_devices`.
-        reported: ``reported`` of the last result. It lacks devices that no pod used; they get a line once a
-            pod uses them.
+        reported: Health of each device at the last call, from :attr:`ImpactLines.reported`. A device that no
+            pod used then is missing, and gets a line once a pod uses it.
     """
     now = {ref: device.health for ref, device in devices.items()}
     changed = [ref for ref, health in now.items() if health is not reported.get(ref, Health.HEALTHY)]

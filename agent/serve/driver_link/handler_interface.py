@@ -67,7 +67,10 @@ class TooManyDevices(DrahealthError):
 
 
 class DriverLinkHandler(Protocol):
-    """Handler of one driver's calls of the driver link. Thread-safe. May block while it writes to a disk."""
+    """Handler of the calls that one driver makes to the agent over its socket (``drahealth.v1.DriverLink``).
+
+    Thread-safe. May block while it writes to a disk.
+    """
 
     def sync(self, declarations: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
         """Replace the devices that the driver has declared to the agent.
