@@ -1,7 +1,7 @@
 """Size and cost of the record of a quiet day: 8 busy GPUs and 200 cgroups, simulated faster than real time.
 
 ``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_size --hours 24`` prints both, and how fast what-if
-compares the record. With ``--faults`` a GPU has a fault every two hours.
+compares the record. ``--day`` chooses other days than the quiet one.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +41,19 @@ LIMITED: Final = 60
 SEGMENT_S: Final = 6 * 3600
 
 
-def quiet_snapshots(seconds: int, seed: int = 1) -> Iterator[tuple[Snapshot, Instant]]:
-    """Yield a snapshot for each heartbeat of a node on which nothing fails and everything runs."""
+class Day(StrEnum):
+    """Kind of a simulated day."""
+
+    IDLE = "idle"
+    """No reading changes."""
+    QUIET = "quiet"
+    """Everything runs, and nothing fails."""
+    FAULTS = "faults"
+    """Everything runs, and a GPU has a fault every two hours."""
+
+
+def quiet_snapshots(seconds: int, seed: int = 1, *, idle: bool = False) -> Iterator[tuple[Snapshot, Instant]]:
+    """Yield a snapshot for each heartbeat of a node on which nothing fails; ``idle``: no reading changes."""
     draw = random.Random(seed)
     node = stories.Host(EngineSettings("node-a"))
     node.next(3)
@@ -63,9 +75,11 @@ def quiet_snapshots(seconds: int, seed: int = 1) -> Iterator[tuple[Snapshot, Ins
         now_ns, wall_s = now_ns + pause_ns, wall_s + pause_ns / NS
         now = Instant(now_ns, wall_s + draw.randrange(3) * 2.4e-7)
         passes = (now_ns - start_ns) // NS
-        gpus = [_busy(gpu, now_ns, passes, draw) for gpu in gpus]
+        gpus = [
+            _read(gpu, now_ns, passes, draw) if idle else _busy(gpu, now_ns, passes, draw) for gpu in gpus
+        ]
         groups = [
-            _running(group, draw) if at < LIMITED and draw.random() < 0.9 else group
+            _running(group, draw) if at < LIMITED and not idle and draw.random() < 0.9 else group
             for at, group in enumerate(groups)
         ]
         stalls = tuple(
@@ -159,13 +173,12 @@ def _busy(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuS
         GpuField.SLOWED_SW_POWER: throttled + draw.randrange(10**8),
     }
     return replace(
-        gpu,
-        readings=readings,
-        passes=passes,
-        slow_passes=passes // 10,
-        beat_ns=now_ns - draw.randrange(NS),
-        probe_p50_ns=350_000 + draw.randrange(60_000),
+        _read(gpu, now_ns, passes, draw), readings=readings, probe_p50_ns=350_000 + draw.randrange(60_000)
     )
+
+
+def _read(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuSample:
+    return replace(gpu, passes=passes, slow_passes=passes // 10, beat_ns=now_ns - draw.randrange(NS))
 
 
 def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
@@ -177,17 +190,17 @@ def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
     )
 
 
-def quiet_steps(seconds: int, seed: int = 1, *, faults: bool = False) -> Iterator[Step]:
-    """Yield the steps of a quiet node, all published."""
+def quiet_steps(seconds: int, seed: int = 1, day: Day = Day.QUIET) -> Iterator[Step]:
+    """Yield the steps of a node, all published."""
     state = EngineState(EngineSettings("node-a"))
-    snapshots = quiet_snapshots(seconds, seed)
-    for snapshot, now in with_faults(snapshots) if faults else snapshots:
+    snapshots = quiet_snapshots(seconds, seed, idle=day is Day.IDLE)
+    for snapshot, now in with_faults(snapshots) if day is Day.FAULTS else snapshots:
         before = state
         state, report = step(before, snapshot, now)
         yield before, snapshot, report, StepUse.PUBLISHED
 
 
-def write_quiet_day(directory: Path, seconds: int, *, faults: bool = False) -> tuple[int, int, float, float]:
+def write_quiet_day(directory: Path, seconds: int, day: Day = Day.QUIET) -> tuple[int, int, float, float]:
     """Write the record of a quiet node, one frame per step, with a segment every six hours.
 
     Returns bytes, steps, and the CPU time of step() and of the recorder's thread [s].
@@ -196,7 +209,7 @@ def write_quiet_day(directory: Path, seconds: int, *, faults: bool = False) -> t
     writer, size, count, spent_s = None, 0, 0, 0.0
     begun_ns = 0
     began_s = time.process_time()
-    for before, snapshot, report, use in quiet_steps(seconds, faults=faults):
+    for before, snapshot, report, use in quiet_steps(seconds, day=day):
         start_s = time.process_time()
         if writer is None or report.at.mono_ns - begun_ns > SEGMENT_S * NS:
             if writer is not None:
@@ -218,11 +231,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=float, default=24)
     parser.add_argument("--to", type=Path)
-    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--day", type=Day, choices=list(Day), default=Day.QUIET)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = args.to or Path(temporary)
-        size, count, step_s, record_s = write_quiet_day(directory, int(args.hours * 3600), faults=args.faults)
+        size, count, step_s, record_s = write_quiet_day(directory, int(args.hours * 3600), args.day)
         began_s = time.process_time()
         compared = compare_record(segment_paths(directory), lambda settings: settings)
         compare_s = time.process_time() - began_s

@@ -68,7 +68,7 @@ FieldNames = Callable[[type], tuple[str, ...]]
 """Function that returns the names of a class's fields, in the order of the record."""
 _GROUP_SUBJECT: Final = "group:"
 """Prefix of the subject of a cgroup's conditions."""
-_NEVER_NS: Final = 1 << 63
+_NEVER_NS: Final = 1 << 100
 THROTTLE, NIC, PCI, EDAC = "throttle", "nic", "pci", "edac"
 """Names of the sources that read counters."""
 _HOST_ROWS: Final[Mapping[str, CatalogRow]] = {
@@ -425,6 +425,9 @@ class _SteadyGpu:
         self._changes = RuleChanges(state.settings.rules)
         self._codes = {code for subject, code in state.conditions if subject == view.name}
         self._sides: dict[GpuField, object] = {}
+        """Side of its limit of each watched reading."""
+        self._ranges: list[tuple[int, int, int]] = []
+        """Lowest and highest value of each reading on its side of its limit, and bits that may not change."""
         self._results: dict[str, tuple[object, ...]] = {}
         """Results of rules in the steady state, by code."""
         self._equal: set[tuple[object, ...]] = set()
@@ -435,7 +438,7 @@ class _SteadyGpu:
         for at, by in change.items():
             name = self._names[at]
             if name == "readings":
-                if not all(self._accept_reading(*reading) for reading in by.items()):
+                if not self._accept_readings(by):
                     return False
             elif type(by) is not int:
                 return False
@@ -451,37 +454,58 @@ class _SteadyGpu:
                 return False
         return True
 
-    def _accept_reading(self, at: int, change: object) -> bool:
-        value, field = self._values[at], self._fields[at]
-        if type(change) is not int or type(value) is not int or field in self._checks.fixed:
+    def _accept_readings(self, change: dict[int, Any]) -> bool:
+        values, ranges = self._values, self._ranges
+        if not ranges:
+            watched = self._checks.watched
+            self._sides = {field: self._side(watched[field], self._sample[field]) for field in watched}
+            ranges += [self._range(at) for at in range(len(values))]
+        for at, by in change.items():
+            before = values[at]
+            if type(by) is not int or type(before) is not int:
+                return False
+            value = values[at] = before + by
+            low, high, bits = ranges[at]
+            if (value < low or value > high or (value ^ before) & bits) and not self._accept_crossing(at):
+                return False
+        return True
+
+    def _accept_crossing(self, at: int) -> bool:
+        """Return whether the results of all rules are the same after a reading crossed its limit."""
+        field = self._fields[at]
+        if field in self._checks.fixed:
             return False
-        wake = self._checks.watched.get(field)
-        if wake is not None and not self._sides:
-            self._sides = {
-                one: self._side(wake, self._sample[one]) for one, wake in self._checks.watched.items()
-            }
-        value = self._values[at] = value + change
-        if wake is None:
-            return True
-        side = self._side(wake, value)
-        if side == self._sides[field]:
-            return True
-        self._sides[field] = side
+        self._sides[field] = self._side(self._checks.watched[field], self._values[at])
+        self._ranges[at] = self._range(at)
         return all(map(self._is_equal, self._checks.rules[field]))
+
+    def _range(self, at: int) -> tuple[int, int, int]:
+        field, value = self._fields[at], self._values[at]
+        wake = self._checks.watched.get(field)
+        limit = self._limit(wake) if wake is not None else None
+        if field in self._checks.fixed:
+            return _NEVER_NS, -_NEVER_NS, 0
+        if wake is not None and wake.mode is GpuWakeMode.BITS:
+            return -_NEVER_NS, _NEVER_NS, wake.threshold
+        if limit is None or not isinstance(value, int):
+            return -_NEVER_NS, _NEVER_NS, 0
+        return (limit, _NEVER_NS, 0) if value >= limit else (-_NEVER_NS, limit - 1, 0)
+
+    def _limit(self, wake: GpuWakeCondition) -> int | None:
+        """Return the limit of a reading; None: it has none."""
+        if wake.mode is GpuWakeMode.BELOW:
+            return wake.threshold
+        limit = self._sample[wake.limit] if wake.limit is not None else None
+        return limit if isinstance(limit, int) else None
 
     def _side(self, wake: GpuWakeCondition, value: object) -> object:
         """Return on which side of its limit a reading is; on equal sides, all results of rules are equal."""
         if not isinstance(value, int):
             return value
-        match wake.mode:
-            case GpuWakeMode.BELOW:
-                return value < wake.threshold
-            case GpuWakeMode.BITS:
-                return value & wake.threshold
-            case GpuWakeMode.OVER:
-                limit = self._sample[wake.limit] if wake.limit is not None else None
-                return isinstance(limit, int) and value >= limit
-        return value
+        if wake.mode is GpuWakeMode.BITS:
+            return value & wake.threshold
+        limit = self._limit(wake)
+        return limit is not None and value >= limit
 
     def _is_equal(self, rule: Rule) -> bool:
         """Return whether a rule has the same result as in the steady state."""

@@ -372,12 +372,17 @@ class ValueDecoder:
 
 
 def add_difference(to: dict[Any, Any], difference: dict[Any, Any]) -> None:
-    """Add a later difference, in which only integers change, so that ``to`` has the effect of both."""
+    """Add a later difference, in which only integers change, so that ``to`` has the effect of both.
+
+    ``to`` takes over parts of the difference, which must not be used again.
+    """
     for at, change in difference.items():
-        if type(change) is int:
-            to[at] = to.get(at, 0) + change
+        if at not in to:
+            to[at] = change
+        elif type(change) is int:
+            to[at] += change
         else:
-            add_difference(to.setdefault(at, {}), change)
+            add_difference(to[at], change)
 
 
 class _ClassReader:
