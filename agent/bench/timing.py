@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 SAMPLE_NS: Final = 20_000  # minimum length of a sample; reading the clock twice takes 0.1 us
 BLOCK_SAMPLES: Final = 5
 BLOCK_NS: Final = 5_000_000  # slower calls have blocks of one sample
+WARM_UPS: Final = 3  # a sweep over 3,000 files needs two until the next is as fast, after other contenders
+WARM_UP_NS: Final = 10_000_000  # slower calls have one
 ROUNDS_MIN: Final = 3
 REFERENCE_LOOPS: Final = 4
 _REFERENCE: Final = bytes(range(256)) * 64
@@ -83,11 +85,11 @@ def time_contenders(
         contenders: At least one; each call runs the workload once.
         rounds: Number of rounds, each with a block of calls of every contender.
         limit_s: No new round begins after this time, but at least three rounds are run.
-        pause_s: 0 for calls back to back, where the first call of each block is not timed. Otherwise each
+        pause_s: 0 for calls back to back, where the first calls of each block are not timed. Otherwise each
             sample is a single call after a sleep of this length, as in an agent between two passes.
     """
     pace = {
-        contender.key: _BlockSize(1, 1) if pause_s else _choose_block_size(contender.call)
+        contender.key: _BlockSize(1, 1, 0) if pause_s else _choose_block_size(contender.call)
         for contender in contenders
     }
     blocks: dict[str, list[tuple[float, ...]]] = {contender.key: [] for contender in contenders}
@@ -97,10 +99,10 @@ def time_contenders(
     while rounds_done < ROUNDS_MIN or (rounds_done < rounds and time.monotonic() < deadline):
         for offset in range(len(contenders)):
             contender = contenders[(offset + rounds_done) % len(contenders)]
-            loops, samples = pace[contender.key]
+            loops, samples, warm_ups = pace[contender.key]
             if pause_s:
                 time.sleep(pause_s)
-            elif samples > 1:
+            for _ in range(warm_ups):
                 contender.call()
             blocks[contender.key].append(tuple(_time_calls(contender.call, loops) for _ in range(samples)))
         reference += (_time_calls(_reference_computation, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
@@ -118,13 +120,15 @@ def time_contenders(
 class _BlockSize(NamedTuple):
     loops: int
     samples: int
+    warm_ups: int
 
 
 def _choose_block_size(call: Callable[[], object]) -> _BlockSize:
     call()
     duration_ns = max(1.0, min(_time_calls(call, 1) for _ in range(2)))
+    samples = max(1, min(BLOCK_SAMPLES, int(BLOCK_NS / duration_ns)))
     return _BlockSize(
-        max(1, round(SAMPLE_NS / duration_ns)), max(1, min(BLOCK_SAMPLES, int(BLOCK_NS / duration_ns)))
+        max(1, round(SAMPLE_NS / duration_ns)), samples, max(1, min(WARM_UPS, int(WARM_UP_NS / duration_ns)))
     )
 
 
