@@ -24,6 +24,21 @@ static bool is_common(struct gx *g)
     return common;
 }
 
+/* Whether the next passes of all GPUs are due at one multiple of the period. */
+static bool are_aligned(struct gx *g, uint32_t gpus)
+{
+    bool aligned = true;
+
+    pthread_mutex_lock(&g->w->lock);
+    for (uint32_t i = 0; i < gpus; i++) {
+        const struct dh_gpu_slot *s = dh_gpu_slot_at(g->w, i);
+
+        aligned &= s->next_ns % g->w->opt.period_ns == 0 && s->next_ns == g->w->slots[0].next_ns;
+    }
+    pthread_mutex_unlock(&g->w->lock);
+    return aligned;
+}
+
 static void await_passes(struct gx *g, uint32_t index, uint64_t number)
 {
     uint64_t passes = gx_gpu(g, index)->passes;
@@ -39,6 +54,7 @@ static void test_short_passes_move_to_the_common_thread(void)
     EVENTUALLY(is_common(&g));
     for (uint32_t i = 0; i < 3; i++)
         await_passes(&g, i, 3);
+    EVENTUALLY(are_aligned(&g, 3)); /* not in the middle of a round */
     gx_command(&g, "gpu 2 set temperature=71");
     EVENTUALLY(gx_value(&g, 2, DH_GPU_TEMP) == 71);
     gx_stop(&g);

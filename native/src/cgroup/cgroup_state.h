@@ -140,6 +140,7 @@ struct dh_cgroups {
     int oom_timer_fd;         /* timer of the second read after an OOM; exists with dh_sampler.oom_fd */
     uint32_t oom_pods_due;    /* pods with oom_reads_due */
     int root_err;             /* why the root, or a hierarchy, could not be opened */
+    bool has_new;             /* a group may not be settled */
     bool rescan;              /* the next pass lists and reads everything */
     uint32_t reread;          /* slots below this one are still to be read in full */
     bool relist;              /* there may be room for groups that had none */

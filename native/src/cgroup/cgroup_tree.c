@@ -280,6 +280,7 @@ static void group_make(struct dh_sampler *s, uint32_t slot, const char *path, co
     memcpy(p->path, path, strlen(path) + 1);
     p->key = path_key(path);
     p->born_ns = s->now_ns;
+    c->has_new = true;
     p->parent = parent;
     if (parent) {
         p->next = c->group[parent - 1].child;
@@ -471,13 +472,22 @@ static const char *dir_path(const struct dh_cg_dir *d)
     return *d->path ? d->path : ".";
 }
 
+/* Whether a directory that was missing still is: cheaper than a watch, whose path begins in /proc. */
+static bool is_still_missing(const struct dh_cgroups *c, const struct dh_cg_dir *d)
+{
+    return d->wd < 0 && !d->unwatched && faccessat(c->hier[d->hier].fd, dir_path(d), F_OK, 0) && errno == ENOENT;
+}
+
 /* Watch a directory. Return: true if it has another watch than before, or none. */
 static bool dir_watch(struct dh_sampler *s, uint32_t index)
 {
     struct dh_cg_dir *d = &s->cgroups->dir[index];
-    int before = d->wd, wd = watch_add(s, d->hier, dir_path(d), IN_CREATE | IN_DELETE | IN_ONLYDIR,
-                                       watch_pack(WATCH_DIR, d->hier, 0, index));
+    int before = d->wd, wd;
 
+    if (is_still_missing(s->cgroups, d))
+        return true;
+    wd = watch_add(s, d->hier, dir_path(d), IN_CREATE | IN_DELETE | IN_ONLYDIR,
+                   watch_pack(WATCH_DIR, d->hier, 0, index));
     d->wd = wd < 0 ? -1 : wd;
     s->cgroups->dirs_unwatched -= d->unwatched;
     d->unwatched = dh_cg_count_unwatched(s, d->unwatched, wd < 0 && wd != -ENOENT);

@@ -438,12 +438,18 @@ static void state_set(struct dh_sampler *s)
 static void settle(struct dh_sampler *s)
 {
     struct dh_cgroups *c = s->cgroups;
+    uint32_t groups = c->has_new ? s->work->head.groups : 0;
 
-    for (uint32_t slot = 0; slot < s->work->head.groups; slot++) {
+    c->has_new = false;
+    for (uint32_t slot = 0; slot < groups; slot++) {
         struct dh_cg_group *p = &c->group[slot];
 
-        if (!p->hiers || p->settled || !dh_sampler_is_due(s, p->born_ns, RETRY_NS))
+        if (!p->hiers || p->settled)
             continue;
+        if (!dh_sampler_is_due(s, p->born_ns, RETRY_NS)) {
+            c->has_new = true;
+            continue;
+        }
         p->settled = true;
         resync_group(s, slot);
     }

@@ -141,12 +141,14 @@ static uint64_t first_due_ns(struct dh_gpu_watch *w)
 }
 
 /*
- * Run the passes that are due at @due_ns, or at most half a period later: so GPUs of the same period are soon
- * due at the same time. The caller holds the lock. Return: the bit set of GPUs with a pass.
+ * Run the passes that are due at @due_ns, or at most half a period later: so all GPUs are soon due at the same
+ * time. The caller holds the lock. Return: the bit set of GPUs with a pass.
  */
 static uint64_t run_round(struct dh_gpu_watch *w, uint64_t due_ns, uint64_t now_ns)
 {
     uint64_t done = 0, until_ns = due_ns + w->opt.period_ns / 2;
+
+    due_ns -= due_ns % w->opt.period_ns; /* the next passes are due at a multiple, as those of the sampler */
 
     for (uint32_t i = 0; i < atomic_load(&w->gpus) && w->is_common && !w->stopping; i++) {
         struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
