@@ -1,6 +1,7 @@
 """Evaluations that what-if does not repeat: verdicts and engine state are those of all evaluations."""
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from paper_gpus import GpuNode
-from record_nodes import gpu_day, host_day, mixed_day
+from record_nodes import MixedNode, gpu_day, host_day, mixed_day
 from record_size import quiet_snapshots, quiet_steps
 from test_gpu_rules import RULES, views
 from test_record import write_segment
@@ -152,6 +153,45 @@ def test_verdicts_of_a_random_day_are_those_of_all_evaluations(seed: int, tmp_pa
     names = list(CHANGES)
     for at in (seed, seed + 3):
         compare(paths, CHANGES[names[at % len(names)]])
+
+
+def _pause(node: MixedNode) -> None:
+    node.wait(90)
+
+
+def _replays(node: MixedNode) -> None:
+    count(node, GpuField.PCIE_REPLAY, 20)
+
+
+def _torn(node: MixedNode) -> None:
+    """Change a counter of a GPU whose pass has not finished."""
+    node.frozen.add(0)
+    count(node, GpuField.ECC_CORRECTABLE, 50)
+    node.heartbeat(10.0)
+    node.frozen.clear()
+
+
+def count(node: MixedNode, field: GpuField, more: int) -> None:
+    """Add to a counter of the first GPU."""
+    first, *others = node.gpus
+    reading = first.readings[field]
+    assert isinstance(reading, int)
+    node.gpus = [replace(first, readings={**first.readings, field: reading + more}), *others]
+
+
+@pytest.mark.parametrize("happens", [_pause, _replays, _torn])
+def test_event_in_a_steady_state_leaves_the_state_of_all_evaluations(
+    happens: Callable[[MixedNode], None], tmp_path: Path
+) -> None:
+    node = MixedNode(random.Random(1), 2, with_cgroups=False)
+    node.read()
+    for _ in range(3):
+        for _ in range(40):
+            node.heartbeat(10.0)
+        happens(node)
+    for _ in range(40):
+        node.heartbeat(10.0)
+    compare(written(tmp_path, node.steps), CHANGES["same"])
 
 
 @pytest.mark.parametrize("day", [gpu_day, host_day])
