@@ -28,7 +28,7 @@ from agent.cli.audit.command import SECOND_AUDIT
 from agent.model.cpuset import parse_cpus
 from agent.model.pod_findings import NO_LIMIT, CgroupSettings
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.sampler import CgroupSettingReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20

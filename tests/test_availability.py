@@ -11,7 +11,7 @@ from verdict_samples import GPU, HEALTHY, HOT, LOST, OTHER_GPU, STALLED, Simulat
 from agent.health.availability import (
     AvailabilitySummary,
     DeviceAvailability,
-    Timeline,
+    ObservedTimeAxis,
     listed_changes,
     summarize,
     verdict_spans,
@@ -30,7 +30,7 @@ VERDICTS = (HEALTHY, HOT, STALLED, LOST, GONE)
 
 
 def summary_of(node: SimulatedNode, last_s: float | None = None) -> AvailabilitySummary:
-    timeline = Timeline(node.stored.periods, node.clocks)
+    timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     since_s = None if last_s is None else node.wall_s - last_s
     return summarize(verdict_spans(node.stored, timeline), timeline, since_s)
 
@@ -70,7 +70,7 @@ def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, a
             case "clock":
                 node.set_wall_clock(*values)
     node.stop(away_s)
-    timeline = Timeline(node.stored.periods, node.clocks)
+    timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     spans = verdict_spans(node.stored, timeline)
     for one in summarize(spans, timeline).devices:
         assert one.observed_s == pytest.approx(node.true_s[one.device], abs=1e-3)
@@ -106,7 +106,7 @@ def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) 
             for number, (period, device, before, verdict, offset_s) in enumerate(changed)
         ),
     )
-    timeline = Timeline(stored.periods, now)
+    timeline = ObservedTimeAxis(stored.periods, now)
     spans = verdict_spans(stored, timeline)
     for known in spans.values():
         for one, following in pairwise(known):
@@ -272,7 +272,7 @@ def test_first_record_of_a_device_is_no_change() -> None:
     node.start((GPU, LOST))
     node.run(60)
     node.follow((HEALTHY, 60), (LOST, 30))
-    timeline = Timeline(node.stored.periods, node.clocks)
+    timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     found = listed_changes(verdict_spans(node.stored, timeline))
     assert [(one.change.before, one.verdict, one.end_s - one.begin_s) for one in found] == [
         (RecordedState.HEALTHY, LOST, pytest.approx(30)),
@@ -286,12 +286,12 @@ def test_change_of_a_deleted_period_is_at_the_begin_of_the_history() -> None:
     node.start()
     node.run(600)
     stored = StoredVerdicts(node.stored.periods[1:], node.stored.changes[-1:])
-    timeline = Timeline(stored.periods, node.clocks)
+    timeline = ObservedTimeAxis(stored.periods, node.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.total_s == pytest.approx(600)
 
 
 def test_empty_history_has_no_device() -> None:
-    timeline = Timeline((), ClockReading(0.0, 0.0))
+    timeline = ObservedTimeAxis((), ClockReading(0.0, 0.0))
     assert summarize(verdict_spans(StoredVerdicts(), timeline), timeline) == ((), ())
     assert timeline.unobserved_s(-inf, 0.0) == inf

@@ -21,11 +21,9 @@ from agent.health.declared.verdicts import DECLARED_GPU_RULES
 from agent.health.gpu.faults import fault_log
 from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.xid import log_lines as xid_lines
-from agent.health.gpu.xid.conditions import XidOccurrences, XidReadings
-from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
-from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.decisions import XidOccurrences, XidReadings, decide_sxid, decide_xid
 from agent.health.gpu.xid.sxid_table import SXIDS
-from agent.health.gpu.xid.xid_table import XIDS
+from agent.health.gpu.xid.xid_table import XIDS, RecoveryAction
 from agent.health.host.pod import POD_AUDIT_ROWS
 from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.kernel_log.facts import KernelLogCode

@@ -9,7 +9,7 @@ from test_cli_render import STATUS
 from agent.cli.output.json import process_documents, report_document, status_document
 from agent.model.health import Health, Repair, Severity
 from agent.model.report import AgentStatus, RepairCount
-from agent.sources.gpu_without_nvml import ProcessFacts
+from agent.sources.gpu_os_facts import ProcessFacts
 
 
 def test_unhealthy_device_has_its_causes_with_advice():

@@ -389,7 +389,7 @@ print(drahealth.Monitor.__module__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules, module = done.stdout.splitlines()
     assert heavy.isdisjoint(modules.split())
-    assert "agent.serve.agent_servers" in modules.split()
+    assert "agent.serve.grpc_servers" in modules.split()
     assert module == "agent.embed.monitor"
 
 

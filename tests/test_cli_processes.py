@@ -8,7 +8,7 @@ import psutil
 import pytest
 from named_process import named_process
 
-from agent.sources.gpu_without_nvml import process_role, read_node_processes
+from agent.sources.gpu_os_facts import process_role, read_node_processes
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.serve.health.feed import devices_of_socket
+from agent.serve.health.service import devices_of_socket
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 
 DRIVER: Final = "a.example.com"

@@ -30,7 +30,7 @@ from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
-from agent.serve.health.feed import devices_of_socket
+from agent.serve.health.service import devices_of_socket
 
 DRIVER: Final = "a.example.com"
 GPU_0: Final = "0000:1b:00.0"

@@ -35,7 +35,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
-from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, TooManyDevices
+from agent.serve.driver_link.handler_interface import DeviceDeclaration, ReportedClaimResult, TooManyDevices
 from agent.store.driver_files import LEDGER_FILE, load_ledger
 from agent.system.timing import read_clocks
 
@@ -243,7 +243,7 @@ def claim(driver: str, name: str = "a") -> Claim:
 
 
 def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
-    return session.prepared([ClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)])
+    return session.prepared([ReportedClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)])
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) ->
     async with agent.running():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await trio.to_thread.run_sync(failed, session, A)
-        assert session.prepared([ClaimResult(claim(A, "b"), None)]) == [None]
+        assert session.prepared([ReportedClaimResult(claim(A, "b"), None)]) == [None]
         ref = DeviceRef(A, NODE, "dev-0")
         await eventually_async(lambda: agent.hub.health_of(ref).health is Health.HEALTHY)  # type: ignore[union-attr]
 
@@ -467,15 +467,15 @@ def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> N
     """Claims a and b are of one pod, claim c is of another one; claim d has devices of both drivers."""
     of_pods = [prepared("uid-a", pods=["p"]), prepared("uid-b", pods=["p"]), prepared("uid-c", pods=["q"])]
     first, second = agent.sessions.open(A), agent.sessions.open(B)
-    first.prepared([ClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
-    second.prepared([ClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
+    first.prepared([ReportedClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
+    second.prepared([ReportedClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
     assert other_failures(agent, A, "a") == [], "the pods are not known yet"
     assert other_failures(agent, A, "d") == [(B, "d")]
     agent.consumers = build_consumer_map(source_answers(checkpoint=of_pods))
     assert other_failures(agent, A, "a") == [(B, "b")]
     assert other_failures(agent, B, "b") == [(A, "a")]
     assert other_failures(agent, B, "c") == []
-    second.prepared([ClaimResult(claim(B, "b"), None)])
+    second.prepared([ReportedClaimResult(claim(B, "b"), None)])
     assert other_failures(agent, A, "a") == []
 
 
@@ -484,15 +484,15 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
     busy = (ErrnoEvidence(16, None, "", "Device or resource busy"),)
-    assert session.unprepared([ClaimResult(claim(A), busy)]) == [None]
-    [verdict] = session.unprepared([ClaimResult(replace(claim(A, "b"), devices=()), busy)])
+    assert session.unprepared([ReportedClaimResult(claim(A), busy)]) == [None]
+    [verdict] = session.unprepared([ReportedClaimResult(replace(claim(A, "b"), devices=()), busy)])
     assert verdict is not None
 
 
 def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     session = agent.sessions.open(A)
     failed(session, A)
-    assert session.unprepared([ClaimResult(claim(A), None)]) == [None]
+    assert session.unprepared([ReportedClaimResult(claim(A), None)]) == [None]
     agent.sessions.close(in_s(10))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
     assert [bool(one.unprepared_wall_s) for one in ledger.claims.values()] == [True]
@@ -564,7 +564,7 @@ def in_s(seconds: float) -> float:
 
 def test_close_saves_pending_changes(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    session.prepared([ClaimResult(claim(A), None)])
+    session.prepared([ReportedClaimResult(claim(A), None)])
     assert agent.sessions.close(in_s(10)) == []
     assert (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).exists()
 
@@ -572,7 +572,7 @@ def test_close_saves_pending_changes(agent: Agent) -> None:
 def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
     with hanging_disk(agent, A):
         for driver in (A, B):
-            agent.sessions.open(driver).prepared([ClaimResult(claim(driver), None)])
+            agent.sessions.open(driver).prepared([ReportedClaimResult(claim(driver), None)])
         assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
         eventually((agent.config.state_dir / DRIVERS / B / LEDGER_FILE).exists, "the other ledger is saved")
     assert agent.sessions.close(in_s(10)) == []

@@ -13,7 +13,7 @@ import pytest
 from http_agents import FakeAgent
 from prometheus import Prometheus
 
-from agent.cli.fleet.fleet_state import FLAPS, FleetDevice, MetricSample, PrometheusServer, read_fleet
+from agent.cli.fleet.fleet_state import FLAPS, FleetDeviceId, MetricSample, PrometheusClient, read_fleet
 from agent.cli.main import main
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.http.metrics import MetricsRenderer
@@ -247,7 +247,7 @@ def test_table_of_groups_replaces_the_devices(url: str, capsys: pytest.CaptureFi
 
 def test_refused_query_is_an_error_of_the_server(url: str) -> None:
     with pytest.raises(Exception, match=r"^400 bad_data: .*parse error"):
-        PrometheusServer(url).query("(")
+        PrometheusClient(url).query("(")
 
 
 # --- other servers ------------------------------------------------------------------------------------------
@@ -384,5 +384,5 @@ def test_strange_labels_are_no_error() -> None:
 
     found = read_fleet(query, "instance", "")
     (sick,) = found.sick
-    assert (sick.device, sick.severity) == (FleetDevice("n", "", "", "d"), Severity.UNKNOWN)
+    assert (sick.device, sick.severity) == (FleetDeviceId("n", "", "", "d"), Severity.UNKNOWN)
     assert [rule.code for rule in found.rules] == ["x"]

@@ -21,7 +21,7 @@ from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.serve.health.feed import HealthFeed
+from agent.serve.health.service import HealthFeed
 
 DEADLINE_S: Final = 5
 DEAD_S: Final = 60

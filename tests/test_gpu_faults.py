@@ -7,7 +7,7 @@ import pytest
 from gpu_samples import H100, T4
 from paper_gpus import OLD_DRIVER, GpuNode
 
-from agent.health.gpu.faults.correlate import FAULTS_MAX, WAITING_MAX
+from agent.health.gpu.faults.match_reports import FAULTS_MAX, WAITING_MAX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.reading import Reading

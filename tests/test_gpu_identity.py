@@ -1,6 +1,6 @@
 """Numbers of GPUs, which stay with the hardware."""
 
-from agent.devices.gpu_identity import assign_gpu_numbers
+from agent.health.gpu.rule_state import assign_gpu_numbers
 from agent.model.gpu import GpuSample
 from agent.model.persistent_faults import KnownGpu
 

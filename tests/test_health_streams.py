@@ -22,8 +22,7 @@ from kubelet.health import HealthCache
 
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.time import NS, Instant
-from agent.serve.health.feed import HealthFeed
-from agent.serve.health.service import EXTRA_LEASE_S
+from agent.serve.health.service import EXTRA_LEASE_S, HealthFeed
 
 DRIVER, POOL, DEVICE = "gpu.example.com", "node-a", "gpu-0"
 LEASE_S = 30

@@ -23,7 +23,7 @@ from agent.cli.history.text import (
 )
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
-from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
+from agent.health.availability import ObservedTimeAxis, listed_changes, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.history import RecordedCause, RecordedState, VerdictChange
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
@@ -78,8 +78,8 @@ def recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Recorded:
 # --- tables ------------------------------------------------------------------------------------------------
 
 
-def segments_of(node: SimulatedNode) -> tuple[Any, Timeline]:
-    timeline = Timeline(node.stored.periods, node.clocks)
+def segments_of(node: SimulatedNode) -> tuple[Any, ObservedTimeAxis]:
+    timeline = ObservedTimeAxis(node.stored.periods, node.clocks)
     return verdict_spans(node.stored, timeline), timeline
 
 

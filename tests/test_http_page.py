@@ -19,7 +19,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import pod_consumer
-from agent.health.availability import Timeline, verdict_spans
+from agent.health.availability import ObservedTimeAxis, verdict_spans
 from agent.http.app import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
@@ -70,7 +70,7 @@ def history(*changes: tuple[float, RecordedState], lasted_h: float = 30.0) -> Hi
             for number, (hours, state) in enumerate(changes)
         ),
     )
-    timeline = Timeline(stored.periods, now)
+    timeline = ObservedTimeAxis(stored.periods, now)
     return History(timeline, verdict_spans(stored, timeline))
 
 
@@ -195,7 +195,7 @@ def test_strip_shows_a_stop_of_the_agent_as_not_observed() -> None:
         ObservedPeriod("b", "boot", 188 * HOUR, 12 * HOUR, now.wall_s),
     )
     change = VerdictChange("a", 0, CPU, None, RecordedVerdict(RecordedState.HEALTHY), 0.0, 0.0)
-    timeline = Timeline(periods, now)
+    timeline = ObservedTimeAxis(periods, now)
     shown = History(timeline, verdict_spans(StoredVerdicts(periods, (change,)), timeline))
     strip = page_content(given(report([device()]), history=shown)).rows[0].strip
     assert strip is not None

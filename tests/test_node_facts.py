@@ -11,7 +11,7 @@ from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.sampler import CgroupSettingReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.cgroup_facts import (
     kubelet_counts_claims,
     pod_uids_with_cgroups,

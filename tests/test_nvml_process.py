@@ -22,7 +22,7 @@ from agent.native.gpu_watch import GpuWatchOptions
 from agent.node import nvml_process
 from agent.node.nvml_process import NvmlProcess
 from agent.node.nvml_process_main import decode_inventory, decode_options, encode_options
-from agent.sources.gpu_without_nvml import NvidiaPciDevices
+from agent.sources.gpu_os_facts import NvidiaPciDevices
 from tests.fake_nvml import FakeNvml, fake_nvml
 
 MS: Final = NS // 1000

@@ -10,19 +10,26 @@ from paper_gpus import OLD_DRIVER, GpuNode
 
 from agent.cli.checks.catalog import CheckDescription, check_sections
 from agent.health.gpu.rule_state import gpu_rules
-from agent.health.gpu.xid.conditions import MIN_BURSTS, FaultDecision, XidOccurrences, XidReadings
-from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
+from agent.health.gpu.xid.decisions import (
+    MIN_BURSTS,
+    FaultDecision,
+    XidOccurrences,
+    XidReadings,
+    decide_sxid,
+    decide_xid,
+)
 from agent.health.gpu.xid.log_lines import SxidLine, parse_line
-from agent.health.gpu.xid.row_types import (
+from agent.health.gpu.xid.sxid_table import sxid_row
+from agent.health.gpu.xid.xid_table import (
     REPAIR_BY_ACTION,
     REPAIR_BY_ADVICE,
+    XIDS,
     CatalogAnswer,
     RecoveryAction,
     XidAdvice,
     XidRow,
+    xid_row,
 )
-from agent.health.gpu.xid.sxid_table import sxid_row
-from agent.health.gpu.xid.xid_table import XIDS, xid_row
 from agent.model.gpu import NvmlReturnCode
 from agent.model.health import (
     Blame,

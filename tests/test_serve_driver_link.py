@@ -108,7 +108,7 @@ def test_methods_equal_those_of_the_generated_server() -> None:
 
 def test_agent_without_driver_calls_imports_no_prepare_modules() -> None:
     program = (
-        "import sys, agent.serve.agent_servers\n"
+        "import sys, agent.serve.grpc_servers\n"
         "print([one for one in sys.modules if one.startswith('agent.prepare') or 'gen.driver_link' in one])"
     )
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from wire.serving import at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.serve.health.feed import HealthFeed
-from agent.serve.health.service import HealthSubscriber, HealthSubscribers
+from agent.serve.health.service import HealthFeed, HealthSubscriber, HealthSubscribers
 
 
 class Encoder:

@@ -40,9 +40,8 @@ from wire.raw import (
 )
 from wire.serving import Serving, at, connections, device, eventually
 
-from agent.serve import agent_servers
+from agent.serve import grpc_servers
 from agent.serve.agent_api.service import WATCH
-from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc import server
 from agent.serve.grpc.hardened import (
     CONTROL_FRAMES_BURST,
@@ -54,6 +53,7 @@ from agent.serve.grpc.hardened import (
     UnsentMessages,
 )
 from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer, connection_limit
+from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import PeerCredentials, UnixListener
 from agent.system.threads.latest_value import LatestValue
@@ -490,7 +490,7 @@ def test_stalled_readers_of_different_reports_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stream of a client that reads nothing holds another report of a megabyte."""
-    monkeypatch.setattr(agent_servers, "UnsentMessages", partial(UnsentMessages, 4 << 20))
+    monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 4 << 20))
     many = [device(f"cpu-node{number}", message="x" * 500) for number in range(2000)]
     with Serving(tmp_path) as serving:
         with RawClient(serving.agent) as client:

@@ -15,7 +15,7 @@ from wire.serving import Serving, eventually
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.serve.agent_servers import AgentServers
+from agent.serve.grpc_servers import GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
 from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
@@ -264,8 +264,8 @@ def test_socket_that_cannot_be_restored_is_logged_once(
     assert serving.health.read_text() == "file of another program"
 
 
-def servers(runtime_dir: Path, *drivers: str) -> AgentServers:
-    return AgentServers(LatestValue(), runtime_dir=runtime_dir, drivers=drivers, version="1")
+def servers(runtime_dir: Path, *drivers: str) -> GrpcServers:
+    return GrpcServers(LatestValue(), runtime_dir=runtime_dir, drivers=drivers, version="1")
 
 
 def test_each_driver_and_the_agent_have_a_socket(tmp_path: Path) -> None:

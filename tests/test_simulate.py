@@ -11,7 +11,7 @@ from agent.engine import step as engine
 from agent.health.gpu import state as gpu_state
 from agent.model.health import Severity
 from agent.prepare import prepare_ledger
-from agent.serve.health import feed
+from agent.serve.health import service
 from agent.simulate import fault_model, main
 from agent.simulate.fault_model import (
     FAULT_KINDS,
@@ -140,7 +140,7 @@ def test_verdict_without_its_fault_is_found(monkeypatch):
 
 
 def test_repeated_verdict_without_a_reading_is_found(monkeypatch):
-    monkeypatch.setattr(feed, "_is_changed", lambda *_: True)
+    monkeypatch.setattr(service, "_is_changed", lambda *_: True)
     monkeypatch.setattr(engine, "_schedule_stall_detection", lambda *_, **__: None)
     monkeypatch.setattr(engine, "find_stalls", lambda *_: {})
     assert violated((600, "source-hang", 0, 600)) == VERIFIED
@@ -153,13 +153,13 @@ def test_taint_that_goes_at_once_is_found(monkeypatch):
 
 
 def test_time_that_the_history_loses_is_found(monkeypatch):
-    real = node_run.ObservationLog.note_report
+    real = node_run.VerdictChangeLog.note_report
 
     def forgetful(log, report, boot_s):
         if len(log.pending) < 40:
             real(log, report, boot_s)
 
-    monkeypatch.setattr(node_run.ObservationLog, "note_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
     assert violated(*events, length=4000) == HISTORY
 

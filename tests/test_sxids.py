@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.conditions import FaultDecision
-from agent.health.gpu.xid.decisions import decide_sxid
+from agent.health.gpu.xid.decisions import FaultDecision, decide_sxid
 from agent.health.gpu.xid.log_lines import SxidLine, parse_line
-from agent.health.gpu.xid.row_types import XidAdvice
 from agent.health.gpu.xid.sxid_table import SXIDS, SxidRow, SxidScope, sxid_row
+from agent.health.gpu.xid.xid_table import XidAdvice
 from agent.model.health import Severity
 from agent.model.persistent_faults import Cure
 

@@ -14,9 +14,9 @@ from claim_samples import at
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
-from agent.health.availability import Timeline, listed_changes, summarize, verdict_spans
+from agent.health.availability import ObservedTimeAxis, listed_changes, summarize, verdict_spans
 from agent.health.state_machine import HEALTH_OF_SEVERITY
-from agent.health.verdict import ObservationLog
+from agent.health.verdict import VerdictChangeLog
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.history import ClockReading, RecordedState, StoredVerdicts
 from agent.model.report import Report
@@ -109,7 +109,7 @@ def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
 def lasted(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
     stored = read_verdicts(agent.path)
-    timeline = Timeline(stored.periods, agent.clocks)
+    timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     found = listed_changes(verdict_spans(stored, timeline))
     return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
 
@@ -190,7 +190,7 @@ def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> Non
     following.follow(OK, OK)
     following.stop()
     stored = read_verdicts(agent.path)
-    timeline = Timeline(stored.periods, following.clocks)
+    timeline = ObservedTimeAxis(stored.periods, following.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
     assert one.not_observed_s == pytest.approx(2010 - 1020)
@@ -251,7 +251,7 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
 
 
 def lasting(stored: StoredVerdicts, agent: Agent) -> list:
-    timeline = Timeline(stored.periods, agent.clocks)
+    timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     return [one for known in verdict_spans(stored, timeline).values() for one in known]
 
 
@@ -280,7 +280,7 @@ def test_silence_of_the_agent_is_not_observed(agent: Agent) -> None:
     agent.stop()
     stored = read_verdicts(agent.path)
     assert len(stored.periods) == 2
-    assert Timeline(stored.periods, agent.clocks).unobserved_s(0, agent.clocks.wall_s) > 3600
+    assert ObservedTimeAxis(stored.periods, agent.clocks).unobserved_s(0, agent.clocks.wall_s) > 3600
     assert stored.changes[-1].before is RecordedState.HEALTHY
     assert stored.changes[-1].offset_s == 0
 
@@ -327,7 +327,7 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
     stored = read_verdicts(agent.path)
     assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
-    timeline = Timeline(stored.periods, agent.clocks)
+    timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.not_observed_s >= 15
     assert one.observed_s[RecordedState.UNHEALTHY] <= 11
@@ -401,7 +401,7 @@ print(len(stored_states(agent)))
 
 def test_device_of_an_earlier_run_is_present_again_after_a_silence() -> None:
     """The file is read late: the run has two periods, and the report of the first one lacks the device."""
-    earlier, log = (ObservationLog(run, "", 30.0, rows=100) for run in ("run1", "run2"))
+    earlier, log = (VerdictChangeLog(run, "", 30.0, rows=100) for run in ("run1", "run2"))
     earlier.note_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
     log.note_report(Report("node-1", at(100)), 100.0)
     log.note_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)

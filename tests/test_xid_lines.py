@@ -23,7 +23,7 @@ from agent.health.gpu.xid.log_lines import (
     normal_pci_address,
     parse_line,
 )
-from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.kernel_log.facts import compile_pattern
 from agent.native.kernel_events import match_pattern
 

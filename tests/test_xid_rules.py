@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.conditions import (
+from agent.health.gpu.xid.decisions import (
     CONDITION_FUNCTIONS,
     MIN_BURSTS,
     MIN_STORM_ERRORS,
@@ -14,11 +14,10 @@ from agent.health.gpu.xid.conditions import (
     XidOccurrences,
     XidReadings,
     announced_action,
+    decide_xid,
 )
-from agent.health.gpu.xid.decisions import decide_xid
 from agent.health.gpu.xid.log_lines import XidLine, parse_line
-from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidCondition, XidEffect
-from agent.health.gpu.xid.xid_table import XIDS, xid_row
+from agent.health.gpu.xid.xid_table import XIDS, RecoveryAction, XidAdvice, XidCondition, XidEffect, xid_row
 from agent.model.health import Blame, Severity, XidOverride
 from agent.model.persistent_faults import Cure
 

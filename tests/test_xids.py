@@ -4,15 +4,21 @@ from typing import Final
 
 import pytest
 
-from agent.health.gpu.xid.row_types import (
+from agent.health.gpu.xid.xid_table import (
+    ALWAYS,
+    CONDITIONAL,
+    ENDED_XIDS,
+    NEVER,
+    RETIRED,
+    XIDS,
     CatalogAnswer,
     XidAdvice,
     XidCondition,
     XidEffect,
     XidRow,
     parse_repairs,
+    xid_row,
 )
-from agent.health.gpu.xid.xid_table import ALWAYS, CONDITIONAL, ENDED_XIDS, NEVER, RETIRED, XIDS, xid_row
 from agent.model.health import Blame
 from agent.model.persistent_faults import Cure
 

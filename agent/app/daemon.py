@@ -2,7 +2,7 @@
 
 SIGHUP reloads the configuration, unless the agent runs on a terminal; see agent.app.reload.
 
-    sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
+    sampler thread (C) --eventfd--> Trio: step() --LatestValue--> asyncio thread: sockets
              linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
 The core thread (Trio) evaluates the rules and does not wait for clients; after each report it yields to the
@@ -47,10 +47,10 @@ from agent.node.pods.tracker import PodTracker
 from agent.node.pods.usage_recorder import UsageRecorder
 from agent.node.verdict_recorder import VerdictRecorder
 from agent.serve.agent_api.service import collect_status
-from agent.serve.agent_servers import AgentServers
+from agent.serve.grpc_servers import GrpcServers
 from agent.serve.sd_notify import SystemdNotifier
 from agent.serve.sockets import make_socket_directory
-from agent.sources.gpu_without_nvml import read_boot_id
+from agent.sources.gpu_os_facts import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.store.history_file import HistoryFile
@@ -148,7 +148,7 @@ class Daemon:
             self._open_session,
             consumer_map=lambda: self._pods.newest_map,
         )
-        self._servers = AgentServers(
+        self._servers = GrpcServers(
             self._latest,
             runtime_dir=config.runtime_dir,
             drivers=config.drivers,

@@ -47,8 +47,8 @@ from agent.model.time import NS, Instant
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from agent.native.machine_watch import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.serve.agent_servers import encode_device_health
-from agent.serve.health.feed import HealthFeed
+from agent.serve.grpc_servers import encode_device_health
+from agent.serve.health.service import HealthFeed
 
 GROUPS: Final = 10
 PERIOD_NS: Final = NS // 100

@@ -18,7 +18,7 @@ from agent.bench.processes import DRIVER
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.agent_servers import AgentServers, encode_device_health
+from agent.serve.grpc_servers import GrpcServers, encode_device_health
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.version import VERSION
@@ -50,7 +50,7 @@ def main(directory: Path, devices: int) -> None:
     """Publish a report of ``devices`` devices for each line on standard input, until it ends."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     latest = LatestValue[Report]()
-    servers = AgentServers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
+    servers = GrpcServers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
     io = AsyncioThread(servers.run, on_failure=lambda error: print(f"publisher: {error}", file=sys.stderr))
     io.start()
     bare = FixedBytesServer(directory / "bare.sock")

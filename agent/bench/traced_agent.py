@@ -31,7 +31,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.native.sampler import Sampler
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_sampler
-from agent.serve.agent_servers import AgentServers, encode_device_health
+from agent.serve.grpc_servers import GrpcServers, encode_device_health
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
@@ -104,7 +104,7 @@ def main(flags: Mapping[str, str | list[str]]) -> None:
         notify_watchdog=lambda: None,
         jitter=random.random,
     )
-    servers = AgentServers(
+    servers = GrpcServers(
         source.latest,
         runtime_dir=config.runtime_dir,
         drivers=config.drivers,

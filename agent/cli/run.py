@@ -78,7 +78,7 @@ def http_documents() -> JsonEncoders:
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:
     """Return the text above the live table: for each socket of the agent, a command that follows it."""
-    from agent.serve.agent_servers import socket_names
+    from agent.serve.grpc_servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]
     lines = [

@@ -31,9 +31,9 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
 from agent.serve.driver_link.handler_interface import (
-    ClaimResult,
     DeviceDeclaration,
     DriverCheckResult,
+    ReportedClaimResult,
     SyncDevicesResult,
     TooManyDevices,
 )
@@ -240,7 +240,7 @@ class DriverSession:
         """Classify the failed prepare of a claim by its evidence, without recording it."""
         return self._tracker.classify(claim, evidence)
 
-    def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results of prepares, and wait until broken devices are reported. Blocks up to 1.5 s.
 
         Returns:
@@ -250,7 +250,7 @@ class DriverSession:
         self._tracker.wait_delivered([verdict for verdict in verdicts if verdict is not None])
         return verdicts
 
-    def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results of unprepares.
 
         Returns:
@@ -271,7 +271,7 @@ class DriverSession:
         """Cell that always holds the newest taints that the driver's devices should have."""
         return self._taints
 
-    def _prepared(self, result: ClaimResult) -> PrepareVerdict | None:
+    def _prepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.record_success(result.claim)
             self.prepare_counts["ok", ""] += 1
@@ -280,7 +280,7 @@ class DriverSession:
         self.prepare_counts[verdict.error_class, verdict.code] += 1
         return self._tracker.record_failure(result.claim, verdict)
 
-    def _unprepared(self, result: ClaimResult) -> PrepareVerdict | None:
+    def _unprepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.unprepared(result.claim.ref)
             return None

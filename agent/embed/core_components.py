@@ -28,7 +28,7 @@ from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.time import Instant
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
-from agent.sources.gpu_without_nvml import read_boot_id
+from agent.sources.gpu_os_facts import read_boot_id
 from agent.store import driver_files, gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.system.threads.loop_thread import TrioTask

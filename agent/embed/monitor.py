@@ -40,8 +40,8 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.errors import FailedDeviceError
-from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc.codec import Codec
+from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealthService
 from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue

@@ -3,18 +3,16 @@
 Read this first. The step is pure: it reads no clock, file or socket, so that recorded snapshots can be
 replayed with the same reports. The rules and decisions are in these modules:
 
-    health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the machine
+    health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the machine;
+                              checks that operators configure as commands
     health/gpu/               rules for GPUs, from readings of NVML
     health/gpu/faults/        GPU faults that are reported once, such as XIDs, and their end
     health/kernel_log/        facts that lines of the kernel log state about the host
-    health/custom_checks.py   checks that operators configure as commands
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
-    health/changed_settings.py  state after a change of the settings
-    health/boot_baseline.py   values at start, which outlive the agent within a boot
-    health/stalls.py          stalled sources
+    health/state_updates.py   values at start, which outlive the agent within a boot; changes of the settings
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
-    health/verdict.py         health, message and lease of a device
+    health/verdict.py         stalled sources; health, message and lease of a device
 """
 
 from collections.abc import Mapping, Sequence

@@ -110,7 +110,7 @@ class AvailabilitySummary(NamedTuple):
     """Health rules, the rule that was raised most often first."""
 
 
-class Timeline:
+class ObservedTimeAxis:
     """Time axis of the periods in which the agent observed the devices; it ends now."""
 
     def __init__(self, periods: Sequence[ObservedPeriod], now: ClockReading) -> None:
@@ -173,7 +173,7 @@ def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
     return max(0.0, following.wall_s - period.ended_s)
 
 
-def verdict_spans(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef, list[VerdictSpan]]:
+def verdict_spans(stored: StoredVerdicts, timeline: ObservedTimeAxis) -> dict[DeviceRef, list[VerdictSpan]]:
     """Return the spans of each device: the times between two changes of its verdict.
 
     They have no gap and no overlap, and the last one ends now.
@@ -193,7 +193,7 @@ def verdict_spans(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef,
 
 
 def summarize(
-    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], timeline: Timeline, since_s: float | None = None
+    spans: Mapping[DeviceRef, Sequence[VerdictSpan]], timeline: ObservedTimeAxis, since_s: float | None = None
 ) -> AvailabilitySummary:
     """Return the availability of devices from `since_s` [s since 1970] on, or from their first record on.
 
@@ -217,7 +217,7 @@ def summarize(
 class _Window:
     """Part of a device's verdict spans that is not before `begin_s`."""
 
-    timeline: Timeline
+    timeline: ObservedTimeAxis
     begin_s: float
     spans: Sequence[VerdictSpan]
 

@@ -315,7 +315,7 @@ def changed_verdicts(
             yield ref, GONE
 
 
-class ObservationLog:
+class VerdictChangeLog:
     """Changes of verdicts and periods of observation of one run of the agent, in memory. Reads no clock."""
 
     def __init__(self, run_id: str, boot_id: str, silence_s: float, *, rows: int) -> None:

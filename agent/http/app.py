@@ -25,13 +25,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agent.config.config import Config
-from agent.health.availability import Timeline, verdict_spans
+from agent.health.availability import ObservedTimeAxis, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
 from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
 from agent.model.history import ClockReading
 from agent.model.time import Instant
-from agent.sources.gpu_without_nvml import read_boot_id
+from agent.sources.gpu_os_facts import read_boot_id
 from agent.store.history_file import HistoryError, read_verdicts
 from agent.system.threads.worker_threads import call_in_thread
 from agent.system.timing import read_boot_clock
@@ -178,11 +178,11 @@ class HistoryReader:
             stored = read_verdicts(self._path)
         except (HistoryError, OSError) as error:
             return self._without(str(error))
-        timeline = Timeline(stored.periods, self._now())
+        timeline = ObservedTimeAxis(stored.periods, self._now())
         return History(timeline, verdict_spans(stored, timeline))
 
     def _without(self, problem: str) -> History:
-        return History(Timeline((), self._now()), {}, problem)
+        return History(ObservedTimeAxis((), self._now()), {}, problem)
 
     def _now(self) -> ClockReading:
         boot_id = read_boot_id(self._config().procfs_root)

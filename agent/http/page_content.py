@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from agent.devices.consumers.consumer_queries import affected_pods, health_lookup, pod_owner, pod_state
-from agent.health.availability import Timeline, VerdictSpan
+from agent.health.availability import ObservedTimeAxis, VerdictSpan
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap
@@ -202,7 +202,7 @@ class PageInput:
 class History:
     """Recorded health of devices up to now, from which the page's timelines are drawn."""
 
-    timeline: Timeline
+    timeline: ObservedTimeAxis
     spans: Mapping[DeviceRef, Sequence[VerdictSpan]]
     problem: str = ""
     """Reason why the history cannot be shown; empty: it can."""

@@ -21,8 +21,7 @@ from agent.model.gpu import (
 )
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.native._core import ffi, lib
-from agent.native.published_tables import CopiedBytes
-from agent.native.sampler_records import SOURCE_STATES
+from agent.native.published_tables import SOURCE_STATES, CopiedBytes
 
 _FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
 _WORDS: Final = lib.DH_GPU_WORDS

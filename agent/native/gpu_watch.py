@@ -19,8 +19,7 @@ from agent.model.report import NvmlCallCost, NvmlCosts
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuRecordDecoder, call_name
-from agent.native.published_tables import PublicationReader, UnchangedBytesCache
-from agent.native.sampler_records import pass_durations
+from agent.native.published_tables import PublicationReader, UnchangedBytesCache, pass_durations
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
 

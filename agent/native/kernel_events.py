@@ -13,13 +13,15 @@ from agent.model.reading import SourceState, error_text, return_code_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (
+    SOURCE_STATES,
     CopiedBytes,
     PublicationReader,
     RecordTable,
     UnchangedBytesCache,
     check_record_size,
+    printable_text,
+    source_sample,
 )
-from agent.native.sampler_records import SOURCE_STATES, printable_text, source_sample
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
 _LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")

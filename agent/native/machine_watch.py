@@ -24,8 +24,6 @@ from agent.native.published_tables import (
     RecordTable,
     UnchangedBytesCache,
     check_record_size,
-)
-from agent.native.sampler_records import (
     failure_text,
     pass_durations_by_source,
     printable_text,

@@ -1,11 +1,26 @@
-"""Readers of the tables of records that the C core's threads publish; only changed records are decoded."""
+"""Readers of the tables of records that the C core's threads publish, and values that many records have.
 
+Only changed records are decoded.
+"""
+
+import errno
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from agent.model.reading import (
+    Absence,
+    Missing,
+    PassDurations,
+    Reading,
+    SourceSample,
+    SourceState,
+    error_text,
+)
+from agent.model.time import NS
 from agent.native._core import ffi, lib
 
 T = TypeVar("T")
@@ -179,3 +194,76 @@ class RecordTable(Generic[S]):
         ]
         self._blocks[block : block + 1] = [(raw, samples)]
         return True
+
+
+# --- values that records of several threads have -----------------------------------------------------------
+
+ABSENT: Final = Missing(Absence.ABSENT, errno.ENOENT)
+SOURCE_STATES: Final = {
+    lib.DH_STATE_ABSENT: SourceState.ABSENT,
+    lib.DH_STATE_OK: SourceState.OK,
+    lib.DH_STATE_FAILING: SourceState.FAILING,
+    lib.DH_STATE_STARTING: SourceState.STARTING,
+}
+
+
+def failure_text(name: str, root: Path | None, err: int) -> str:
+    """Return the text of a failed read: ``nr_hugepages: I/O error`` or ``sysfs root /x: Not a directory``."""
+    return f"{name} {root}: {error_text(err)}" if root else f"{name}: {error_text(err)}"
+
+
+def missing_member(seen: int, err: int, field: int) -> Missing:
+    """Return why a member has no value; the arguments are those of :func:`reading_of_member`."""
+    return Missing(Absence.UNREADABLE, err) if seen >> field & 1 else ABSENT
+
+
+def reading_of_member(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
+    """Return a member's value, or Missing with the reason.
+
+    Args:
+        value: Value of the member in the record.
+        field: Number of the member's bit in the masks.
+        valid: Mask of the members that were read.
+        seen: Mask of the members that exist, or existed before.
+        err: Errno of an existing member that cannot be read.
+    """
+    return value if valid >> field & 1 else missing_member(seen, err, field)
+
+
+def printable_text(padded: bytes) -> str:
+    """Decode zero-padded text, which the C core has made printable ASCII."""
+    return padded.rstrip(b"\0").decode("ascii")
+
+
+def source_sample(record: Any, name: str, detail: str, *, vital: bool) -> SourceSample:
+    """Convert a record with the members of ``struct dh_source`` to the sample of the source `name`.
+
+    ``detail``: text of the last failure; ``vital``: whether no device can be evaluated without the source.
+    """
+    return SourceSample(
+        name=name,
+        state=SOURCE_STATES[record.state],
+        beat_ns=record.heartbeat_ns,
+        period_ns=record.period_ns,
+        failures=record.failures,
+        detail=detail,
+        passes=record.passes,
+        vital=vital,
+    )
+
+
+def pass_durations(record: Any) -> PassDurations:
+    """Convert a ``struct dh_durations`` of the C core to a histogram of durations."""
+    return PassDurations(tuple(record.count), record.sum_ns / NS)
+
+
+def pass_durations_by_source(
+    read: Callable[[Any], None], names: Sequence[str]
+) -> Mapping[str, PassDurations]:
+    """Return the durations of the passes of several sources, by the sources' names.
+
+    ``read`` stores one ``struct dh_durations`` per name into its argument, in the order of ``names``.
+    """
+    records = ffi.new("struct dh_durations[]", len(names))
+    read(records)
+    return {name: pass_durations(record) for name, record in zip(names, records, strict=True)}

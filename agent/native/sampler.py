@@ -1,25 +1,239 @@
-"""Sampler: the C core's thread that reads CPUs, hugepages and cgroups, and its newest snapshot.
+"""Sampler: the C core's thread that reads CPUs, hugepages and cgroups, and the decoder of its snapshots.
 
-Reader of the settings of single cgroups, through the C core, on demand and on the caller's thread.
+Decoded samples share no memory with the C core.
 """
 
 import errno
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from agent.errors import ConfigError, PermissionDeniedError, ProbeError
+from agent.errors import ConfigError, ProbeError
+from agent.model.cpuset import CpuSet
 from agent.model.gpu import SamplerField, WakeCondition
-from agent.model.pod_findings import CgroupSettings, HugepageLimits
-from agent.model.reading import NEVER_READ, Absence, Missing, PassDurations, Reading, return_code_text
-from agent.model.snapshot import Snapshot
+from agent.model.reading import (
+    DURATION_BOUNDS_S,
+    Missing,
+    PassDurations,
+    SourceSample,
+    return_code_text,
+)
+from agent.model.snapshot import (
+    CgroupKind,
+    CgroupSample,
+    CpuSetsSample,
+    CpuThrottleSample,
+    HugepagePoolSample,
+    HugetlbSample,
+    NativeCoreStats,
+    NumaCpuSample,
+    Snapshot,
+)
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.published_tables import PublicationReader
-from agent.native.sampler_records import ABSENT, SOURCE_NAMES, SnapshotDecoder, pass_durations_by_source
+from agent.native.published_tables import (
+    SOURCE_STATES,
+    CopiedBytes,
+    PublicationReader,
+    RecordTable,
+    StampedRecordTable,
+    check_record_size,
+    failure_text,
+    missing_member,
+    pass_durations_by_source,
+    reading_of_member,
+)
+
+_CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
+_GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_snapshot")
+_HEAD: Final = struct.Struct("=6I10Q2QiI")
+_CPUS_AT: Final = ffi.offsetof("struct dh_snapshot", "cpu_valid")
+_CPUS: Final = struct.Struct("=QQiI" + f"{_CPU_BYTES}s" * 3)
+_SOURCES_AT: Final = ffi.offsetof("struct dh_snapshot", "source")
+_SOURCE: Final = struct.Struct("=IIiI4Q")
+_NODE: Final = struct.Struct(f"=QQIiQQ{_CPU_BYTES}s")
+_THROTTLE: Final = struct.Struct("=QQIi2Q")
+_POOL: Final = struct.Struct("=QQQii5Q")
+_HUGETLB_WORDS: Final = ffi.sizeof("struct dh_hugetlb") // 8
+_GROUP: Final = struct.Struct(
+    f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s10Q{_GROUP_CPU_BYTES}s{lib.DH_HP_MAX * _HUGETLB_WORDS}Q"
+)
+_HUGETLB_INDEX: Final = 20  # of the first hugetlb[] member in a record that _GROUP unpacked
+
+_LAYOUTS: Final = {
+    "dh_source": _SOURCE,
+    "dh_node": _NODE,
+    "dh_throttle": _THROTTLE,
+    "dh_pool": _POOL,
+    "dh_group": _GROUP,
+}
+for _record, _layout in _LAYOUTS.items():
+    check_record_size(_record, _layout)
+if (_HEAD.size - _CPUS.size + 3 * _CPU_BYTES, _CPUS_AT + _CPUS.size) != (_CPUS_AT, _SOURCES_AT):
+    raise ImportError(
+        f"C core: struct dh_snapshot: unexpected offsets {_CPUS_AT} of CPUs and {_SOURCES_AT} of sources: "
+        "rebuild it"
+    )
+
+if tuple(lib.dh_duration_bound(i) for i in range(lib.DH_DURATION_NUM - 1)) != tuple(
+    round(bound * NS) for bound in DURATION_BOUNDS_S[:-1]
+):
+    raise ImportError("C core: unexpected bounds of durations: rebuild it")
+SOURCE_NAMES: Final = ("cpus", "throttle", "hugepages", "cgroups")
+_CPU_FIELDS: Final = (lib.DH_CPU_PRESENT, lib.DH_CPU_ONLINE, lib.DH_CPU_ISOLATED)
+_KINDS: Final = {lib.DH_GROUP_POD: CgroupKind.POD, lib.DH_GROUP_CONTAINER: CgroupKind.CONTAINER}
+
+
+def field_name(field: int) -> str:
+    """Return the kernel's name of the file, or of the key in it, that a sampler field is read from."""
+    name = lib.dh_field_name(field)
+    return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii", "replace")
+
+
+class SnapshotDecoder:
+    """Decoder of the sampler's tables into snapshots; unchanged records keep their samples."""
+
+    def __init__(self, roots: Mapping[int, Path]) -> None:
+        """Create the decoder.
+
+        Args:
+            roots: Paths of sysfs and cgroupfs for error texts, by the C core's field of the root.
+        """
+        self._roots = roots
+        self._cpus = RecordTable(_CPUS, _decode_cpus)
+        self._nodes = RecordTable(_NODE, _decode_numa_node, lambda node: (node.numa_node,))
+        self._throttle = RecordTable(_THROTTLE, _decode_throttle)
+        self._pools = RecordTable(_POOL, _decode_hugepage_pool, _pool_sort_key)
+        self._groups = StampedRecordTable(_GROUP, _decode_cgroup)
+
+    @property
+    def newest_stamp(self) -> int:
+        """Highest stamp (change number) of the decoded cgroup records; only higher ones are new."""
+        return self._groups.newest
+
+    def decode(self, data: CopiedBytes) -> Snapshot:
+        """Decode one copy of the sampler's tables made by ``dh_sampler_read()``."""
+        _, _, nodes, pools, groups, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack_from(data)
+        passes, reads, opens, descriptors, watches, kernel_bytes, unwatched, overflows = counts
+        throttle_at = _HEAD_SIZE + nodes * _NODE.size
+        pools_at = throttle_at + throttles * _THROTTLE.size
+        groups_at = pools_at + pools * _POOL.size
+        sources = _SOURCE.iter_unpack(data[_SOURCES_AT:_HEAD_SIZE])
+        return Snapshot(
+            seq=seq,
+            cpus=self._cpus.samples(data, _CPUS_AT, _SOURCES_AT)[0],
+            nodes=self._nodes.samples(data, _HEAD_SIZE, throttle_at),
+            throttle=self._throttle.samples(data, throttle_at, pools_at),
+            pools=self._pools.samples(data, pools_at, groups_at),
+            groups=self._groups.samples(data, groups_at, groups),
+            sources=tuple(starmap(self._source, zip(SOURCE_NAMES, sources, strict=True))),
+            core=NativeCoreStats(
+                passes=passes,
+                wakes=seq,
+                reads=reads,
+                opens=opens,
+                descriptors=descriptors,
+                watches=watches,
+                kernel_bytes=kernel_bytes,
+                groups_dropped=dropped,
+                overflows=overflows,
+                unwatched=unwatched,
+            ),
+        )
+
+    def _source(self, name: str, raw: tuple[int, ...]) -> SourceSample:
+        state, err_field, err, _, passes, beat_ns, period_ns, failures = raw
+        detail = failure_text(field_name(err_field), self._roots.get(err_field), err) if err else ""
+        return SourceSample(name, SOURCE_STATES[state], beat_ns, period_ns, failures, detail, passes)
+
+
+def _decode_cpus(raw: tuple[Any, ...]) -> CpuSetsSample:
+    valid, seen, err, _, *sets = raw
+
+    def cpu_set(words: bytes, field: int) -> CpuSet | Missing:
+        return int.from_bytes(words, "little") if valid >> field & 1 else missing_member(seen, err, field)
+
+    return CpuSetsSample._make(map(cpu_set, sets, _CPU_FIELDS))
+
+
+def _decode_numa_node(raw: tuple[Any, ...]) -> NumaCpuSample:
+    valid, seen, node, err, core, package, cpus = raw
+    known = valid >> lib.DH_NODE_CPUS & 1
+    return NumaCpuSample(
+        numa_node=node,
+        cpus=int.from_bytes(cpus, "little") if known else missing_member(seen, err, lib.DH_NODE_CPUS),
+        throttle_core=reading_of_member(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+        throttle_package=reading_of_member(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+    )
+
+
+def _decode_throttle(raw: tuple[Any, ...]) -> CpuThrottleSample:
+    valid, seen, cpu, err, core, package = raw
+    return CpuThrottleSample(
+        cpu=cpu,
+        core=reading_of_member(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+        package=reading_of_member(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+    )
+
+
+def _decode_hugepage_pool(raw: tuple[Any, ...]) -> HugepagePoolSample:
+    valid, seen, size_kib, node, err, nr, free, reserved, surplus, overcommit = raw
+    return HugepagePoolSample(
+        size_kib=size_kib,
+        numa_node=None if node == lib.DH_MACHINE else node,
+        nr=reading_of_member(nr, lib.DH_POOL_NR, valid, seen, err),
+        free=reading_of_member(free, lib.DH_POOL_FREE, valid, seen, err),
+        reserved=reading_of_member(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
+        surplus=reading_of_member(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
+        overcommit=reading_of_member(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
+    )
+
+
+def _decode_cgroup(raw: tuple[Any, ...]) -> CgroupSample | None:
+    _stamp, valid, seen, ident, kind, sizes, err, uid, name, *values = raw
+    if not ident:
+        return None
+    # members and fields have the same order
+    readings = [reading_of_member(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(9)]
+    limit = reading_of_member(values[9], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
+    has_cpus = valid >> lib.DH_GROUP_CPUS & 1
+    cpus = int.from_bytes(values[10], "little") if has_cpus else missing_member(seen, err, lib.DH_GROUP_CPUS)
+    hugetlb = _decode_hugetlbs(raw[_HUGETLB_INDEX : _HUGETLB_INDEX + _HUGETLB_WORDS * sizes], err)
+    return CgroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, limit, cpus, hugetlb))
+
+
+@lru_cache(64)  # most groups use no hugepages and share one value
+def _decode_hugetlbs(raw: tuple[int, ...], err: int) -> tuple[HugetlbSample, ...]:
+    starts = range(0, len(raw), _HUGETLB_WORDS)
+    return tuple(_decode_hugetlb(raw[at : at + _HUGETLB_WORDS], err) for at in starts)
+
+
+def _decode_hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:
+    size_kib, limit, rsvd_limit, events, rsvd_failed, valid, seen = raw
+    return HugetlbSample(
+        size_kib=size_kib,
+        max=reading_of_member(limit, lib.DH_GROUP_HT_MAX, valid, seen, err),
+        rsvd_max=reading_of_member(rsvd_limit, lib.DH_GROUP_HT_RSVD_MAX, valid, seen, err),
+        events_max=reading_of_member(events, lib.DH_GROUP_HT_EVENTS, valid, seen, err),
+        rsvd_failed=reading_of_member(rsvd_failed, lib.DH_GROUP_HT_RSVD_FAILED, valid, seen, err),
+    )
+
+
+def _pool_sort_key(pool: HugepagePoolSample) -> tuple[int, int]:
+    return (pool.size_kib, -1 if pool.numa_node is None else pool.numa_node)
+
+
+# --- the sampler -------------------------------------------------------------------------------------------
 
 _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in SamplerField}
 
@@ -185,116 +399,3 @@ def _open_error(code: int, options: SamplerOptions) -> Exception:
         longest = max(roots, key=lambda root: len(os.fsencode(root)))
         return ConfigError(f"sampler: root path {longest!r} is {len(os.fsencode(longest))} bytes, limit 200")
     return ProbeError(f"sampler: cannot be opened: {return_code_text(code)}")
-
-
-# --- settings of single cgroups ----------------------------------------------------------------------------
-
-_CONTROLLERS: Final = {
-    "cpu": lib.DH_CG_CPU,
-    "memory": lib.DH_CG_MEMORY,
-    "hugetlb": lib.DH_CG_HUGETLB,
-    "cpuset": lib.DH_CG_CPUSET,
-}
-
-
-class CgroupSettingReader:
-    """Reader of weight, limits and CPU sets of cgroups. Closed by :meth:`close` or ``with``.
-
-    Args:
-        cgroupfs_root: ``/sys/fs/cgroup``, or a tree like it: v2, v1, or both.
-        hugepage_sizes_kib: Hugepage sizes whose limits are read [KiB], at most 6.
-
-    Raises:
-        ProbeError: No cgroup hierarchy is mounted, or one cannot be opened.
-        PermissionDeniedError: The user may not open a hierarchy.
-    """
-
-    def __init__(self, cgroupfs_root: Path, hugepage_sizes_kib: Sequence[int]) -> None:
-        out = ffi.new("struct dh_knob_reader **")
-        code = lib.dh_knobs_open(
-            os.fsencode(cgroupfs_root), list(hugepage_sizes_kib), len(hugepage_sizes_kib), out
-        )
-        if code == -errno.ENOENT:
-            raise ProbeError(f"cgroupfs root {cgroupfs_root}: no cgroup hierarchy is mounted here")
-        if code == -errno.EINVAL:
-            raise ProbeError(f"the host has {len(hugepage_sizes_kib)} hugepage sizes, limit {lib.DH_HP_MAX}")
-        if code:
-            raise _settings_open_error(f"cgroupfs root {cgroupfs_root}", code)
-        self._reader: Any = ffi.gc(out[0], lib.dh_knobs_close)
-        self._record = ffi.new(
-            "struct dh_knobs *", {"size": ffi.sizeof("struct dh_knobs"), "version": lib.DH_VERSION}
-        )
-
-    @property
-    def cgroup_version(self) -> int:
-        """Version of the cgroups that limit CPU time: 1 or 2."""
-        return int(lib.dh_knobs_version(self._reader))
-
-    def read(self, path: str, exclusive_cpus: bool = False) -> CgroupSettings | None:
-        """Return the settings of a cgroup; None: the cgroup does not exist, or was removed meanwhile.
-
-        Args:
-            path: Path of the cgroup below the mounts.
-            exclusive_cpus: Also read the CPU sets and the throttling count, which matter for containers with
-                exclusive CPUs only; the kernel adds up all CPUs for the count.
-
-        Raises:
-            ProbeError: The cgroup exists and cannot be opened.
-            PermissionDeniedError: The user may not open it.
-        """
-        code = lib.dh_knobs_read(self._reader, os.fsencode(path), exclusive_cpus, self._record)
-        if code == -errno.ENOENT:
-            return None
-        if code:
-            raise _settings_open_error(f"cgroup {path}", code)
-        return _decode_settings(self._record, exclusive_cpus)
-
-    def close(self) -> None:
-        """Close the cgroup hierarchies; later reads fail. A second call does nothing."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            ffi.release(reader)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _settings_open_error(subject: str, code: int) -> PermissionDeniedError | ProbeError:
-    kind = PermissionDeniedError if -code in {errno.EACCES, errno.EPERM} else ProbeError
-    return kind(f"{subject}: {return_code_text(code)}")
-
-
-def _decode_settings(record: Any, own_cpus: bool) -> CgroupSettings:
-    bits = record.controllers
-    names = frozenset(name for name, bit in _CONTROLLERS.items() if bits & bit)
-    return CgroupSettings(
-        controllers=None if record.controllers_err else names,
-        weight=_setting_reading(record.weight),
-        quota_us=_setting_reading(record.quota),
-        period_us=_setting_reading(record.period),
-        throttled=_setting_reading(record.throttled) if own_cpus else NEVER_READ,
-        memory=_setting_reading(record.memory),
-        cpus=_cpu_set_reading(record.cpus, record.cpus_err) if own_cpus else NEVER_READ,
-        effective=_cpu_set_reading(record.effective, record.effective_err) if own_cpus else NEVER_READ,
-        pages=tuple(
-            HugepageLimits(page.size_kib, _setting_reading(page.max), _setting_reading(page.rsvd_max))
-            for page in record.pages[0 : record.sizes]
-        ),
-    )
-
-
-def _setting_reading(setting: Any) -> Reading:
-    return _missing(setting.err) if setting.err else int(setting.value)
-
-
-def _cpu_set_reading(words: Any, err: int) -> Reading:
-    return _missing(err) if err else int.from_bytes(ffi.buffer(words)[:], "little")
-
-
-def _missing(err: int) -> Missing:
-    return ABSENT if err == errno.ENOENT else Missing(Absence.UNREADABLE, err)

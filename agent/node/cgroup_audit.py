@@ -27,7 +27,7 @@ from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet
 from agent.model.pod_findings import CgroupSettings
-from agent.native.sampler import CgroupSettingReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources import kubelet_files
 from agent.sources.cgroup_facts import (
     CgroupMemoryReader,

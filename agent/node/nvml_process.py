@@ -38,7 +38,7 @@ from agent.node.nvml_process_main import (
     decode_inventory,
     encode_options,
 )
-from agent.sources.gpu_without_nvml import NvidiaPciDevices, read_nvidia_devices
+from agent.sources.gpu_os_facts import NvidiaPciDevices, read_nvidia_devices
 from agent.system.output import describe_exit
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread

@@ -30,7 +30,7 @@ from agent.model.gpu import GpuAttributes, GpuOsSample, NvmlSample
 from agent.model.machine_samples import NicSample, PciSample, Subsystem, UeventCounts
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
-from agent.sources.gpu_without_nvml import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
+from agent.sources.gpu_os_facts import GpuOsReader, NvidiaPciDevices, read_nvidia_devices
 from agent.sources.pci import RDMA_CLASS, read_nics, read_pci_functions
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible
@@ -100,7 +100,7 @@ class GpuPciWatcher:
         self._count_gpus = count_gpus
         self._uses_udev = use_udev
         self._sysfs_root = sysfs_root
-        self._reader = GpuSystemReader(sysfs_root, procfs_root)
+        self._reader = GpuOsReader(sysfs_root, procfs_root)
         self._gpu_system = _UNREAD_HOST
         self._gpus: NvmlSample | None = None
         self._declared: Declarations = ()

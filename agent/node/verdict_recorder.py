@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from agent.errors import DrahealthError
-from agent.health.verdict import ObservationLog
+from agent.health.verdict import VerdictChangeLog
 from agent.model.claim import DeviceRef
 from agent.model.history import (
     GONE,
@@ -82,7 +82,7 @@ class VerdictRecorder:
         self._thread: threading.Thread | None = None
         self._closing = False
         # --- guarded by the condition ---
-        self._log = ObservationLog(
+        self._log = VerdictChangeLog(
             os.urandom(6).hex(), boot_id, SILENT_HEARTBEATS * heartbeat_s, rows=limits.rows
         )
         self._wall_clock = WallClockStepDetector()

@@ -30,7 +30,7 @@ from agent.health.gpu.rule_state import (
     gpu_wakes,
 )
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_catalog_row
-from agent.health.gpu.xid.conditions import FaultDecision
+from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.host.cgroup.rules import AFFECTED_KINDS
 from agent.health.host.cgroup.state import exclusive_cpu_devices
 from agent.health.host.cpu.facts import LOCKUP_HELD_S

@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from agent.devices.taints import TaintPolicy
-from agent.health.availability import Timeline, summarize, verdict_spans
+from agent.health.availability import ObservedTimeAxis, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Effect, Health, Severity, Taints
 from agent.model.history import STATE_OF_SEVERITY, ClockReading, RecordedState, StoredVerdicts
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.health.feed import DEFAULT_LEASE_S, HealthFeed, devices_of_socket
+from agent.serve.health.service import DEFAULT_LEASE_S, HealthFeed, devices_of_socket
 from agent.simulate.fault_model import FaultKind
 from agent.simulate.machine import Machine
 
@@ -393,7 +393,7 @@ class InvariantChecker:
     def check_history(self, stored: StoredVerdicts, now: Instant, boot_id: str, t_ns: int) -> None:
         """Check that the stored history has the observed time in each state for each device."""
         clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
-        timeline = Timeline(stored.periods, clock)
+        timeline = ObservedTimeAxis(stored.periods, clock)
         for device in summarize(verdict_spans(stored, timeline), timeline).devices:
             ref = device.device
             subject = str(ref) if ref.driver else ref.device

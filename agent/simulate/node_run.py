@@ -23,7 +23,7 @@ from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore
 from agent.engine.loop import LoopTiming, PublicationSchedule, visible_state
 from agent.engine.step import EngineState, initial_state, step
 from agent.health.gpu.faults.checkpoint import restore_faults
-from agent.health.verdict import ObservationLog
+from agent.health.verdict import VerdictChangeLog
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
 from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import DeviceHealth
@@ -257,7 +257,9 @@ class NodeRun:
         self._schedule = PublicationSchedule(timing, lambda: JITTER)
         self._schedule.heartbeat_ns = now.mono_ns
         self._runs += 1
-        self._observed = ObservationLog(f"run{self._runs}", machine.boot_id, 3 * HEARTBEAT_S, rows=1_000_000)
+        self._observed = VerdictChangeLog(
+            f"run{self._runs}", machine.boot_id, 3 * HEARTBEAT_S, rows=1_000_000
+        )
         taints = decode_taints(encode_taints(self._taints.stored_taints))
         self._taints = restore_taints(taints, self._taint_driver, self._policy)
         content = LedgerFileContent(DRIVER, VERSION, self._ledger)
@@ -646,7 +648,7 @@ class NodeRun:
         if self._report is not None and log.period is not None:
             self._checker.note_states(self._report, log.period.began_boot_s + log.period.lasted_s)
         self._history = self._stored_history()
-        self._observed = ObservationLog("none", "", 0.0, rows=0)
+        self._observed = VerdictChangeLog("none", "", 0.0, rows=0)
         self._kubelet.stop_agent()
 
     def _restart_agent(self) -> None:

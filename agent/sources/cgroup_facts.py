@@ -22,7 +22,7 @@ from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.cpuset import cpu_numbers, parse_cpus
 from agent.model.pod_findings import NO_LIMIT, CgroupSettings
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
-from agent.native.sampler import CgroupSettingReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.pod_cgroups import qos_class_directories
 from agent.system.files import ReadError, read_bounded
 

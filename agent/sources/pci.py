@@ -2,7 +2,7 @@
 
 libudev lists them with their model names; without libudev, or with another sysfs root, sysfs does. Call this
 from a thread that can be abandoned: reading a link's width wakes the device and may hang.
-agent.sources.gpu_without_nvml counts the GPUs that NVML should see.
+agent.sources.gpu_os_facts counts the GPUs that NVML should see.
 
 Reader of RDMA network adapters (NICs) that drivers declare, from sysfs.
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 from agent.model.declared_devices import DeclaredNicDevice
 from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample, PciSample
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
-from agent.sources.gpu_without_nvml import (
+from agent.sources.gpu_os_facts import (
     GPU_PCI_CLASSES,
     NVIDIA_VENDOR_ID,
     missing_from_error,

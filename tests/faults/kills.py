@@ -40,7 +40,7 @@ CLAIMS: Final = 1000
 """Number of claims, within the limit of the ledger."""
 FORKS: Final = """
 import os, sys
-import agent.app.daemon, agent.cli.run, agent.serve.agent_servers, agent.serve.driver_link.service
+import agent.app.daemon, agent.cli.run, agent.serve.grpc_servers, agent.serve.driver_link.service
 import agent.node.pods.poller, agent.store.history_file, agent.driver.session, grpclib.server
 from agent.__main__ import process
 for line in sys.stdin:

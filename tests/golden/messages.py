@@ -16,16 +16,16 @@ from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.kubelet_message import kubelet_texts
 from agent.serve.agent_api.client import decode_report, decode_status
 from agent.serve.agent_api.encode import encode_report, encode_status
-from agent.serve.agent_servers import encode_device_health
 from agent.serve.dra_plugin.instance_server import RegistrationService
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, encode_error_class
 from agent.serve.dra_plugin.service import _encode_devices
-from agent.serve.driver_link.handler_interface import ClaimResult, SyncDevicesResult
+from agent.serve.driver_link.handler_interface import ReportedClaimResult, SyncDevicesResult
 from agent.serve.driver_link.methods import METHODS, encode_taints
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.grpc.gen.registration_v1 import pluginregistration
+from agent.serve.grpc_servers import encode_device_health
 from golden import values
 from golden.pack import TEXT, pack, unpack
 from golden.plain import plain
@@ -215,11 +215,11 @@ class FixedLink:
     def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
         return []
 
-    def prepared(self, ended: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def prepared(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["prepared", *ended])
         return list(values.verdicts())
 
-    def unprepared(self, ended: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def unprepared(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["unprepared", *ended])
         return list(values.verdicts())
 

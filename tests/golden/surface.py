@@ -18,7 +18,7 @@ from agent.cli.subcommand import EXIT_OF_ERROR, EXIT_OF_SEVERITY
 from agent.config.config import SETTINGS, Config
 from agent.config.config import load as load_config
 from agent.model.settings import HISTORY_FILE
-from agent.serve import agent_servers
+from agent.serve import grpc_servers
 from agent.serve.agent_api import service as agent_api
 from agent.serve.dra_plugin import instance_locks
 from agent.serve.driver_link import service as driver_link
@@ -139,7 +139,7 @@ def file_names() -> dict[str, Any]:
         "observed": history_file.period_file_path(Path(HISTORY_FILE)).name,
         "declarations": [declaration_file.DIRECTORY, declaration_file.SUFFIX],
         "kubelet": [kubelet_files.CLAIMS_FILE, kubelet_files.HEALTH_FILE],
-        "sockets": list(agent_servers.socket_names(["a.example.com"])),
+        "sockets": list(grpc_servers.socket_names(["a.example.com"])),
         "methods": [agent_api.STATUS, agent_api.WATCH, driver_link.SERVICE],
     }
 

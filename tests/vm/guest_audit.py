@@ -16,7 +16,7 @@ from audit_samples import running_status, write_pod_list
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as prepared
 
-from agent.native.sampler import CgroupSettingReader
+from agent.native.cgroup_settings import CgroupSettingReader
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 FILES: Final = Path("/tmp/audit")

@@ -16,14 +16,14 @@ from agent.model.report import Report
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfigError
 from agent.prepare.evidence import Evidence
-from agent.serve.agent_servers import AgentServers
 from agent.serve.driver_link.handler_interface import (
-    ClaimResult,
     DeviceDeclaration,
     DriverCheckResult,
     DriverLinkHandler,
+    ReportedClaimResult,
     SyncDevicesResult,
 )
+from agent.serve.grpc_servers import GrpcServers
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.google import Watcher, described, message_class
@@ -104,11 +104,11 @@ class RecordingHandler:
         """Return the failures that a test sets for the claim's name."""
         return self.elsewhere.get(claim.name, [])
 
-    def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""
         return self._classify_all("prepared", results)
 
-    def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""
         return self._classify_all("unprepared", results)
 
@@ -118,7 +118,9 @@ class RecordingHandler:
         self._record("taints", None)
         return self.newest
 
-    def _classify_all(self, method: str, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def _classify_all(
+        self, method: str, results: Sequence[ReportedClaimResult]
+    ) -> list[PrepareVerdict | None]:
         self._record(method, list(results))
         return [
             None
@@ -145,7 +147,7 @@ class Serving(ServerThread):
         self.open_fails: list[Exception] = []
         self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
-        self.servers = AgentServers(
+        self.servers = GrpcServers(
             self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9", open_handler=self._open
         )
         self.socket, self.agent = self.servers.paths

@@ -17,7 +17,7 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.agent_api.service import ClearRequests
-from agent.serve.agent_servers import AgentServers
+from agent.serve.grpc_servers import GrpcServers
 from agent.system.files import DirectoryLock
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
@@ -92,7 +92,7 @@ class Serving(ServerThread):
         self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
         drivers = [DRIVER, *other_drivers]
-        self.servers = AgentServers(
+        self.servers = GrpcServers(
             self.latest,
             runtime_dir=runtime_dir,
             drivers=drivers,

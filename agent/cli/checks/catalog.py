@@ -29,8 +29,8 @@ from agent.health.gpu.verdicts import NOT_READ_YET, REMOVED_INSTANCE
 from agent.health.gpu.xid import sxid_table as sxids
 from agent.health.gpu.xid import xid_table as xids
 from agent.health.gpu.xid.decisions import decide_sxid
-from agent.health.gpu.xid.row_types import CatalogAnswer, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import SxidRow, SxidScope
+from agent.health.gpu.xid.xid_table import CatalogAnswer, XidCondition, XidEffect, XidRow
 from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages import POOL_RULES

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from agent.cli.prepares.text import PrepareRecord
 from agent.devices.consumers.consumer_queries import claims_by_name, pods_by_name
-from agent.devices.consumers.kube_objects import RefusedPod
+from agent.devices.consumers.kube_objects import PredictedPodRefusal
 from agent.errors import UsageError, suggestion
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import KubeletHealthRecord, PodRef, Reservation, SourceAnswers, WorkloadRef
@@ -232,7 +232,7 @@ class Explanation:
     pods: tuple[PodFacts, ...]
     affected: tuple[DeviceConsumer, ...] = ()
     """Pods that use the devices; certain uses first."""
-    risks: tuple[RefusedPod, ...] = ()
+    risks: tuple[PredictedPodRefusal, ...] = ()
     """Pods that the kubelet would refuse if it created their sandbox again."""
     conflicts: tuple[Conflict, ...] = ()
     """Contradictions between the sources about the explained objects."""

@@ -45,7 +45,7 @@ from agent.model.settings import HISTORY_FILE
 from agent.model.time import Instant
 from agent.node.pods.queries import (
     DriverDirectories,
-    DriverDirectory,
+    DriverStateDirectory,
     find_drivers,
     prepared_claims,
     query_kubelet,
@@ -175,7 +175,7 @@ async def _query_agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[S
     return report, (result,)
 
 
-async def _query_driver_socket(driver: DriverDirectory, socket: Path) -> _SocketAnswer:
+async def _query_driver_socket(driver: DriverStateDirectory, socket: Path) -> _SocketAnswer:
     return _SocketAnswer(driver.name, socket, driver.is_agents, *await _first_report(DRIVER_SOCKET, socket))
 
 
@@ -251,7 +251,7 @@ class _DriverFiles(NamedTuple):
 
 
 async def _driver_files(
-    paths: SourcePaths, drivers: Sequence[DriverDirectory], unread: Sequence[str]
+    paths: SourcePaths, drivers: Sequence[DriverStateDirectory], unread: Sequence[str]
 ) -> _DriverFiles:
     """Read the files of prepare results and of taints of all drivers.
 

@@ -20,7 +20,7 @@ from agent.model.time import format_age, rfc3339
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.fleet.fleet_state import Fleet, FleetDevice, FleetGroup, SickDevice
+    from agent.cli.fleet.fleet_state import Fleet, FleetDeviceId, FleetGroup, SickDevice
     from agent.cli.output.terminal import TextStyle
 
 
@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.cli.fleet.fleet_state import (
-        PrometheusServer,
+        PrometheusClient,
         check_label,
         check_select,
         group_sick_devices,
@@ -63,7 +63,7 @@ def main(args: Namespace) -> int:
     from agent.cli.output.text import clean
 
     label, select = check_label(args.node_label), check_select(args.select)
-    server = PrometheusServer(args.prometheus, token_file=args.token_file, ca_file=args.ca_file)
+    server = PrometheusClient(args.prometheus, token_file=args.token_file, ca_file=args.ca_file)
     fleet = read_fleet(server.query, label, select)
     now_s = time.time()
     groups = []
@@ -293,7 +293,7 @@ def _state(severity: Severity) -> str:
     return BADGES[severity].word.lower()
 
 
-def _device(device: FleetDevice) -> dict[str, str]:
+def _device(device: FleetDeviceId) -> dict[str, str]:
     return {"node": device.node, "driver": device.driver, "pool": device.pool, "device": device.device}
 
 

@@ -59,7 +59,7 @@ class _Answer(msgspec.Struct, rename={"error_type": "errorType"}):
     warnings: list[str] = []
 
 
-class PrometheusServer:
+class PrometheusClient:
     """Client of one Prometheus server. Calls block up to 60 s for the connect and for each read."""
 
     def __init__(self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None) -> None:
@@ -184,7 +184,7 @@ _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 Query = Callable[[str], list[MetricSample]]
 
 
-class FleetDevice(NamedTuple):
+class FleetDeviceId(NamedTuple):
     """Identity of a device in the fleet: its Kubernetes node, and its driver, pool and name."""
 
     node: str
@@ -198,7 +198,7 @@ class FleetDevice(NamedTuple):
         return f"{self.driver}/{self.device}" if self.driver else self.device
 
 
-class FleetCause(NamedTuple):
+class SickDeviceCause(NamedTuple):
     """Cause of the state of a device on some node: finding code, severity and repair."""
 
     code: str
@@ -209,11 +209,11 @@ class FleetCause(NamedTuple):
 class SickDevice(NamedTuple):
     """Device that is not healthy."""
 
-    device: FleetDevice
+    device: FleetDeviceId
     severity: Severity
     since_s: float
     """Time since which the device has its present state [s since 1970]; 0: not known."""
-    causes: tuple[FleetCause, ...]
+    causes: tuple[SickDeviceCause, ...]
 
 
 class FiringRule(NamedTuple):
@@ -248,7 +248,7 @@ class Fleet(NamedTuple):
     """Number of devices in each state of health, of all nodes."""
     sick: tuple[SickDevice, ...]
     """Devices that are not healthy: worst first, then newest first."""
-    flapping: tuple[tuple[FleetDevice, int], ...]
+    flapping: tuple[tuple[FleetDeviceId, int], ...]
     """Devices that stopped being usable at least three times within an hour, with that number."""
     rules: tuple[FiringRule, ...]
     versions: tuple[tuple[str, str, int], ...]
@@ -327,9 +327,9 @@ def _node(sample: MetricSample, node_label: str) -> str:
     return sample.labels.get(node_label, "")
 
 
-def _device(sample: MetricSample, node_label: str) -> FleetDevice:
+def _device(sample: MetricSample, node_label: str) -> FleetDeviceId:
     names = (sample.labels.get(name, "") for name in ("driver", "pool", "device"))
-    return FleetDevice(_node(sample, node_label), *names)
+    return FleetDeviceId(_node(sample, node_label), *names)
 
 
 def _counted(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
@@ -341,10 +341,10 @@ def _severity(sample: MetricSample) -> Severity:
     return SEVERITIES.get(sample.labels.get("severity", ""), Severity.UNKNOWN)
 
 
-def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDevice, list[FleetCause]]:
-    found: dict[FleetDevice, list[FleetCause]] = {}
+def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDeviceId, list[SickDeviceCause]]:
+    found: dict[FleetDeviceId, list[SickDeviceCause]] = {}
     for one in findings:
-        cause = FleetCause(one.labels.get("code", ""), _severity(one), one.labels.get("repair", ""))
+        cause = SickDeviceCause(one.labels.get("code", ""), _severity(one), one.labels.get("repair", ""))
         found.setdefault(_device(one, node_label), []).append(cause)
     for causes in found.values():
         causes.sort(key=lambda cause: (-cause.severity, cause.code))
@@ -353,8 +353,8 @@ def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDevi
 
 def _sick_devices(
     samples: Iterable[MetricSample],
-    causes: Mapping[FleetDevice, Sequence[FleetCause]],
-    since_of: Mapping[FleetDevice, float],
+    causes: Mapping[FleetDeviceId, Sequence[SickDeviceCause]],
+    since_of: Mapping[FleetDeviceId, float],
     node_label: str,
 ) -> tuple[SickDevice, ...]:
     found = []
@@ -366,7 +366,7 @@ def _sick_devices(
 
 
 def _firing_rules(
-    causes: Mapping[FleetDevice, Sequence[FleetCause]], notes: Iterable[MetricSample], node_label: str
+    causes: Mapping[FleetDeviceId, Sequence[SickDeviceCause]], notes: Iterable[MetricSample], node_label: str
 ) -> tuple[FiringRule, ...]:
     """Return the rules with findings: worst first, then those on most nodes."""
     severities: dict[str, Severity] = {}
@@ -391,7 +391,9 @@ def _firing_rules(
     return tuple(sorted(rules, key=lambda rule: (-rule.severity, -len(rule.nodes), rule.code)))
 
 
-def group_sick_devices(sick: Iterable[SickDevice], name_of: Callable[[FleetDevice], str]) -> list[FleetGroup]:
+def group_sick_devices(
+    sick: Iterable[SickDevice], name_of: Callable[[FleetDeviceId], str]
+) -> list[FleetGroup]:
     """Return the sick devices by a name, such as their node: groups with most unhealthy devices first."""
     members: dict[str, list[SickDevice]] = {}
     for one in sick:

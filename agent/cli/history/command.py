@@ -93,7 +93,7 @@ class _Now(NamedTuple):
         return None if self.age_s is None else self.wall_s - self.age_s
 
     def clocks(self) -> ClockReading:
-        from agent.sources.gpu_without_nvml import read_boot_id
+        from agent.sources.gpu_os_facts import read_boot_id
         from agent.system.timing import read_boot_clock
 
         return ClockReading(self.wall_s, read_boot_clock(), read_boot_id(self.procfs_root))
@@ -131,7 +131,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
         render_none,
         uses_csv,
     )
-    from agent.health.availability import Timeline, listed_changes, verdict_spans
+    from agent.health.availability import ObservedTimeAxis, listed_changes, verdict_spans
     from agent.store.history_file import read_history, read_verdicts
 
     wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
@@ -140,7 +140,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     verdicts = _read_history(path, read_verdicts) if wants_changes or args.device is not None else None
     devices = _selected_devices(args.device, record, verdicts)
     uses = tuple(_matching_uses(args, record, devices, now.since_s)) if wants_uses and record else ()
-    timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
+    timeline = ObservedTimeAxis(verdicts.periods if verdicts else (), now.clocks())
     changes: list[VerdictSpan] = []
     if wants_changes and verdicts:
         found = listed_changes(verdict_spans(verdicts, timeline), now.since_s)
@@ -192,11 +192,11 @@ def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
 def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and the activity of rules."""
     from agent.cli.history.text import render_none, render_summary, summary_csv, summary_document
-    from agent.health.availability import Timeline, summarize, verdict_spans
+    from agent.health.availability import ObservedTimeAxis, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
 
     verdicts = _read_history(path, read_verdicts)
-    timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
+    timeline = ObservedTimeAxis(verdicts.periods if verdicts else (), now.clocks())
     spans = verdict_spans(verdicts, timeline) if verdicts else {}
     devices = _selected_devices(args.device, None, verdicts)
     selected = {device: known for device, known in spans.items() if _is_selected(device, devices)}

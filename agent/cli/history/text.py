@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from agent.health.availability import (
         AvailabilitySummary,
         DeviceAvailability,
+        ObservedTimeAxis,
         RuleActivity,
-        Timeline,
         VerdictSpan,
     )
     from agent.model.claim import DeviceRef
@@ -295,7 +295,7 @@ def _remarks(one: VerdictSpan) -> Iterator[str]:
         yield "found by the first report of the agent; changed while the agent did not run"
 
 
-def change_document(one: VerdictSpan, timeline: Timeline) -> dict[str, Any]:
+def change_document(one: VerdictSpan, timeline: ObservedTimeAxis) -> dict[str, Any]:
     """Return a recorded change of a device's verdict as JSON."""
     return {
         "device": DEVICE_REF(one.change.device),
@@ -319,7 +319,7 @@ CHANGE_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def changes_csv(spans: Sequence[VerdictSpan], timeline: Timeline) -> str:
+def changes_csv(spans: Sequence[VerdictSpan], timeline: ObservedTimeAxis) -> str:
     """Return changes of verdicts as CSV, with a line of titles."""
     documents = (change_document(one, timeline) for one in spans)
     return format_csv(

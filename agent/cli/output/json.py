@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent.model.cleared_faults import ClearedFault
     from agent.model.reading import SourceSample
     from agent.model.report import AgentStatus, Report
-    from agent.sources.gpu_without_nvml import ProcessFacts
+    from agent.sources.gpu_os_facts import ProcessFacts
 
 API_VERSION: Final = "drahealth/v1"
 

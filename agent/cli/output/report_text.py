@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.model.health import DeviceHealth, NotApplicable
     from agent.model.report import Report
     from agent.model.snapshot import NativeCoreStats
-    from agent.sources.gpu_without_nvml import ProcessFacts
+    from agent.sources.gpu_os_facts import ProcessFacts
 
 MIN_MESSAGE_WIDTH: Final = 32
 """Least width of the message column; on a narrower terminal, messages are printed below their device."""

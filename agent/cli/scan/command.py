@@ -90,7 +90,7 @@ def _exit_codes(args: Namespace) -> Mapping[Severity, int]:
 
 def _show_report(config: Config, args: Namespace) -> int:
     from agent.app.scan import scan_once
-    from agent.sources.gpu_without_nvml import read_node_processes
+    from agent.sources.gpu_os_facts import read_node_processes
 
     check = read_in_child(lambda: cross_check(config)) if args.backend == "both" else None
     report = scan_once(config)

@@ -22,7 +22,7 @@ from typing import Final
 from agent.devices.consumers.consumer_identities import may_name_claim
 from agent.devices.consumers.kube_objects import (
     KubeletsRefusingPod,
-    RefusedPod,
+    PredictedPodRefusal,
     find_refusal,
     find_refusal_by_uid,
 )
@@ -196,7 +196,7 @@ def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[Claim
     )
 
 
-def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
+def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusal, ...]:
     """Return the pods of this Kubernetes node that the kubelet refuses because of their claims.
 
     It refuses pending pods now, and running pods after a reboot.
@@ -235,7 +235,7 @@ def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
 
 def _refused_pending(
     known: ConsumerMap, claim: ClaimView, nodes: Collection[str], held: Mapping[tuple[str, str], str]
-) -> Iterator[RefusedPod]:
+) -> Iterator[PredictedPodRefusal]:
     """Yield the pending pods of this Kubernetes node that the kubelet refuses to start because of a claim.
 
     Args:
@@ -254,14 +254,14 @@ def _refused_pending(
         older = held.get((claim.ref.namespace, claim.ref.name), claim.ref.uid)
         if found is None and older != claim.ref.uid:
             why = f"the kubelet still has an older claim of this name, with UID {older}"
-            found = RefusedPod(pod, claim.ref, KubeletsRefusingPod.ALL, why)
+            found = PredictedPodRefusal(pod, claim.ref, KubeletsRefusingPod.ALL, why)
         if found is not None:
             yield found._replace(pod=pod, is_pending=True)
 
 
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
-) -> Iterator[RefusedPod]:
+) -> Iterator[PredictedPodRefusal]:
     """Yield the running pods that the kubelet would refuse after a reboot, because of one claim.
 
     Args:
@@ -280,7 +280,7 @@ def _refused(
             yield found._replace(pod=pod)
 
 
-def _refusal(claim: ClaimView, pod: PodView) -> RefusedPod | None:
+def _refusal(claim: ClaimView, pod: PodView) -> PredictedPodRefusal | None:
     obj = claim.objects[0][0]
     if pod.known is None:
         return find_refusal_by_uid(pod.ref.uid, obj) if pod.ref.uid else None
@@ -291,11 +291,13 @@ def _refusal(claim: ClaimView, pod: PodView) -> RefusedPod | None:
     return None
 
 
-def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> RefusedPod | None:
+def _refusal_of_replaced_claim(
+    claim: ClaimView, pod: PodView, uids: Sequence[str]
+) -> PredictedPodRefusal | None:
     if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
         return None
     why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
-    return RefusedPod(pod.ref, claim.ref, KubeletsRefusingPod.ALL, why)
+    return PredictedPodRefusal(pod.ref, claim.ref, KubeletsRefusingPod.ALL, why)
 
 
 # --- exclusive CPUs ----------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class KubeletsRefusingPod(StrEnum):
     """
 
 
-class RefusedPod(NamedTuple):
+class PredictedPodRefusal(NamedTuple):
     """A pod that the kubelet refuses when it creates the pod's sandbox.
 
     The pod is pending, or it runs and is refused after a reboot.
@@ -164,7 +164,7 @@ class RefusedPod(NamedTuple):
     """True: the pod is pending, and the kubelet refuses to start it. False: the pod runs."""
 
 
-def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> RefusedPod | None:
+def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> PredictedPodRefusal | None:
     """Return why the kubelet would not start a pod because of a claim; None: it would, or the pod has ended.
 
     Args:
@@ -178,10 +178,10 @@ def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> Refused
     if not reasons:
         return None
     kubelets, why = min(reasons, key=lambda reason: reason[0] is not KubeletsRefusingPod.ALL)
-    return RefusedPod(pod.ref, claim.ref, kubelets, why)
+    return PredictedPodRefusal(pod.ref, claim.ref, kubelets, why)
 
 
-def find_refusal_by_uid(uid: str, claim: ClaimObject) -> RefusedPod | None:
+def find_refusal_by_uid(uid: str, claim: ClaimObject) -> PredictedPodRefusal | None:
     """Return why the kubelet would not start a pod of which only the UID is known.
 
     None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
@@ -193,7 +193,7 @@ def find_refusal_by_uid(uid: str, claim: ClaimObject) -> RefusedPod | None:
         why = f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
     else:
         return None
-    return RefusedPod(PodRef(uid=uid), claim.ref, KubeletsRefusingPod.ALL, why)
+    return PredictedPodRefusal(PodRef(uid=uid), claim.ref, KubeletsRefusingPod.ALL, why)
 
 
 def _refusal_reasons(

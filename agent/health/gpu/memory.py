@@ -14,7 +14,7 @@ from agent.health.gpu.rule_input import (
     growth_limit_result,
     hardware_rule,
 )
-from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.rules import (
     OK,
     Rule,

@@ -15,7 +15,7 @@ from agent.health.gpu.rule_input import (
     nvml_code_text,
     nvml_library_error,
 )
-from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.rules import (
     OK,
     Rule,

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.gpu_identity import replaced_gpu_numbers
 from agent.devices.inventory import InventoryDevice
 from agent.health.evaluation import Conditions, Evaluation
 from agent.health.gpu.faults.checkpoint import (
@@ -20,13 +19,13 @@ from agent.health.gpu.faults.checkpoint import (
     resolve_faults,
     update_recovery_signs,
 )
-from agent.health.gpu.faults.correlate import next_wait_end_ns
 from agent.health.gpu.faults.evaluate import evaluate_faults
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
+from agent.health.gpu.faults.match_reports import next_wait_end_ns
 from agent.health.gpu.rule_input import is_answering
-from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
-from agent.health.gpu.xid.conditions import FaultDecision
+from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state, replaced_gpu_numbers
+from agent.health.gpu.xid.decisions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuSample
 from agent.model.health import NotApplicable

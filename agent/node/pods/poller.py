@@ -41,7 +41,7 @@ from agent.native.process import trim_heap
 from agent.node.cgroup_audit import AuditPaths, ExclusiveCpusByPod, audit_cgroups
 from agent.node.pods.kubelet_watch import PodList
 from agent.node.pods.queries import (
-    DriverDirectory,
+    DriverStateDirectory,
     KubeletAnswers,
     query_drivers,
     query_embedded_health,
@@ -287,7 +287,7 @@ class PodPoller:
             procfs_root=config.procfs_root,
         )
         self._kubelet: KubeletAnswers | None = None
-        self._drivers: tuple[DriverDirectory, ...] = ()
+        self._drivers: tuple[DriverStateDirectory, ...] = ()
         self._drivers_in_use: frozenset[str] = frozenset()
         """Drivers with a claimed device at the last call of :meth:`with_embedding_drivers`."""
         self._newest: ConsumerMap | None = None

@@ -40,7 +40,7 @@ EMBEDDED_DIR: Final = "drahealth"
 """Name of an embedding driver's state directory, below its plugin directory."""
 
 
-class DriverDirectory(NamedTuple):
+class DriverStateDirectory(NamedTuple):
     """State directory of a DRA driver, and the sockets that serve the health of its devices."""
 
     name: str
@@ -53,7 +53,7 @@ class DriverDirectory(NamedTuple):
 class DriverDirectories(NamedTuple):
     """Drivers found by their state directory or socket, and directories that cannot be listed."""
 
-    drivers: tuple[DriverDirectory, ...] = ()
+    drivers: tuple[DriverStateDirectory, ...] = ()
     unreadable: tuple[str, ...] = ()
     """Directories that cannot be listed, each with the reason."""
 
@@ -66,19 +66,19 @@ def find_drivers(
     A directory that is None is not searched. Of the kubelet's plugins only those that embed drahealth are
     included.
     """
-    found: dict[Path, DriverDirectory] = {}
+    found: dict[Path, DriverStateDirectory] = {}
     problems: list[str] = []
     if state_dir is not None:
         below = state_dir / DRIVERS
         for name in _list_names(below, problems):
-            found[below / name] = DriverDirectory(name, below / name, is_agents=True)
+            found[below / name] = DriverStateDirectory(name, below / name, is_agents=True)
     if runtime_dir is not None:
         sockets = runtime_dir / DRIVERS
         for name in _list_names(sockets, problems):
             driver = name.removesuffix(".sock")
             if driver != name:
                 state = (state_dir or runtime_dir) / DRIVERS / driver
-                found[state] = DriverDirectory(driver, state, is_agents=True, sockets=(sockets / name,))
+                found[state] = DriverStateDirectory(driver, state, is_agents=True, sockets=(sockets / name,))
     if kubelet_dir is not None:
         plugins = kubelet_dir / "plugins"
         for name in _list_names(plugins, problems):
@@ -86,7 +86,7 @@ def find_drivers(
             if EMBEDDED_DIR in inside:
                 state = plugins / name / EMBEDDED_DIR
                 served = tuple(plugins / name / entry for entry in inside if entry.endswith(".sock"))
-                found[state] = DriverDirectory(name, state, is_agents=False, sockets=served)
+                found[state] = DriverStateDirectory(name, state, is_agents=False, sockets=served)
     return DriverDirectories(tuple(found.values()), tuple(problems))
 
 
@@ -178,7 +178,7 @@ class DriverAnswers(NamedTuple):
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...]
     """Prepared claims, one answer per driver."""
-    drivers: tuple[DriverDirectory, ...]
+    drivers: tuple[DriverStateDirectory, ...]
     """Drivers found by their state directories."""
 
 
@@ -197,7 +197,7 @@ async def query_drivers(kubelet_dir: Path, state_dir: Path, guard: HungGuard) ->
 
 
 async def query_embedded_health(
-    drivers: Iterable[DriverDirectory], names: Collection[str]
+    drivers: Iterable[DriverStateDirectory], names: Collection[str]
 ) -> Mapping[str, tuple[DeviceHealth, ...]]:
     """Read the health of devices from the sockets of drivers that embed drahealth, by driver. A driver that
     does not answer within 2 s is left out.

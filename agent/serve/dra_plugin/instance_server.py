@@ -23,7 +23,6 @@ from agent.config.values import check_driver_name
 from agent.errors import ConfigError, DrahealthError
 from agent.model.report import Report
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.serve.agent_servers import encode_device_health
 from agent.serve.dra_plugin.instance_locks import LeaderElection
 from agent.serve.dra_plugin.prepared_devices import UID, UID_LIMIT, WireMode
 from agent.serve.dra_plugin.service import (
@@ -35,6 +34,7 @@ from agent.serve.dra_plugin.service import (
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.registration_v1 import pluginregistration as wire
 from agent.serve.grpc.server import HardenedServer
+from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES
 from agent.serve.health.service import HealthPublisher, HealthService, HealthSubscribers
 from agent.serve.sockets import UnixListener, make_socket_directory

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent.prepare.evidence import Evidence
 
 
-class ClaimResult(NamedTuple):
+class ReportedClaimResult(NamedTuple):
     """Success or failure of a prepare or unprepare of one claim, as its driver reports it."""
 
     claim: Claim
@@ -97,13 +97,13 @@ class DriverLinkHandler(Protocol):
     def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
         """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""
 
-    def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of prepares; return class, code and advice for each failure.
 
         A success has None instead of a verdict.
         """
 
-    def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of unprepares; return class, code and advice for each failure.
 
         None instead of a verdict: a success, or a failure that the driver should report to the kubelet as

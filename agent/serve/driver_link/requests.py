@@ -26,7 +26,11 @@ from agent.prepare.evidence import (
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
 from agent.prepare.kubelet_message import sanitize
-from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, DriverCheckResult
+from agent.serve.driver_link.handler_interface import (
+    DeviceDeclaration,
+    DriverCheckResult,
+    ReportedClaimResult,
+)
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire import FieldLimits, FieldValues, TooManyEntries, read_message
 
@@ -121,7 +125,7 @@ class PrepareReport(NamedTuple):
 
     unprepare: bool
     """True: the results are those of unprepares. False: of prepares."""
-    results: list[ClaimResult]
+    results: list[ReportedClaimResult]
 
 
 def decode_sync_devices(data: bytes) -> list[DeviceDeclaration]:
@@ -261,14 +265,14 @@ def _check_unique(claims: Sequence[Claim], path: str) -> None:
             )
 
 
-def _result(outcome: FieldValues, driver: str, field_path: str) -> ClaimResult:
+def _result(outcome: FieldValues, driver: str, field_path: str) -> ReportedClaimResult:
     if "claim" not in outcome:
         raise _invalid(f"{field_path}.claim: not set; every result needs its claim")
     claim = _claim(outcome["claim"], driver, f"{field_path}.claim")
     evidence = _evidence(outcome["evidence"], f"{field_path}.evidence")
     if evidence and not outcome["failed"]:
         raise _invalid(f"{field_path}.evidence: {len(evidence)} entries, must be 0 unless failed is true")
-    return ClaimResult(claim, evidence if outcome["failed"] else None)
+    return ReportedClaimResult(claim, evidence if outcome["failed"] else None)
 
 
 # --- evidence -----------------------------------------------------------------------------------------------

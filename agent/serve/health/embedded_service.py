@@ -18,8 +18,7 @@ from grpclib.exceptions import GRPCError
 from agent.model.report import Report
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.hardened import end_without_log
-from agent.serve.health.feed import HealthListEncoder
-from agent.serve.health.service import HealthPublisher, HealthService, HealthStream
+from agent.serve.health.service import HealthListEncoder, HealthPublisher, HealthService, HealthStream
 from agent.system.threads.latest_value import LatestValue
 
 SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")

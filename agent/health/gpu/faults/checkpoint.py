@@ -17,7 +17,7 @@ from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.faults.evaluate import is_latched_fault_code, latched_fault_row
 from agent.health.gpu.faults.fault_log import DAY_NS, LOST_CODE, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
-from agent.health.gpu.xid.conditions import FaultDecision
+from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
 from agent.health.state_machine import Condition, ConditionPhase
 from agent.model.cleared_faults import ClearedFault

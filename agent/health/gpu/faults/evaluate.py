@@ -5,14 +5,19 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.health.gpu.faults import fault_log
-from agent.health.gpu.faults.correlate import is_placeholder_instance
 from agent.health.gpu.faults.fault_log import DAY_NS, SHARED, Fault, FaultKey, FaultLog, occurred_near
+from agent.health.gpu.faults.match_reports import is_placeholder_instance
 from agent.health.gpu.rule_state import GpuRuleState
-from agent.health.gpu.xid.conditions import FaultDecision, XidOccurrences, XidReadings, announced_action
-from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
-from agent.health.gpu.xid.row_types import RecoveryAction, XidEffect
+from agent.health.gpu.xid.decisions import (
+    FaultDecision,
+    XidOccurrences,
+    XidReadings,
+    announced_action,
+    decide_sxid,
+    decide_xid,
+)
 from agent.health.gpu.xid.sxid_table import sxid_row
-from agent.health.gpu.xid.xid_table import xid_row
+from agent.health.gpu.xid.xid_table import RecoveryAction, XidEffect, xid_row
 from agent.health.rules import SXID_PREFIX, XID_PREFIX, CatalogRow, CounterGrowth
 from agent.model.gpu import WHOLE_GPU, GpuField, GpuSample
 from agent.model.health import Finding, Severity

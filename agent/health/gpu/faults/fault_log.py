@@ -1,7 +1,7 @@
 """Fault log: all latched GPU faults, which NVML or the kernel log reports once and no reading shows.
 
-The steps that update it are modules of this package, in this order: ingest (new reports), correlate (several
-reports of one fault), evaluate (severity), checkpoint (end of faults, state for a restart).
+The steps that update it are modules of this package, in this order: ingest (new reports), match_reports
+(several reports of one fault), evaluate (severity), checkpoint (end of faults, state for a restart).
 
 Table of latched faults other than XIDs and SXids: NVML events and kernel log lines that no reading shows.
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.conditions import FaultDecision
+from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine
 from agent.health.rules import XID_PREFIX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, MigSample

@@ -1,15 +1,13 @@
 """Step 1 for latched faults: find new reports in the event counts of NVML and in kernel log lines.
 
-This step determines GPU and time of each report. The next step, agent.health.gpu.faults.correlate, recognises
-several reports of one fault.
+This step determines GPU and time of each report. The next step, agent.health.gpu.faults.match_reports,
+recognises several reports of one fault.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from agent.devices.gpu_identity import replaced_gpu_numbers
 from agent.health.gpu.faults import fault_log
-from agent.health.gpu.faults.correlate import correlate
 from agent.health.gpu.faults.fault_log import (
     LOST_CODE,
     LOST_XID,
@@ -20,7 +18,8 @@ from agent.health.gpu.faults.fault_log import (
     NvmlEventCount,
     Occurrence,
 )
-from agent.health.gpu.rule_state import GpuRuleState
+from agent.health.gpu.faults.match_reports import match_reports
+from agent.health.gpu.rule_state import GpuRuleState, replaced_gpu_numbers
 from agent.health.gpu.xid.log_lines import (
     GpuLostLine,
     InitFailedLine,
@@ -55,7 +54,7 @@ def ingest_faults(
         log = _add_nvml_occurrences(log, snapshot.gpus, gpus, now, occurrences)
     if snapshot.log is not None:
         log = _add_log_occurrences(log, snapshot.log, evaluated_ns, now, occurrences)
-    return correlate(log, occurrences, gpus, now) if occurrences or log.waiting else log
+    return match_reports(log, occurrences, gpus, now) if occurrences or log.waiting else log
 
 
 def _without_replaced_gpus(log: FaultLog, gpus: GpuRuleState) -> FaultLog:

@@ -1,5 +1,9 @@
 """Decisions on XIDs and SXids: severity and advice, from table rows, readings and the configuration. Pure.
 
+A row of agent.health.gpu.xid.xid_table names an XidCondition if its severity depends on occurrences and
+readings; one function decides for each of them. A recovery action that the driver requests outranks the
+table; a missing reading never counts as a good one.
+
 Decisions are repeated in every evaluation. An SXid gets one decision for all GPUs, by the scope in its table
 row and the severity in its log line:
 
@@ -15,20 +19,365 @@ If only a companion line of an SXid is known, because its line was overwritten, 
 fatal and fabric-wide: companions do not state whether an error is limited to a link.
 """
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.conditions import (
-    CONDITION_FUNCTIONS,
-    FaultDecision,
-    XidConditionResult,
-    XidOccurrences,
-    XidReadings,
+from agent.health.gpu.xid.log_lines import (
+    Nvlink4Grade,
+    Nvlink5Status,
+    RequiredAction,
+    SxidLine,
+    XidLine,
+    decode_nvlink5,
+    grade_registers,
 )
-from agent.health.gpu.xid.log_lines import SxidLine
-from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import RENUMBERED_SXIDS, SxidRow, SxidScope, unlisted_sxid_row
-from agent.model.health import Blame, Repair, Severity, XidOverride, repair_for_severity
+from agent.health.gpu.xid.xid_table import (
+    ENDED_XIDS,
+    RecoveryAction,
+    XidAdvice,
+    XidCondition,
+    XidEffect,
+    XidRow,
+)
+from agent.model.health import Blame, Finding, Repair, Severity, XidOverride, repair_for_severity
 from agent.model.persistent_faults import Cure
+
+
+class XidOccurrences(NamedTuple):
+    """Occurrences of one XID (GPU error) on one GPU or MIG instance, from NVML and the kernel log."""
+
+    times: int = 1
+    bursts: int = 1
+    """Number of bursts (occurrences less than a minute apart) in the last 24 h."""
+    lines: tuple[XidLine, ...] = ()
+    """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
+    pids: frozenset[int] = frozenset()
+    """IDs of processes that the kernel log lines about the XID name, at most 16."""
+    followers: frozenset[int] = frozenset()
+    """Numbers of later XIDs that report the end of this XID."""
+
+
+class XidReadings(NamedTuple):
+    """Readings of a GPU that decide the severity of its XIDs; None: no such reading, or not readable."""
+
+    action: RecoveryAction | None = None
+    """Recovery action that NVML field 230 requests for the GPU."""
+    has_action: bool = False
+    """Whether driver and GPU have NVML field 230, even if it cannot be read now."""
+    announced: RecoveryAction | None = None
+    """Recovery action that the newest kernel log line of XID 154 announces; None: no such line."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    page_pending: bool | None = None
+    """Whether retired pages wait for a reset (before Ampere)."""
+    sram_threshold: bool | None = None
+    links_down: bool | None = None
+    """Whether NVLinks are down that were up before."""
+    replays_growing: bool = False
+    """Whether the PCIe link repeats (replays) packets."""
+    ecc_on: bool | None = None
+    has_root: bool = False
+    """Whether another XID of the same GPU occurred close to this one and may be its cause."""
+
+    @property
+    def requested_action(self) -> RecoveryAction | None:
+        """Recovery action that the driver requests, from field 230 or else XID 154; None: not known."""
+        return self.announced if self.action is None else self.action
+
+
+class FaultDecision(NamedTuple):
+    """Decision on a latched fault: its severity, evidence, advice and repair, and the event that ends it."""
+
+    severity: Severity
+    evidence: str
+    advice: str
+    blame: Blame
+    cure: Cure
+    repair: Repair
+
+    def finding(self, code: str) -> Finding:
+        """Return the finding that reports the fault, with ``code`` as its finding code."""
+        return Finding(code, self.severity, self.evidence, self.advice, self.blame, repair=self.repair)
+
+
+def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
+    """Return the recovery action in the newest XID 154 line; None: no line has one."""
+    return next((line.action for line in reversed(lines) if line.action is not None), None)
+
+
+MIN_BURSTS: Final = 2
+"""Number of bursts of an XID within a day from which on the XID counts as recurring."""
+MIN_STORM_ERRORS: Final = 10
+"""Number of contained memory errors from which on the GPU is Unhealthy, even in one burst."""
+
+
+class XidConditionResult(NamedTuple):
+    """Severity, advice and cure of an XID as its XidCondition decides; None: the value in the XID's table
+    row.
+    """
+
+    severity: Severity
+    why: str = ""
+    advice: str | None = None
+    blame: Blame | None = None
+    cure: Cure | None = None
+    repair: Repair | None = None
+    """Repair that ``advice`` describes; None if ``advice`` is an XidAdvice, which has its own repair."""
+
+
+_INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
+
+
+def _by_action(
+    facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
+) -> XidConditionResult:
+    """Return the severity for the recovery action that the driver requests for the GPU.
+
+    Args:
+        requested: Severity if the driver requests an action.
+        none: Severity if the driver requests no action.
+        unknown: Severity if the requested action is not known.
+    """
+    action = facts.requested_action
+    if action is None:
+        return XidConditionResult(
+            unknown, f"recovery action {'unreadable' if facts.has_action else 'not supported'}"
+        )
+    if action is RecoveryAction.NONE:
+        return XidConditionResult(none, "no recovery action is requested")
+    return XidConditionResult(
+        requested, f"recovery action: {action.text}", action.advice, repair=action.repair
+    )
+
+
+def _plain(row: XidRow, _: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    return XidConditionResult(_UNHEALTHY if row.effect is XidEffect.ALWAYS else _INFO)
+
+
+def _always_degraded(_: XidRow, __: XidOccurrences, ___: XidReadings) -> XidConditionResult:
+    return XidConditionResult(_DEGRADED)
+
+
+def _not_expected(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    # a requested action is a finding of its own, so the XID does not make the device Unhealthy
+    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
+
+
+def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    roots = sorted({line.root for line in fault.lines if line.root})
+    return XidConditionResult(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
+
+
+def _recovery_action(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+
+
+def _requested_only(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
+
+
+def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if facts.action is not None:
+        return XidConditionResult(_INFO, f"recovery action: {facts.action.text}")
+    action = announced_action(fault.lines)
+    if action is None:
+        return XidConditionResult(_DEGRADED, "the action is not known")
+    return _by_action(XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+
+
+def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    return _by_action(
+        facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
+    )
+
+
+def _suspect(why: str) -> XidConditionResult:
+    """Return the result Degraded for an XID that usually a program causes, but this time probably the
+    hardware.
+
+    Args:
+        why: Reason for the suspicion, which becomes part of the evidence.
+    """
+    return XidConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
+
+
+def _same_place(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    locations = {line.location for line in fault.lines if line.location}
+    if fault.bursts < MIN_BURSTS or len(locations) != 1:
+        return XidConditionResult(_INFO)
+    location = locations.pop()
+    return _suspect(f"always on GPC {location.gpc}, TPC {location.tpc}")
+
+
+def _across_workloads(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS or len(fault.pids) < MIN_BURSTS:
+        return XidConditionResult(_INFO)
+    return _suspect("different processes had it within a day")
+
+
+def _with_replays(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS or not facts.replays_growing:
+        return XidConditionResult(_INFO)
+    return _suspect("it recurs, and the PCIe link replays packets")
+
+
+def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS:
+        return XidConditionResult(_INFO)
+    return _suspect("it recurred within a day")
+
+
+def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if not (facts.remap_pending or facts.page_pending):
+        return XidConditionResult(_DEGRADED)
+    result = _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    return result._replace(why=f"remapping pending, {result.why}")
+
+
+def _contained(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if facts.remap_pending:
+        return XidConditionResult(_UNHEALTHY, "a row remapping is pending")
+    if facts.requested_action:
+        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    if fault.bursts >= MIN_BURSTS or fault.times >= MIN_STORM_ERRORS:
+        return XidConditionResult(_UNHEALTHY, "it recurs")
+    return XidConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
+
+
+def _remap_failed(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if not facts.remap_failed:
+        return XidConditionResult(_UNHEALTHY)
+    return XidConditionResult(
+        _UNHEALTHY, "rows can no longer be remapped", XidAdvice.REPLACE, cure=Cure.REPLACE
+    )
+
+
+def _lost_again(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS:
+        return XidConditionResult(_UNHEALTHY)
+    return XidConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
+
+
+def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    links = [line.nvlink4 for line in fault.lines if line.nvlink4]
+    worst = max(links, key=lambda link: grade_registers(link.registers), default=None)
+    if worst and grade_registers(worst.registers) is Nvlink4Grade.HARDWARE:
+        registers = " ".join(f"{register:#x}" for register in worst.registers)
+        return XidConditionResult(_UNHEALTHY, f"link {worst.link}, registers {registers}")
+    if facts.links_down:
+        return XidConditionResult(_UNHEALTHY, "links are down")
+    if worst is None or grade_registers(worst.registers) is Nvlink4Grade.NONE:
+        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    if grade_registers(worst.registers) is Nvlink4Grade.SYMPATHETIC and not facts.has_root:
+        return XidConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
+    return XidConditionResult(_INFO, f"link {worst.link}, benign")
+
+
+def _link_words(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    results = [_nvlink5_result(row, line.nvlink5, facts) for line in fault.lines if line.nvlink5]
+    if results:
+        return max(results, key=lambda result: result.severity)
+    if row.effect is XidEffect.NEVER:
+        return XidConditionResult(_INFO)
+    result = _by_action(facts, requested=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
+    return result._replace(why=f"the kernel log has no line with the error, {result.why}")
+
+
+def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> XidConditionResult:
+    decoded = decode_nvlink5(row.code, status)
+    unit_text = f"{decoded.unit}, reason {decoded.reason}" if decoded.reason else decoded.unit
+    unit_text += f" on link {status.link}" if status.link >= 0 else ""
+    if status.fatal:  # outranks the row
+        return XidConditionResult(_UNHEALTHY, f"{unit_text}, fatal")
+    if decoded.required is RequiredAction.RESET:
+        return XidConditionResult(_UNHEALTHY, f"{unit_text}, error {status.error_status:#x} requires a reset")
+    if decoded.required is RequiredAction.UNKNOWN:
+        words = f"{status.intr_info:#x} {status.error_status:#x}"
+        return XidConditionResult(_no_row(row), f"{unit_text}, unknown words {words}")
+    if decoded.required is RequiredAction.FOLLOW_154 and (facts.has_action or facts.requested_action):
+        result = _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        return result._replace(why=f"{unit_text}, {result.why}")
+    return XidConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
+
+
+def _no_row(row: XidRow) -> Severity:
+    """Return the severity of an NVLink 5 error (XID 144 to 150) that the decoder's table does not list."""
+    return _UNHEALTHY if row.code == 149 else _DEGRADED  # most errors of XID 149 take the link down
+
+
+def _links_down(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if facts.links_down is None:
+        return XidConditionResult(_DEGRADED, "the links cannot be read")
+    if facts.links_down:
+        return XidConditionResult(_UNHEALTHY, "links are down")
+    return XidConditionResult(_INFO, "every link is up")
+
+
+def _reset_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if facts.remap_pending or facts.page_pending or facts.requested_action is None:
+        return XidConditionResult(_UNHEALTHY, "the GPU was not reset yet")
+    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
+
+
+def _dram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    return _detail_of_48(facts, bool(facts.remap_pending or facts.remap_failed), "a row is not remapped yet")
+
+
+def _sram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    return _detail_of_48(facts, bool(facts.sram_threshold), "SRAM errors exceed the limit")
+
+
+def _detail_of_48(facts: XidReadings, worse: bool, why: str) -> XidConditionResult:
+    if worse:
+        return XidConditionResult(_UNHEALTHY, why)
+    if facts.has_root:
+        return XidConditionResult(_INFO, "detail of another XID", XidAdvice.FIND_ROOT)
+    return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+
+
+def _capacity_cut(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    result = _recovery_action(row, fault, facts)
+    return (
+        result._replace(advice=XidAdvice.FOLLOW_ACTION) if facts.ecc_on and result.advice is None else result
+    )
+
+
+def _cancelled(row: XidRow, fault: XidOccurrences, _: XidReadings) -> XidConditionResult:
+    if any(ENDED_XIDS.get(code) == row.code for code in fault.followers):
+        return XidConditionResult(_INFO, "its end was reported", XidAdvice.NOTHING)
+    return XidConditionResult(_DEGRADED)
+
+
+_ConditionFunction = Callable[[XidRow, XidOccurrences, XidReadings], XidConditionResult]
+CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
+    XidCondition.PLAIN: _plain,
+    XidCondition.ALWAYS_DEGRADED: _always_degraded,
+    XidCondition.RETIRED: _not_expected,
+    XidCondition.UNLISTED: _not_expected,
+    XidCondition.FOLLOWER: _follower,
+    XidCondition.RECOVERY_ACTION: _recovery_action,
+    XidCondition.REQUESTED_ONLY: _requested_only,
+    XidCondition.ANNOUNCES: _announces,
+    XidCondition.STUCK: _stuck,
+    XidCondition.SAME_PLACE: _same_place,
+    XidCondition.ACROSS_WORKLOADS: _across_workloads,
+    XidCondition.WITH_REPLAYS: _with_replays,
+    XidCondition.ON_REPEAT: _on_repeat,
+    XidCondition.REMAP_PENDING: _remap_pending,
+    XidCondition.CONTAINED: _contained,
+    XidCondition.REMAP_FAILED: _remap_failed,
+    XidCondition.LOST_AGAIN: _lost_again,
+    XidCondition.LINK_REGISTERS: _link_registers,
+    XidCondition.LINK_WORDS: _link_words,
+    XidCondition.LINKS_DOWN: _links_down,
+    XidCondition.RESET_PENDING: _reset_pending,
+    XidCondition.DRAM_OF_48: _dram_of_48,
+    XidCondition.SRAM_OF_48: _sram_of_48,
+    XidCondition.CAPACITY_CUT: _capacity_cut,
+    XidCondition.CANCELLED: _cancelled,
+}
+"""Function that decides the severity of an XID, by the XidCondition in the XID's table row."""
 
 _OVERRIDES: Final = {
     XidOverride.IGNORE: Severity.OK,

@@ -30,8 +30,8 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.gpu.xid.sxid_table import SWITCH_SHUTDOWN, SXID_ENDS
+from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.kernel_log.facts import LateExpression, LazyLinePattern
 from agent.model.gpu import WHOLE_GPU
 

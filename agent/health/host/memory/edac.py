@@ -94,7 +94,7 @@ ModuleKey = tuple[int, int | None]
 """Number of a memory controller and number of its module; module None: the controller itself."""
 
 
-class MemoryErrorLocation(NamedTuple):
+class MemoryErrorCounts(NamedTuple):
     """Memory errors of one location: a memory module, or a controller for errors that belong to no known
     module."""
 
@@ -135,7 +135,7 @@ class EdacState:
     """Totals of correctable errors, by controller and module."""
     lines: Mapping[str, RateWindow] = field(default_factory=dict)
     """Windows over the number of kernel-log lines about correctable errors, by memory location."""
-    locations: tuple[MemoryErrorLocation, ...] = ()
+    locations: tuple[MemoryErrorCounts, ...] = ()
 
 
 def next_edac_state(
@@ -206,7 +206,7 @@ def _counter_locations(
     counters: Mapping[ModuleKey, ErrorTotal],
     window_s: int,
     controllers: ControllerNumaNodes,
-) -> Iterator[MemoryErrorLocation]:
+) -> Iterator[MemoryErrorCounts]:
     """Yield the memory errors that EDAC counters show, for each memory module and each controller.
 
     The errors of a controller are those that belong to none of its modules.
@@ -227,10 +227,10 @@ def _has_counter(sample: DimmSample) -> bool:
 
 def _location(
     sample: DimmSample, counters: Mapping[ModuleKey, ErrorTotal], window_s: int, nodes: int | None
-) -> MemoryErrorLocation:
+) -> MemoryErrorCounts:
     known = counters.get((sample.controller, sample.dimm))
     grown = counter_growth(sample.correctable, known.window if known else (), window_s)
-    return MemoryErrorLocation(_name(sample), nodes, sample.uncorrectable, grown)
+    return MemoryErrorCounts(_name(sample), nodes, sample.uncorrectable, grown)
 
 
 def _by_controller(dimms: Iterable[DimmSample]) -> Iterable[list[DimmSample]]:
@@ -248,8 +248,8 @@ def _name(sample: DimmSample) -> str:
 
 
 def _without_modules(
-    controller: MemoryErrorLocation, modules: Iterable[MemoryErrorLocation]
-) -> MemoryErrorLocation:
+    controller: MemoryErrorCounts, modules: Iterable[MemoryErrorCounts]
+) -> MemoryErrorCounts:
     uncorrectable, (events, span_s) = controller.uncorrectable, controller.correctable
     for module in modules:
         if isinstance(uncorrectable, int) and isinstance(module.uncorrectable, int):
@@ -268,7 +268,7 @@ def _logged_locations(
     lines: Mapping[str, RateWindow],
     window_s: int,
     controllers: ControllerNumaNodes,
-) -> Iterator[MemoryErrorLocation]:
+) -> Iterator[MemoryErrorCounts]:
     """Yield the errors of the locations that kernel-log lines name. The log holds all lines since boot, so
     the growth is known for the whole window."""
     for fact in facts:
@@ -276,7 +276,7 @@ def _logged_locations(
         if fact.code is KernelLogCode.EDAC_CORRECTED:
             grown, uncorrectable = window_growth(lines[fact.location], window_s), 0
         grown = grown._replace(span_s=float(window_s))
-        yield MemoryErrorLocation(
+        yield MemoryErrorCounts(
             fact.location,
             controllers.label_nodes(fact.location),
             uncorrectable,

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from agent.health.host.memory.edac import (
     EdacState,
-    MemoryErrorLocation,
+    MemoryErrorCounts,
     has_source_been_read,
     next_edac_state,
     numa_nodes_with_memory,
@@ -62,7 +62,7 @@ class MemoryRuleInput(NamedTuple):
     """Number of memory blocks that were online when the NUMA node first had memory."""
     is_only_numa_node: bool
     """True: no other NUMA node has memory."""
-    locations: tuple[MemoryErrorLocation, ...]
+    locations: tuple[MemoryErrorCounts, ...]
     """Memory errors of the locations that belong, or may belong, to the NUMA node."""
     failure_lines: int
     """Number of kernel-log lines about pages with hardware errors on any NUMA node."""
@@ -86,7 +86,7 @@ class MemoryRuleState:
     failed_since: Instant | None = None
     """Time of the first kernel-log line about a page with hardware errors; None: the log has no such line."""
     errors: EdacState = field(default_factory=EdacState)
-    locations: Mapping[int, tuple[MemoryErrorLocation, ...]] = field(default_factory=dict)
+    locations: Mapping[int, tuple[MemoryErrorCounts, ...]] = field(default_factory=dict)
     """Memory errors of the locations that may belong to a NUMA node, by NUMA node."""
 
 
@@ -201,7 +201,7 @@ TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
 
 
-def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str, int]]) -> str:
+def _format_locations(bad: Sequence[tuple[MemoryErrorCounts, str, int]]) -> str:
     """Format the memory modules with most errors, each with its fault, in the order of ``bad``.
 
     Args:

@@ -11,9 +11,9 @@ from named_process import named_process
 
 from agent.model.gpu import StuckProcess
 from agent.model.reading import Absence, Missing
-from agent.sources.gpu_without_nvml import (
+from agent.sources.gpu_os_facts import (
     STUCK_READS,
-    GpuSystemReader,
+    GpuOsReader,
     NvidiaPciDevices,
     read_boot_id,
     read_nvidia_devices,
@@ -67,8 +67,8 @@ class Machine:
             (process / "fd" / str(number)).symlink_to(target)
         return process
 
-    def reader(self) -> GpuSystemReader:
-        return GpuSystemReader(self.sysfs, self.procfs)
+    def reader(self) -> GpuOsReader:
+        return GpuOsReader(self.sysfs, self.procfs)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_machine_without_nvswitches_needs_no_fabric_manager(machine):
 
 def test_unreadable_bus_leaves_need_of_fabric_manager_unknown(machine, tmp_path):
     (tmp_path / "file").write_text("")
-    reader = GpuSystemReader(tmp_path / "file", machine.procfs)
+    reader = GpuOsReader(tmp_path / "file", machine.procfs)
     assert reader.read().fabric_manager == Missing(Absence.UNREADABLE, errno.ENOTDIR)
 
 
@@ -244,7 +244,7 @@ def test_fabric_manager_on_this_machine_is_found():
 
 
 def test_this_machine_can_be_read_repeatedly():
-    reader = GpuSystemReader(Path("/sys"), Path("/proc"))
+    reader = GpuOsReader(Path("/sys"), Path("/proc"))
     for _ in range(STUCK_READS + 1):
         host = reader.read()
     assert host.boot_id

@@ -32,8 +32,7 @@ from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkService, SizeLimitedDriverLinkStream
 from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer
-from agent.serve.health.feed import HealthListEncoder
-from agent.serve.health.service import HealthPublisher, HealthService
+from agent.serve.health.service import HealthListEncoder, HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
 from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
@@ -94,7 +93,7 @@ def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
     return (*(f"{DRIVERS}/{name}.sock" for name in drivers), AGENT_SOCKET)
 
 
-class AgentServers:
+class GrpcServers:
     """Unix sockets of the agent with their gRPC servers; :meth:`run` serves them."""
 
     def __init__(

@@ -22,9 +22,8 @@ from agent.health.gpu.faults.fault_log import (
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.decisions import decide_sxid
 from agent.health.gpu.xid.log_lines import RequiredAction, SxidLine, XidLine, decode_nvlink5, grade_registers
-from agent.health.gpu.xid.row_types import XidEffect
 from agent.health.gpu.xid.sxid_table import SXID_ENDS, sxid_row
-from agent.health.gpu.xid.xid_table import ENDED_XIDS, xid_row
+from agent.health.gpu.xid.xid_table import ENDED_XIDS, XidEffect, xid_row
 from agent.health.rules import XID_PREFIX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Severity
@@ -45,7 +44,9 @@ KEPT_BURSTS: Final = 16
 WAITING_MAX: Final = 64
 
 
-def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
+def match_reports(
+    log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant
+) -> FaultLog:
     """Return the fault log with new reports added, those of NVML first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []

@@ -157,7 +157,7 @@ class GpuProcessScan(NamedTuple):
     sleeping: frozenset[SleepingProcess]
 
 
-class GpuSystemReader:
+class GpuOsReader:
     """Reader of GPU facts without NVML; it counts how often each process slept in the GPU driver."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
@@ -292,7 +292,7 @@ def scan_gpu_processes(procfs_root: Path) -> GpuProcessScan | Missing:
 
 
 def _scan_processes(procfs_root: Path) -> GpuProcessScan:
-    import psutil  # late import: see agent.sources.gpu_without_nvml
+    import psutil  # late import: see agent.sources.gpu_os_facts
 
     fabric_manager, sleeping = False, set()
     for process in psutil.process_iter():
