@@ -145,7 +145,10 @@ def test_hundred_unchanged_passes_do_not_wake_python(short_tmp: Path, flags: lis
             eventually(lambda: sleeps("sampler") >= passes + 100, "a hundred passes")
             return sleeps("main") + sleeps("others") == before
 
-        assert sum(is_quiet() for _ in range(10)) >= 8, "but for a heartbeat once a minute"
+        began_s = time.monotonic()
+        loud = sum(not is_quiet() for _ in range(10))
+        # a heartbeat once a minute; on a busy machine the passes take longer
+        assert loud <= 2 + (time.monotonic() - began_s) // 20
 
 
 # --- failures ----------------------------------------------------------------------------------------------
