@@ -1,6 +1,7 @@
 """Reload of the configuration while the agent runs: read, checked and applied as a whole, or not at all.
 
-Differences between two configurations, for a reload: their text, and those that need a restart. Pure.
+The module also has the differences between two configurations, for a reload: their text, and those that need
+a restart. Pure.
 """
 
 import json

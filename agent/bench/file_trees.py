@@ -3,7 +3,7 @@
 All trees are removed at the end of their block. Real cgroups are made below a directory that no kubelet uses;
 suites start the agent with ``--kubelet-cgroup-root``.
 
-Files of a Kubernetes node with thousands of pods and claims.
+The module also has the files of a Kubernetes node with thousands of pods and claims.
 
 They are the kubelet's checkpoint, and lists of objects as saved by kubectl.
 

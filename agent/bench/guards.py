@@ -4,7 +4,8 @@ Counts must equal their budgets. A count below its budget is a miss too, so that
 count cannot rise again unnoticed. Instructions may differ by 0.5 %, and a ratio of times may exceed its
 budget by 5 %. Absolute times depend on the machine and have no guards.
 
-Exact counts of system calls (strace), instructions (callgrind) and allocations of the C core.
+The module also has the exact counts of system calls (strace), instructions (callgrind) and allocations of
+the C core.
 
 All counts are those of ``benchmarks/driver.c``, linked with the C core of the checkout, on file trees that
 are equal on every machine. For instructions the driver runs N and 2N times; the difference is divided by N.

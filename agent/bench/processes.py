@@ -1,6 +1,7 @@
-"""Processes that suites start: real agents, subscribers, lower bounds in C, and programs run to their end.
+"""Processes that suites start: real agents, subscribers, minimal C programs, and programs run to their end.
 
-Build, scenarios and control socket of the fake NVML, an imitation of NVIDIA's library in the checkout.
+One of them is the fake NVML, an imitation of NVIDIA's library in the checkout: the module builds it, writes
+its scenarios, and speaks to its control socket.
 
 docs/fake-nvml.md describes scenarios and commands.
 """

@@ -2,7 +2,7 @@
 
 The report also rates how stable the timings of the run are.
 
-Conversion of benchmark figures to and from a pyperf benchmark suite.
+The module also has the conversion of benchmark figures to and from a pyperf benchmark suite.
 
 It serves ``pyperf compare_to`` and similar tools.
 

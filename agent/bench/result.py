@@ -1,8 +1,10 @@
 """Results of a benchmark suite: rows with units, tables of rows, and the formatting of figures.
 
-Numbers of rounds, sizes and durations of a full benchmark run and of a quick one (``--quick``).
+The module also has the numbers of rounds, sizes and durations of a full benchmark run and of a quick one
+(``--quick``).
 
-Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals.
+The module also has the budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check``
+enforces, and goals.
 
 Goals, such as absolute times, depend on the machine: reports print them, and they fail no check. The file is
 in the checkout only; an installed package has no budgets.

@@ -3,7 +3,8 @@
 Pure; the caller passes ``read_cgroup``. A cgroup with a wrong value is read twice: it may be ending,
 and its directories in the v1 hierarchies are removed one after another.
 
-Risks that follow from the requests, limits and claims of a pod, although its cgroups are correct.
+The module also has the risks that follow from the requests, limits and claims of a pod, although its cgroups
+are correct.
 
 Kubelet and container runtime are not at fault: the author of the pod, claim or driver can remove the risk.
 """

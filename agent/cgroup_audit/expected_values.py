@@ -6,7 +6,7 @@ note on its origin. Conversions truncate to integers, as the kubelet does.
 Source: kubelet v1.37.1, pkg/kubelet/cm (shares, quota, linear weight); github.com/opencontainers/cgroups
 v0.0.7 (quadratic weight, systemd's round-up); kernel, mm/page_counter.c and mm/hugetlb_cgroup.c (pages).
 
-Sums of the requests and limits of a pod or container, computed as the kubelet does.
+The module also has the sums of the requests and limits of a pod or container, computed as the kubelet does.
 
 A sum has its arithmetic as text. None means that nothing is requested, which differs from zero.
 

@@ -5,7 +5,8 @@ configuration in effect.
 
 Source: kubelet v1.37.1, pkg/kubelet/apis/config (fields, defaults), cmd/kubelet/app (flags, reserved CPUs).
 
-Properties of a Kubernetes node and its kubelet that decide which cgroup values are correct.
+The module also has the properties of a Kubernetes node and its kubelet that decide which cgroup values are
+correct.
 """
 
 import re

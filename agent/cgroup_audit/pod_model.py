@@ -2,7 +2,7 @@
 
 An amount that the API object does not contain is an :class:`UnknownAmount` with the reason, never zero.
 
-Kubernetes quantities (``250m``, ``1.5Gi``, ``2e3``) as exact integers.
+It also converts Kubernetes quantities (``250m``, ``1.5Gi``, ``2e3``) to exact integers.
 
 The parser accepts what Kubernetes accepts, with the same rounding: away from zero. It refuses a text without
 a digit, which Kubernetes parses as zero but never writes.

@@ -4,7 +4,8 @@ The wanted events follow from the report alone, so that no queue grows while the
 that came and went meanwhile has no event, and one that lasts has one. A fault that ends and returns has
 another event only EVENT_S after its last one.
 
-Recorder of Kubernetes events, which combines, counts and limits them as client-go does.
+The module also has the recorder of Kubernetes events, which combines, counts and limits them as client-go
+does.
 
 Events of one object, type and reason with many different messages are combined into one event; an event with
 the same message is counted up; and one object gets 25 events at once and one in five minutes afterwards. All

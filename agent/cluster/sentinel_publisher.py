@@ -45,7 +45,7 @@ class _SentHealth(NamedTuple):
 
 
 class SentinelPublisher:
-    """Publisher of devices' health to one platform connector. Thread-safe, except :meth:`step`."""
+    """Publisher of devices' health to NVSentinel's platform connector. Thread-safe, except :meth:`step`."""
 
     def __init__(
         self,

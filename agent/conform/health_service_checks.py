@@ -1,6 +1,7 @@
 """Conformance checks of the driver's health service: API versions, delay of lists, end of streams.
 
-Conformance checks with several simulated kubelets at once: they reconnect, disconnect or stop reading.
+The module also has the conformance checks with several simulated kubelets at once: they reconnect,
+disconnect or stop reading.
 """
 
 from __future__ import annotations

@@ -415,7 +415,7 @@ def check_stable_errors(session: SessionRecord) -> CheckOutcome:
 
 
 def check_error_text(session: SessionRecord) -> CheckOutcome:
-    """Measures the errors of claims, and searches them for line breaks and control characters."""
+    """Measures each claim's error text, and searches it for line breaks and control characters."""
     found, number = [], 0
     for calls in _record(session).calls.values():
         for call in calls:

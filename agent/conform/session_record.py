@@ -2,7 +2,7 @@
 
 Times are seconds since the session began, unless a name contains ``wall``.
 
-Queries on recorded health streams that several conformance checks use.
+The module also has the queries on recorded health streams that several conformance checks use.
 """
 
 from __future__ import annotations

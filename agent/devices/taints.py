@@ -6,7 +6,7 @@ agent.driver.taint_callback_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
 
-Keys and values of device taints, derived from the code of a fault.
+The module also has the keys and values of device taints, derived from the code of a fault.
 
 A key is ``<domain>/<name>``: a domain of at most 253 characters, a name of at most 63.
 """

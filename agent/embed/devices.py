@@ -2,7 +2,8 @@
 
 The fields are the keys of a declaration file, and the same code validates them.
 
-ResourceSlices of a driver's devices: their format, and how devices are divided into slices. Pure.
+The module also has the format of the ResourceSlices of these devices, and divides the devices into slices.
+Pure.
 
 A pool's devices are divided in their order, 64 to a slice: that is the limit of a slice with a taint, so no
 device moves to another slice when it gets a taint. A change of devices raises the pool's generation, so that

@@ -162,7 +162,7 @@ class PublicationSchedule:
         self.heartbeat_ns, self._full_ns = now_ns, now_ns
 
     def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
-        """Store the stalls of an evaluation that was not discarded, and schedule the next one of all GPUs."""
+        """Store which sources were stalled in an evaluation, and schedule the next evaluation of all GPUs."""
         self._stalls, self._has_skipped = stalls_of(report), not is_full
         if is_full:
             self._full_ns = now_ns + self.heartbeat_period_ns

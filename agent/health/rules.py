@@ -6,8 +6,8 @@ samples, values at the agent's start, and the growth of counters. Rules read no 
 states which readings are missing. A rule also lists the readings whose change makes the native sampler wake
 the evaluation engine.
 
-Operator's changes of rules: which rules are off, and their severity, probation and limit, by code and
-device.
+The module also applies the operator's changes of rules: which rules are off, and their severity, probation
+and limit, by code and device.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -169,7 +169,10 @@ def next_condition(
 
 
 def with_probation_time(condition: Condition, probation_ns: int, now: Instant) -> Condition:
-    """Return an ended, still reported fault after its probation time changed: its text has the new end."""
+    """Return a fault that has ended, and is still reported for a probation time, with another probation time.
+
+    The fault's text names the time until which the fault is reported.
+    """
     finding = condition.finding
     finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
     ended = instant_at_mono(condition.run_start_ns, now)

@@ -1,10 +1,11 @@
 """Verdicts on devices: health, message for the kubelet, time of the last change and lease (how long the
 kubelet may use the verdict), derived from the causes (confirmed faults) of a device.
 
-Detection of stalled sources: they have not read lately, and their last readings are no longer trusted.
+The module also has the detection of stalled sources: they have not read lately, and their last readings are
+no longer trusted.
 
-Comparison of reports: on which devices the verdict changed between two of them, and in which periods the
-agent observed the devices.
+The module also has the comparison of reports: on which devices the verdict changed between two of them, and
+in which periods the agent observed the devices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

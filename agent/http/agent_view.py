@@ -1,6 +1,7 @@
 """Read access of the HTTP server to the agent: newest report and snapshot, history, usage, JSON documents.
 
-Totals over the reports since the agent started, which no single report has: changes, times in states.
+The module also has the totals over the reports since the agent started, which no single report has: changes,
+times in states.
 """
 
 import threading

@@ -257,7 +257,7 @@ class ResponseProgress:
     """Application that notes the progress of its responses to the requests of one connection."""
 
     def __init__(self, app: Any, writer: asyncio.StreamWriter) -> None:
-        """Create the application; `app`: application that responds, as Hypercorn wraps it."""
+        """Wrap the application `app`, which responds; Hypercorn calls both in the same way."""
         self._app = app
         self._loop = asyncio.get_running_loop()
         self.writer = writer

@@ -1,7 +1,7 @@
 """Samples of GPUs: from NVML, read by the native core, and from sysfs and psutil.
 
-Wake conditions: changes of readings at which the native core wakes the engine loop. The rules define
-them.
+The module also has the wake conditions: changes of readings at which the native core wakes the engine loop.
+The rules define them.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Health of devices, its causes (faults that count in it), and findings (faults seen at one moment).
 
-Device taints (KEP-5055): a driver publishes them so that the scheduler avoids an unhealthy device.
+The module also has device taints (KEP-5055): a driver publishes them so that the scheduler avoids an
+unhealthy device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -180,7 +181,7 @@ class DeviceHealth(NamedTuple):
 
     @property
     def repair(self) -> Repair | None:
-        """Worst repair of the device's causes; None: not known, as a device with a fault has no causes."""
+        """Worst repair of the device's causes; None: not known, for a fault without causes."""
         if not self.causes and self.severity > Severity.OK:
             return None
         return worst_repair(cause.repair for cause in self.causes)

@@ -1,7 +1,8 @@
 """State that outlives the agent: GPU faults until a reset, reboot or replacement, and the machine's values
 at the agent's start (baseline) until a reboot.
 
-Baseline of a boot: values of the machine that rules call "at start", read first in the running boot.
+The module also has the baseline of a boot: values of the machine that rules call "at start", read first in
+the running boot.
 
 The agent stores them, so that a fault does not end because the agent is restarted.
 """

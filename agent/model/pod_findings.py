@@ -3,7 +3,7 @@
 agent.node.pods.tracker collects them from the kubelet and the cgroup audit; the rules of
 agent.health.host.pod evaluate them.
 
-Settings of one cgroup, which the cgroup audit compares with the expected settings.
+The module also has the settings of one cgroup, which the cgroup audit compares with the expected settings.
 """
 
 from collections.abc import Mapping

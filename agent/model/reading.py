@@ -1,7 +1,7 @@
 """Numbers read from the machine, or the reason why a number is missing.
 
-State of the agent's sources. A source reads one part of the machine periodically; a pass is one such
-reading.
+The module also has the state of the agent's sources. A source reads one part of the machine periodically; a
+pass is one such reading.
 """
 
 import os

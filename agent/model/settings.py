@@ -1,6 +1,6 @@
 """Settings of the engine: limits of the rules, expected devices, names; limits of the history.
 
-Checks that operators configure as commands, and the results of their runs.
+The module also has the checks that operators configure as commands, and the results of their runs.
 """
 
 from collections.abc import Mapping

@@ -86,7 +86,7 @@ def _encode_messages(
             raise ValueError(f"{_device_label(entries[done])}: {_sizes_text(entries[done])}, limit {limit}")
         if used < 0:
             raise RuntimeError(
-                f"C core: dh_health_encode() rejected {_device_label(entries[done])}: {os.strerror(-used)}"
+                f"health of {_device_label(entries[done])}: cannot be encoded: {os.strerror(-used)}"
             )
         messages.append(bytes(ffi.buffer(out, used)))
         done += taken[0]

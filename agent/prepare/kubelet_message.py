@@ -5,7 +5,8 @@ succeeded. So each text names all failed claims of the call, and those that fail
 Class, code, devices and the other claims always fit; the detail is cut first. Lists have a limit that leaves
 room for the rest, and fill the room that the rest does not need: devices first, then requests, then claims.
 
-Normalization of error texts for the kubelet: one printable line, equal for each try of the same failure.
+The module also has the normalization of error texts for the kubelet: one printable line, equal for each try
+of the same failure.
 
 Kubernetes merges events with equal texts and throttles those that differ. So parts that change between tries,
 such as times, are replaced in texts of other libraries. Texts of drahealth and the driver are only sanitized.

@@ -4,7 +4,7 @@ Decides when a repeated prepare gets its last failure from the cache. Pure: ever
 ledger. Times are wall clock, because the ledger outlives the process; a time in the future (the clock was
 set back) counts as expired.
 
-Faults of devices that a driver reported when it failed to prepare a claim. Pure.
+The module also has the faults of devices that a driver reported when it failed to prepare a claim. Pure.
 
 The health engine cannot verify what only the driver saw. So a fault ends when the driver prepares the device
 again, or after a time limit, so that a prepare tries the device. One fault is kept per device and code.

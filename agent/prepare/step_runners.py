@@ -62,7 +62,7 @@ class PauseStep(NamedTuple):
 
 
 class RunInThreadStep(NamedTuple):
-    """Step: call a function that may block for some seconds; send its result to the generator."""
+    """Step: call a function that may block for some seconds; prepare_steps() gets its result."""
 
     function: Callable[[], PrepareVerdict]
 

@@ -53,7 +53,7 @@ class ReplayedVerdicts(NamedTuple):
 
 
 class CgroupsMatter(Exception):
-    """Cgroups may change verdicts on devices, and were not evaluated."""
+    """Error of a replay without cgroups: their readings may change verdicts on devices."""
 
 
 class VerdictDifference(NamedTuple):

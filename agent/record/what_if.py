@@ -182,7 +182,7 @@ def match_intervals(
 
 
 def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> ChangeKind | None:
-    """Return how the interval of a cause differs between both configurations; None: not at all."""
+    """Return how a fault's interval differs from the recorded one; None: not at all."""
     if recorded is None:
         return ChangeKind.APPEARS
     if other is None:

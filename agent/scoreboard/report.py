@@ -1,6 +1,7 @@
 """The scoreboard as a text table, as Markdown for docs/scoreboard.md, and as JSON.
 
-Scores of a detector: how many incidents it found, on which device, how severe, and its false alarms.
+The module also has the scores of a detector: how many incidents it found, on which device, how severe, and
+its false alarms.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 INVARIANTS describes them. A violation names the invariant, the time and the device.
 
-Model of the kubelet's cache of device health, fed by the agent's real selection of devices to send.
+The module also has the model of the kubelet's cache of device health, fed by the agent's real selection of
+devices to send.
 
 The cache follows the kubelet of 1.36 (``healthinfo.go``): an entry is valid for health_check_timeout_seconds
 (its lease) from its receipt, then reads as Unknown; the end of a stream deletes the entries of its driver.

@@ -3,7 +3,8 @@
 Exit status: 0 if all invariants hold; 1 if one is violated, and its shortened script is printed; 2 for
 invalid options; 130 after Ctrl-C.
 
-Search for a minimal script with the same violation: delta debugging of events, machine and times.
+The module also has the search for a minimal script with the same violation: delta debugging of events,
+machine and times.
 """
 
 import argparse

@@ -157,7 +157,7 @@ class NodeRun:
         self._start_agent()
 
     def run(self) -> NodeResult:
-        """Run the script to its end or to the first violation."""
+        """Run the script of events to its end, or until an invariant is violated."""
         for event in self._script.events:
             self._at(event.at * NS, lambda event=event: self._begin(event))  # type: ignore[misc]
         try:

@@ -1,8 +1,8 @@
 """Reader of machine facts on which expected cgroup settings depend: cgroup version and driver, page sizes,
 memory, swap space and CPUs.
 
-Reader of the memory settings of single cgroups that the C core does not read: memory QoS, swap limit, and
-the OOM score of a container's first process.
+The module also has the reader of the memory settings of single cgroups that the C core does not read: memory
+QoS, swap limit, and the OOM score of a container's first process.
 
 These files are read on demand for the audit only. Blocks on the kernel.
 """

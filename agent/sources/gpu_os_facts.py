@@ -3,7 +3,8 @@
 An unreadable fact is Missing, never False. Reading processes can hang with the GPU driver: call it from a
 thread that can be abandoned.
 
-Reader of the kubelet's, container runtimes' and agents' processes, for ``scan`` only; no rule uses them.
+The module also has the reader of the kubelet's, container runtimes' and agents' processes, for ``scan``
+only; no rule uses them.
 
 psutil is imported late, because it takes 0.6 MiB.
 """

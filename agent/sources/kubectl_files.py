@@ -3,7 +3,7 @@
 A file holds a List, one object, or a raw list of the API server; YAML may have several documents.
 agent.devices.consumers.kube_objects interprets the objects.
 
-Reader of kubeconfig files, which name API servers and their credentials.
+The module also has the reader of kubeconfig files, which name API servers and their credentials.
 
 Of the kinds of credentials it knows tokens and certificates. A program that returns credentials (``exec``) is
 not run, and a password is not sent: API servers have refused passwords since Kubernetes 1.19.

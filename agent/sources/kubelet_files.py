@@ -13,7 +13,8 @@ The file formats are internal to the kubelet and grow; unknown keys are ignored.
   file is not JSON. Source: kubelet ``cm/cpumanager/state/checkpoint.go`` as of 1.26 to 1.37; all have
   ``entries``.
 
-Reader of the kubelet's configuration: from the files and flags of its process, or from a given file.
+The module also has the reader of the kubelet's configuration: from the files and flags of its process, or
+from a given file.
 
 A process named kubelet shows its flags, which take precedence over its files, and its own view of the file
 system. Kubelets that run inside another program, such as that of k3s, show neither. Blocks on the disk.

@@ -4,7 +4,7 @@ libudev lists them with their model names; without libudev, or with another sysf
 from a thread that can be abandoned: reading a link's width wakes the device and may hang.
 agent.sources.gpu_os_facts counts the GPUs that NVML should see.
 
-Reader of RDMA network adapters (NICs) that drivers declare, from sysfs.
+The module also has the reader of RDMA network adapters (NICs) that drivers declare, from sysfs.
 
 Call this from a thread that can be abandoned: some drivers ask the NIC's firmware for a port's state and
 counters, which may hang.

@@ -183,7 +183,8 @@ class GpuFaultWriter:
         return not thread.is_alive()
 
     def _write(self) -> bool:
-        """Write changed GPU faults. Returns False if the write failed. Waits for an abandoned write."""
+        """Write changed GPU faults. Returns False if the write failed. Waits for a write whose caller
+        stopped waiting."""
         with self._writing:
             memory = newest = self._newest
             if memory == self._saved:

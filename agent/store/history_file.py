@@ -4,10 +4,10 @@ The file is opened for each write and closed again, so an operator can move it a
 ``DELETE``: readers of a write-ahead log need write access. ``EXTRA`` makes each transaction durable.
 The model of device uses is imported late: an agent without a kubelet does not need it.
 
-File with the end of the period in which the agent observes the devices, next to the history file.
+A second file next to the history file has the end of the period in which the agent observes the devices.
 
-The file has one line, which is overwritten with each report, without a sync: much less work for the disk than
-a transaction of the history file. After a kill of the agent the file shows the time of the last report.
+It has one line, which is overwritten with each report, without a sync: much less work for the disk than a
+transaction of the history file. After a kill of the agent the file shows the time of the last report.
 """
 
 from __future__ import annotations

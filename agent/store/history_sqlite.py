@@ -1,6 +1,7 @@
 """SQLite access to the history file: connection, format version, checksums of records.
 
-Tables of the verdict history in the history file: schema, conversion of rows, deletion of old rows.
+The module also has the tables of the verdict history in the history file: schema, conversion of rows,
+deletion of old rows.
 
 The tables are created with the first verdict. Versions of the agent that do not know them ignore them.
 """
@@ -234,7 +235,7 @@ def has_verdict_tables(db: sqlite3.Connection) -> bool:
 def insert_verdicts(
     db: sqlite3.Connection, periods: Iterable[ObservedPeriod], changes: Iterable[VerdictChange]
 ) -> None:
-    """Insert or update observed periods and changes of verdicts.
+    """Insert or update changes of verdicts, and the periods in which an agent observed the devices.
 
     A change that the file has already is not inserted twice.
     """

@@ -4,7 +4,8 @@ The clock starts just before the system call that makes the change, and stops wh
 delivers the message. Nothing is subtracted unless the label of the row states it. GPU faults (an NVML event,
 a hanging call) are those of the fake NVML.
 
-Latency of a change by hop: cause, C core, eventfd, Trio, step(), encoding, asyncio, socket, client.
+Suite ``trace``: the latency of a change by hop: cause, C core, eventfd, Trio, step(), encoding, asyncio,
+socket, client.
 
 agent.bench.traced_agent reads the clock six times along the path of a change. The first hop begins before
 the system call that is the cause; the last ends when the client's library delivers the message.

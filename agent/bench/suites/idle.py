@@ -4,7 +4,8 @@ CPU time is the scheduler's account of each thread (schedstat); wakeups are volu
 include the threads that live from the start to the end of the measurement, also those of the process that
 calls NVML.
 
-Start-up time and memory of imports, ``drahealth --help``, and an agent until its first message.
+Suite ``startup``: the start-up time and memory of imports, ``drahealth --help``, and an agent until its
+first message.
 
 Each program is a process; programs run in turns. The lower bound is an interpreter that does nothing.
 """

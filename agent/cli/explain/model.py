@@ -1,6 +1,6 @@
 """Data types of ``drahealth explain``: the answers of all sources, and the explanation derived from them.
 
-Lookup of a device, claim or pod by the name that an operator gives. Pure.
+The module also finds a device, claim or pod by the name that an operator gives. Pure.
 
 If several objects have the name, an error lists their full names.
 """

@@ -3,7 +3,7 @@
 The order is: the device, pod or claim; its users; contradictions and risks; the sources with their age, and
 what is not known because sources are missing. agent.cli.explain.device_text has the text of a device.
 
-Text of ``drahealth explain --all``: one line for each consumer of each claim on the node. Pure.
+With ``--all`` the text has one line for each consumer of each claim on the node.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Flags describe the error, or a claim's parameters would cause it.
 
-``drahealth classify --parameters``: checks opaque parameters before a claim with them is prepared.
+``drahealth classify --parameters`` checks opaque parameters before a claim with them is prepared.
 """
 
 from __future__ import annotations

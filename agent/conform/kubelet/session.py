@@ -5,7 +5,7 @@ calls GetInfo, reports the driver as registered, and calls NodePrepareResources 
 kubelet on the node, that report may start a driver's work; :attr:`SessionOptions.notify` leaves it out.
 With :attr:`SessionOptions.prepare` it then prepares and unprepares claims.
 
-Plugin watcher of the simulated kubelet: finds registration sockets and registers drivers.
+The plugin watcher finds registration sockets and registers drivers.
 """
 
 import asyncio

@@ -7,7 +7,8 @@ The kubelet finds the claims of a pod by name. Podresources therefore lists a ne
 older claim of the same name, until the older claim is unprepared. The UIDs in the kubelet's checkpoint and in
 ``status.reservedFor`` decide which claim the pod has.
 
-Contradictions between sources that report claims and pods, such as two UIDs of one claim name.
+The module also has the contradictions between sources that report claims and pods, such as two UIDs of one
+claim name.
 
 The agent reports the statements of all sources and does not decide which is right. A source that does not
 report an object contradicts no other source.

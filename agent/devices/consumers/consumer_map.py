@@ -2,7 +2,8 @@
 
 It does not depend on the order of the sources' answers. agent.devices.consumers.consumer_queries has queries.
 
-Edges of the consumer map: the relations between claims, devices, pods and containers that sources report.
+The module also has the edges of the consumer map: the relations between claims, devices, pods and containers
+that sources report.
 
 An object that a source reports without a UID gets the UID of the only known object with its name; the edge
 then has ``by_name``. If podresources lists a claim for a pod, but the kubelet has prepared it only

@@ -3,11 +3,13 @@
 A pod certainly uses a device if its claim has the device and is prepared for the pod on this node. Other
 consumers of the claim may use it: a reserved pod can run on another node, or not yet.
 
-Exclusive CPUs that DRA drivers give to containers, from the drivers' declarations and the consumer map.
+The module also has the exclusive CPUs that DRA drivers give to containers, from the drivers' declarations
+and the consumer map.
 
 The kubelet's own CPU manager does not know these CPUs.
 
-Lookup of a device's health in a report, by the name that the DRA driver uses for the device.
+The module also has the lookup of a device's health in a report, by the name that the DRA driver uses for the
+device.
 
 A driver without declared devices uses the names of host devices. A driver that embeds drahealth reports its
 devices itself.

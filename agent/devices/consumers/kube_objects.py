@@ -1,6 +1,7 @@
 """Parser of Pod and ResourceClaim objects: from decoded JSON, as in ``kubectl get -o json``, to the model.
 
-Reservations of a claim (``status.reservedFor``), and pods that the kubelet refuses because of them.
+The module also has the reservations of a claim (``status.reservedFor``), and pods that the kubelet refuses
+because of them.
 
 A reservation names a pod, a pod group (KEP-5729) or another object, anywhere in the cluster. The kubelet
 evaluates reservations only when it creates a pod's sandbox, so a running pod can be refused after a reboot.

@@ -3,7 +3,7 @@
 A usage is one device used by one pod through one claim. It ends when the complete answers of all its sources
 no longer list it, when its pod has ended, or when a new claim has the name of its claim.
 
-Devices that pods on this Kubernetes node certainly use now, from the consumer map.
+The module also has the devices that pods on this Kubernetes node certainly use now, from the consumer map.
 
 A pod uses a device if the device is prepared for the pod on this node, or the kubelet lists it for the pod. A
 reservation alone does not count.

@@ -3,7 +3,7 @@
 The runs of a health check are counted for each device, so that a check that hangs for one device does not
 affect the others.
 
-Device faults that drivers report when a prepare fails.
+The module also has the device faults that drivers report when a prepare fails.
 
 The agent adds the reported fault to the device's verdict. The fault ends if the driver prepared the device
 again or a time limit has passed, and an evaluation after the report found no fault of the device. An

@@ -1,13 +1,15 @@
 """State of declarations between evaluations: declared devices, removed devices, and invalid files.
 
-Cache of verdicts on declared devices: devices whose readings have not changed are not evaluated again.
+The module also has the cache of verdicts on declared devices: devices whose readings have not changed are
+not evaluated again.
 
 Up to 4,096 devices can be declared, and most changes concern few of them. A cached verdict only gets a new
 verification time and lease (how long the kubelet trusts it). Not cached are devices with health checks or
 with a fault that is about to be raised or cleared, and all devices of a kind while a source of that kind is
 stalled or starting.
 
-Detection of the declared devices whose cached health and causes a new snapshot makes outdated.
+The module also has the detection of the declared devices whose cached health and causes a new snapshot makes
+outdated.
 
 The rules for the declared devices of one kind share most of their input. A device that no change of the
 shared input affects keeps its verdict, because its rules would return the same results.

@@ -1,6 +1,7 @@
 """Verdicts on devices that drivers declare, from the rules for the hardware that a device consists of.
 
-GPUs that drivers declare: search for the declared GPU among the host's, and rules for wrong declarations.
+The module also searches the GPUs that drivers declare among the host's GPUs, and has rules for wrong
+declarations.
 
 The rules for GPU readings are not run again: a declared GPU gets the causes of the host's GPU.
 """

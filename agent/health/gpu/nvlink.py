@@ -2,7 +2,8 @@
 
 A link that was never up is not a fault, because boards leave links unconnected.
 
-Rules for the NVLink fabric: registration of each GPU, its health in the fabric, and the fabric manager.
+The module also has the rules for the NVLink fabric: registration of each GPU, its health in the fabric, and
+the fabric manager.
 
 The fabric connects GPUs through NVSwitches; nv-fabricmanager sets it up. GPUs without a fabric report "not
 supported", or "not started" for ever; neither is a fault.

@@ -1,6 +1,7 @@
 """State of all GPUs between evaluations, and its update, which decides the severity of latched faults.
 
-Cache of verdicts on GPUs: GPUs without faults that have not changed are not evaluated again.
+The module also has the cache of verdicts on GPUs: GPUs without faults that have not changed are not
+evaluated again.
 
 The native core counts the passes over a GPU that wake the engine loop. An evaluation that another source
 wakes reuses the results of the GPUs without such passes. Readings that wake nothing, such as a temperature

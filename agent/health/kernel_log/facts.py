@@ -1,6 +1,7 @@
 """Types of kernel-log facts: code, location and number of the lines that report a fault.
 
-Patterns that select kernel-log lines about faults of the host, and their pattern language.
+The module also has the patterns that select kernel-log lines about faults of the host, and their pattern
+language.
 
 The native kernel-log reader matches the patterns in C; :func:`compile_pattern` gives the equivalent regular
 expression. The patterns for GPUs are in :mod:`agent.health.gpu.xid.log_lines`.

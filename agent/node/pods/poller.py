@@ -2,7 +2,7 @@
 
 Imported only where a kubelet with claims runs, to save memory elsewhere.
 
-Log lines that name the pods affected by a change of a device's health. Pure.
+The module also has the log lines that name the pods affected by a change of a device's health. Pure.
 """
 
 import asyncio

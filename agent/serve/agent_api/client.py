@@ -3,7 +3,7 @@
 Whatever a server sends, the result is a Report, an AgentStatus, or an exception with the socket and the
 problem.
 
-Conversion of decoded ``drahealth.v1`` messages to a Report or an AgentStatus. Pure.
+The module also has the conversion of decoded ``drahealth.v1`` messages to a Report or an AgentStatus. Pure.
 """
 
 import asyncio

@@ -3,7 +3,8 @@
 The service socket has DRAPlugin v1 and v1beta1 and the health API v1 and v1alpha1. Through the registration
 socket the kubelet finds the service socket.
 
-Sockets of a driver's plugin server: their paths, creation, replacement after removal, and shutdown.
+The module also has the sockets of a driver's plugin server: their paths, creation, replacement after
+removal, and shutdown.
 
 The registration socket is created last and removed first: the kubelet uses the service socket as soon as it
 sees the registration socket's file, and drops the driver when the file disappears. All files are accessed in

@@ -1,6 +1,6 @@
 """Devices that a driver returns for a prepared claim, their validation, and the error class of an answer.
 
-Validation of the claims in a prepare or unprepare request. Pure.
+The module also has the validation of the claims in a prepare or unprepare request. Pure.
 
 Only valid Kubernetes names pass, because drivers use them in file names and labels. Each invalid claim gets
 an error of its own.

@@ -4,7 +4,8 @@ Every claim of a request gets an answer of its own. Each error text names all fa
 kubelet shows only one. A whole call fails only if the request is not valid, or with UNAVAILABLE while the
 driver cannot prepare claims.
 
-Prepares and unprepares that are in progress: one run per claim at a time, shared by the kubelet's calls.
+The module also has the prepares and unprepares that are in progress: one run per claim at a time, shared by
+the kubelet's calls.
 
 The kubelet repeats a call after its timeout, while the driver may still work on the first one. So a run
 continues after the call that started it has ended, and the next call for the claim waits for the same run.

@@ -3,7 +3,8 @@
 A stream sends all devices first, and then those that are pending. The agent
 ends a stream only when it exits, because at the end of a stream the kubelet forgets the driver's health.
 
-Selection of the devices that each health stream must send next. Pure: reports in, encoded lists out.
+The module also has the selection of the devices that each health stream must send next. Pure: reports in,
+encoded lists out.
 
 The kubelet keeps a device's verdict until its lease (health_check_timeout_seconds) ends. A list must not
 repeat an old verdict, because that would renew the lease although no sensor was read. A device is pending for

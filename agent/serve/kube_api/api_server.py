@@ -4,7 +4,7 @@ Every call opens a connection: a driver makes a few calls for each prepare, and 
 credentials and API servers. All functions block, up to TIMEOUT_S for the connect and for each read; async
 programs call them in threads, as the plugin server and the monitor do with plain functions.
 
-Reader of the ResourceClaims that the kubelet names in a prepare.
+The module also has the reader of the ResourceClaims that the kubelet names in a prepare.
 """
 
 import os

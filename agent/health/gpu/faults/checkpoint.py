@@ -81,7 +81,10 @@ class RecoverySigns(NamedTuple):
 def update_recovery_signs(
     before: Mapping[int, RecoverySigns], gpus: GpuRuleState, generation: int, now: Instant
 ) -> Mapping[int, RecoverySigns]:
-    """Return the recovery signs by GPU number; SHARED: those of all GPUs together."""
+    """Return by GPU number the readings that show a recovery; SHARED: those of all GPUs together.
+
+    `generation` is the number of NVML initialisations, which a reload of the driver increases.
+    """
     found = {}
     for gpu in gpus.registry:
         sample, gpu_state = gpus.samples.get(gpu.number), gpus.per_gpu[gpu.number]

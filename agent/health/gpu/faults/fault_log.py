@@ -3,7 +3,8 @@
 The steps that update it are modules of this package, in this order: ingest (new reports), match_reports
 (several reports of one fault), evaluate (severity), checkpoint (end of faults, state for a restart).
 
-Table of latched faults other than XIDs and SXids: NVML events and kernel log lines that no reading shows.
+The module also has the table of latched faults other than XIDs and SXids: NVML events and kernel log lines
+that no reading shows.
 
 NVML events for ECC errors, repartitions and recovery actions have no row, because rules evaluate readings of
 the same state.

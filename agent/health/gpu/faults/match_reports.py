@@ -47,7 +47,10 @@ WAITING_MAX: Final = 64
 def match_reports(
     log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant
 ) -> FaultLog:
-    """Return the fault log with new reports added, those of NVML first."""
+    """Return the fault log with new reports added; a report of a fault that the log has adds no other fault.
+
+    NVML and the kernel log report most faults both. Reports of NVML are added first.
+    """
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
     for new in sorted([*log.waiting, *occurrences], key=_report_order):

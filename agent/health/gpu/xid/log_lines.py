@@ -5,7 +5,8 @@ agent.health.kernel_log.facts describes the language of the patterns.
 Sources: NVIDIA's open kernel modules (kernel_rc.c, osinit.c, src/common/nvswitch), its XID catalog, and
 published lines.
 
-Decoder of NVLink errors in kernel log lines: XID 74 (NVLink 4 and older), XID 144 to 150 (NVLink 5).
+The module also has the decoder of NVLink errors in kernel log lines: XID 74 (NVLink 4 and older), XID 144 to
+150 (NVLink 5).
 
 A line of NVLink 4 contains seven registers of one link:
 

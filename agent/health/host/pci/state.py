@@ -44,7 +44,7 @@ Lines of other codes report single events.
 
 
 class NicFault(NamedTuple):
-    """Fault of a NIC that a kernel-log fact reports."""
+    """Fault of a NIC that lines of the kernel log report."""
 
     fact: KernelLogFact
     severity: Severity
