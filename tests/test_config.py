@@ -954,7 +954,9 @@ class DropIns:
 
     def load(self, flags: dict[str, object] | None = None, **environ: str) -> LoadedConfig:
         return load_with_origins(
-            flags or {}, {f"DRAHEALTH_{k}": v for k, v in environ.items()}, default_file=self.file
+            flags or {},
+            {"XDG_RUNTIME_DIR": "/run/user/1", **{f"DRAHEALTH_{k}": v for k, v in environ.items()}},
+            default_file=self.file,
         )
 
     def refusal(self) -> str:
@@ -1006,7 +1008,7 @@ def test_other_files_of_the_drop_in_directory_are_ignored(drop_ins):
 def test_drop_ins_do_not_apply_to_a_requested_file(drop_ins):
     drop_ins.write(a="[throttle]\nevents = 2")
     drop_ins.file.write_text("")
-    assert load({}, {}, file=drop_ins.file).throttle_events == 10
+    assert load({}, {"XDG_RUNTIME_DIR": "/run/user/1"}, file=drop_ins.file).throttle_events == 10
 
 
 @pytest.mark.parametrize(

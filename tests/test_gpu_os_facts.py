@@ -248,5 +248,8 @@ def test_this_machine_can_be_read_repeatedly():
     for _ in range(STUCK_READS + 1):
         host = reader.read()
     assert host.boot_id
-    assert os.getpid() not in {process.pid for process in host.stuck}
+    if os.geteuid() == 0:
+        assert os.getpid() not in {process.pid for process in host.stuck}
+    else:
+        assert isinstance(host.stuck, Missing), "the stacks of processes are for root only"
     assert psutil.PROCFS_PATH == "/proc"

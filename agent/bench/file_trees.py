@@ -74,7 +74,10 @@ def machine_lock() -> Iterator[None]:
     Raises:
         OSError: This process may not open the lock file.
     """
-    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:  # another user's file in /tmp can be opened for reading only, and not with O_CREAT
+        fd = os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        fd = os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

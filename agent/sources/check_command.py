@@ -448,9 +448,12 @@ def find_user(name: str) -> UserIds | None:
     if not name:
         return UNPRIVILEGED if os.geteuid() == 0 else None
     if name.isdecimal():
-        return UserIds(int(name), int(name))
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise LookupError(f"user {name}: there is no such user on this machine; {USER_ADVICE}") from None
-    return UserIds(entry.pw_uid, entry.pw_gid)
+        ids = UserIds(int(name), int(name))
+    else:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise LookupError(f"user {name}: there is no such user on this machine; {USER_ADVICE}") from None
+        ids = UserIds(entry.pw_uid, entry.pw_gid)
+    # only root may change its user, even to the same one
+    return None if ids.uid == os.geteuid() != 0 else ids
