@@ -10,7 +10,7 @@ from nic_samples import PORT, UNCABLED, nic_sample
 from paper import group_sample, node_sample
 from paper_gpus import GpuNode, PaperLog
 
-from agent.engine.step import EngineState, StepUse, step
+from agent.engine.step import EngineState, StepOutcome, step
 from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DeclaredFile, DeclaredNicDevice, DeclaredPciDevice, DriverDevice
@@ -23,7 +23,7 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import CgroupSample, Snapshot
 from agent.model.time import NS
 
-Step = tuple[EngineState, Snapshot, Report, StepUse]
+Step = tuple[EngineState, Snapshot, Report, StepOutcome]
 """State before a step, snapshot, report and use, as the engine loop gives them to a recorder."""
 
 DRIVER, CPU_DRIVER = "gpu.example.com", "cpu.example.com"
@@ -40,7 +40,7 @@ class RecordedHost(stories.Host):
     def evaluate(self) -> Report:
         before, snapshot = self.state, self.snapshot() if self.passes else self.starting()
         self.state, report = step(before, snapshot, self.now)
-        use = StepUse.SILENT if report.starting else StepUse.PUBLISHED
+        use = StepOutcome.SILENT if report.starting else StepOutcome.PUBLISHED
         self.steps.append((before, snapshot, report, use))
         return report
 
@@ -59,7 +59,7 @@ class RecordedGpuNode(GpuNode):
     def evaluate(self) -> Report:
         before, snapshot = self.state, self.snapshot() if self.passes else self.starting()
         self.state, report = step(before, snapshot, self.now, is_full=len(self.steps) % 3 != 1)
-        use = StepUse.SILENT if report.starting else StepUse.PUBLISHED
+        use = StepOutcome.SILENT if report.starting else StepOutcome.PUBLISHED
         self.steps.append((before, snapshot, report, use))
         return report
 
@@ -169,10 +169,10 @@ class MixedNode(stories.Host):
         ]
         before, snapshot = self.state, self.snapshot()
         state, report = step(before, snapshot, self.now, is_full=draw.random() < 0.9)
-        uses = (StepUse.PUBLISHED, StepUse.SILENT, StepUse.DISCARDED)
-        use = StepUse.SILENT if report.starting else draw.choices(uses, (90, 9, 1))[0]
+        uses = (StepOutcome.PUBLISHED, StepOutcome.SILENT, StepOutcome.DISCARDED)
+        use = StepOutcome.SILENT if report.starting else draw.choices(uses, (90, 9, 1))[0]
         self.steps.append((before, snapshot, report, use))
-        if use is not StepUse.DISCARDED:
+        if use is not StepOutcome.DISCARDED:
             self.state = state
 
     def _running(self, group: CgroupSample) -> CgroupSample:

@@ -21,7 +21,7 @@ from paper import group_sample
 from paper_gpus import PaperLog
 from record_nodes import Step
 
-from agent.engine.step import EngineState, StepUse, step
+from agent.engine.step import EngineState, StepOutcome, step
 from agent.model.claim import DeviceRef
 from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.machine_samples import PressureSample
@@ -197,7 +197,7 @@ def quiet_steps(seconds: int, seed: int = 1, day: Day = Day.QUIET) -> Iterator[S
     for snapshot, now in with_faults(snapshots) if day is Day.FAULTS else snapshots:
         before = state
         state, report = step(before, snapshot, now)
-        yield before, snapshot, report, StepUse.PUBLISHED
+        yield before, snapshot, report, StepOutcome.PUBLISHED
 
 
 def write_quiet_day(directory: Path, seconds: int, day: Day = Day.QUIET) -> tuple[int, int, float, float]:

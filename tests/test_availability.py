@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verdict_samples import GPU, HEALTHY, HOT, LOST, OTHER_GPU, STALLED, SimulatedNode, node_with
 
-from agent.health.availability import (
+from agent.health.availability_statistics import (
     AvailabilitySummary,
     DeviceAvailability,
     ObservedTimeAxis,

@@ -36,7 +36,6 @@ from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.reading import SourceState
 from agent.model.report import (
     AgentStatus,
-    ClusterCondition,
     ClusterStatus,
     ConfigReload,
     NvmlCallCost,
@@ -45,6 +44,7 @@ from agent.model.report import (
     SentinelStatus,
     SeverityCount,
     SocketSubscriberCounts,
+    WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import format_age
@@ -510,7 +510,7 @@ def test_status_shows_the_last_reload(reload, line):
                 requests=7,
                 success_wall_s=NOW_S - 4,
                 taint_rules=1,
-                conditions=(ClusterCondition("DRADevicesHealthy", "True", "AllDevicesHealthy"),),
+                conditions=(WrittenNodeCondition("DRADevicesHealthy", "True", "AllDevicesHealthy"),),
             ),
             "lease drahealth/drahealth-a held by this agent; DRADevicesHealthy True (AllDevicesHealthy); "
             "1 taint rule; "

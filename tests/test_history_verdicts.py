@@ -23,7 +23,7 @@ from agent.cli.history.text import (
 )
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
-from agent.health.availability import ObservedTimeAxis, listed_changes, summarize, verdict_spans
+from agent.health.availability_statistics import ObservedTimeAxis, listed_changes, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.history import RecordedCause, RecordedState, VerdictChange
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits

@@ -19,7 +19,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import pod_consumer
-from agent.health.availability import ObservedTimeAxis, verdict_spans
+from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
 from agent.http.app import HEADERS, STREAMS_MAX
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef

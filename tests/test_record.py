@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 from record_nodes import Step, gpu_day, host_day
 from record_size import write_quiet_day
 
-from agent.engine.step import EngineState, StepUse, step
+from agent.engine.step import EngineState, StepOutcome, step
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
@@ -52,7 +52,7 @@ def report_bytes(report: Any) -> bytes:
 def write_segment(path: Path, steps: list[Step], per_frame: int = 3) -> None:
     recorded, verdicts = [], ()
     for _, snapshot, report, use in steps:
-        if use is StepUse.PUBLISHED:
+        if use is StepOutcome.PUBLISHED:
             verdicts = report_verdicts(report)
         recorded.append(RecordedStep(snapshot, report.at, use, verdicts, report.is_full))
     writer = SegmentWriter(path, HEAD, steps[0][0])
@@ -70,7 +70,12 @@ readings = st.one_of(
 )
 values = st.recursive(
     st.one_of(
-        readings, st.none(), st.booleans(), st.text(), st.floats(allow_nan=False), st.sampled_from(StepUse)
+        readings,
+        st.none(),
+        st.booleans(),
+        st.text(),
+        st.floats(allow_nan=False),
+        st.sampled_from(StepOutcome),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4).map(tuple),
@@ -82,12 +87,12 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-ANY_TABLE = ValueEncoder([*CLASSES, ValueClass(StepUse, ())])
+ANY_TABLE = ValueEncoder([*CLASSES, ValueClass(StepOutcome, ())])
 
 
 @given(values, values)
 def test_value_and_its_change_are_decoded_as_they_were(old: Any, new: Any) -> None:
-    reader = ValueDecoder(ANY_TABLE.description(), [*CLASSES, ValueClass(StepUse, ())])
+    reader = ValueDecoder(ANY_TABLE.description(), [*CLASSES, ValueClass(StepOutcome, ())])
     first = reader.complete(through_msgpack(ANY_TABLE.complete(old)))
     assert repr(first) == repr(old)
     change = ANY_TABLE.difference(old, new)
@@ -152,7 +157,7 @@ def test_replayed_random_day_gives_the_published_reports(day: Any, seed: int, tm
         assert again.recorded.snapshot == snapshot
         assert report_bytes(again.report) == report_bytes(report)
         assert again.report == report
-        if use is StepUse.PUBLISHED:
+        if use is StepOutcome.PUBLISHED:
             now = again.recorded.now
             assert not list(verdict_differences(now, again.recorded.verdicts, report_verdicts(again.report)))
 
@@ -174,7 +179,7 @@ def test_state_in_the_middle_of_a_day_continues_with_the_same_reports(day: Any, 
 def test_discarded_step_leaves_the_state_of_the_replay(tmp_path: Path) -> None:
     steps = host_day(3, 6)
     before, snapshot, report, _ = steps[5]
-    discarded = (before, snapshot, step(before, snapshot, report.at)[1], StepUse.DISCARDED)
+    discarded = (before, snapshot, step(before, snapshot, report.at)[1], StepOutcome.DISCARDED)
     steps.insert(5, discarded)
     write_segment(segment_path(tmp_path, 1), steps)
     replayed = Replay().segment(SegmentReader(segment_path(tmp_path, 1)))
@@ -412,12 +417,12 @@ def test_first_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pat
     wait_for(is_recorded(tmp_path, 1))
     with recorder._changed:  # the thread waits, as in a call of a hung disk
         for _ in range(1000):
-            recorder._queue.append(recorder_item((state, snapshot, report, StepUse.PUBLISHED)))
-        recorder.record(state, snapshot, report, StepUse.SILENT)
+            recorder._queue.append(recorder_item((state, snapshot, report, StepOutcome.PUBLISHED)))
+        recorder.record(state, snapshot, report, StepOutcome.SILENT)
     assert recorder.close(PATIENCE_S)
     reader = SegmentReader(segment_paths(tmp_path)[-1])
     (recorded,) = reader.steps()
-    assert (reader.head.lost, recorded.use) == (1000, StepUse.SILENT)
+    assert (reader.head.lost, recorded.use) == (1000, StepOutcome.SILENT)
     assert recorded.verdicts == report_verdicts(report)
 
 

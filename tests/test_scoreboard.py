@@ -14,7 +14,7 @@ from agent.scoreboard.detectors import (
     BYSTANDER_GPU,
     BYSTANDER_NIC,
     Detection,
-    DetectorRun,
+    PatternDetector,
     load_detectors,
     run_incident,
 )
@@ -215,7 +215,7 @@ def test_detector_reports_what_its_patterns_state(
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_detector_file_has_origin_version_and_disjoint_lists(run: DetectorRun) -> None:
+def test_detector_file_has_origin_version_and_disjoint_lists(run: PatternDetector) -> None:
     detector = run.detector
     assert detector.version
     assert detector.licence

@@ -14,7 +14,7 @@ from claim_samples import at
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
-from agent.health.availability import ObservedTimeAxis, listed_changes, summarize, verdict_spans
+from agent.health.availability_statistics import ObservedTimeAxis, listed_changes, summarize, verdict_spans
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.health.verdict import VerdictChangeLog
 from agent.model.health import Blame, Cause, DeviceHealth, Severity

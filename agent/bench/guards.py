@@ -364,7 +364,7 @@ class BudgetedFigure(NamedTuple):
         return KINDS[self.kind].check(context, self.name)
 
 
-class GuardMeasurement(NamedTuple):
+class GuardKind(NamedTuple):
     """Measurement of all guards of one table of ``benchmarks/budgets.toml``."""
 
     tools: tuple[str, ...]
@@ -507,18 +507,16 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
 
 BUILD_TOOLS: Final = ("cc", "gcc", "make")
 """Tools that build ``benchmarks/driver.c`` and the fake NVML that it loads."""
-KINDS: Final[Mapping[str, GuardMeasurement]] = {
-    "bytes": GuardMeasurement((), tuple(MESSAGE_DEVICES), _check_message_bytes),
-    "allocations": GuardMeasurement(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _check_allocations),
-    "system_calls": GuardMeasurement((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
-    "instructions": GuardMeasurement(
-        (*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions
-    ),
-    "wakeups": GuardMeasurement((), tuple(WAKEUP_COUNTERS), _check_wakeups),
-    "modules": GuardMeasurement((), tuple(idle_counts.START_IMPORTS), _check_modules),
-    "opcodes": GuardMeasurement((), tuple(idle_counts.CHANGE_GPUS), _check_opcodes),
-    "heartbeat_waits": GuardMeasurement(("strace",), idle_counts.HEARTBEAT_THREADS, _check_heartbeat_waits),
-    "ratio": GuardMeasurement((), tuple(RATIOS), _check_ratio),
+KINDS: Final[Mapping[str, GuardKind]] = {
+    "bytes": GuardKind((), tuple(MESSAGE_DEVICES), _check_message_bytes),
+    "allocations": GuardKind(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _check_allocations),
+    "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
+    "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
+    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
+    "modules": GuardKind((), tuple(idle_counts.START_IMPORTS), _check_modules),
+    "opcodes": GuardKind((), tuple(idle_counts.CHANGE_GPUS), _check_opcodes),
+    "heartbeat_waits": GuardKind(("strace",), idle_counts.HEARTBEAT_THREADS, _check_heartbeat_waits),
+    "ratio": GuardKind((), tuple(RATIOS), _check_ratio),
 }
 """Kinds of guards in the order in which they are checked: quick ones first."""
 

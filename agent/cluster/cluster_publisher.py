@@ -17,7 +17,7 @@ from agent.cluster.device_events import EventObject, EventRecorder, SavedEvent, 
 from agent.cluster.node_objects import (
     CONFLICT,
     RENEW_S,
-    NodeLease,
+    AgentLease,
     UnknownDelay,
     active_maintenance,
     are_on_node,
@@ -32,7 +32,7 @@ from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
-from agent.model.report import ClusterCondition, ClusterStatus, Report
+from agent.model.report import ClusterStatus, Report, WrittenNodeCondition
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
 from agent.sources.kubectl_files import read_kubeconfig
@@ -135,7 +135,7 @@ class ClusterPublisher:
         self._jitter = jitter
         self._node = config.node_name
         self._node_path = path_of("api", "v1", "nodes", self._node)
-        self._lease = NodeLease(api, node=self._node, namespace=namespace, identity=identity)
+        self._lease = AgentLease(api, node=self._node, namespace=namespace, identity=identity)
         self._changed = threading.Condition()
         # --- guarded by the condition ---
         self._report: Report | None = None
@@ -316,7 +316,7 @@ class ClusterPublisher:
             error=f"{failing[0].name}: {failing[0].error}" if failing else "",
             success_wall_s=self._success_wall_s,
             conditions=tuple(
-                ClusterCondition(name, str(entry.get("status")), str(entry.get("reason")))
+                WrittenNodeCondition(name, str(entry.get("status")), str(entry.get("reason")))
                 for name, entry in sorted(self._node_conditions.items())
                 if name.startswith("DRA")
             ),

@@ -295,7 +295,7 @@ def lease_name(node: str) -> str:
     return f"{name[: NAME_CHARS - 17].rstrip('-.')}-{digest}"
 
 
-class NodeLease:
+class AgentLease:
     """Kubernetes Lease of one node, renewed or acquired by :meth:`renew`. For one thread."""
 
     def __init__(self, api: ApiServer, *, node: str, namespace: str, identity: str) -> None:

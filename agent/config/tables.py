@@ -24,7 +24,7 @@ from agent.config.values import (
     size_within,
 )
 from agent.errors import suggestion
-from agent.health.gpu.faults.evaluate import is_latched_fault_code
+from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import ROW_BY_CODE
 from agent.health.gpu.rule_state import gpu_rules
 from agent.health.host.verdicts import ALL_HOST_RULES

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 import trio
 
-from agent.engine.step import EngineState, StepUse, step, with_settings
+from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
 from agent.health.verdict import is_stalled
 from agent.model.claim import DeviceRef
@@ -61,7 +61,7 @@ _visible_fields: Final = itemgetter(
 )
 
 
-RecordStep = Callable[[EngineState, Snapshot, Report, StepUse], None]
+RecordStep = Callable[[EngineState, Snapshot, Report, StepOutcome], None]
 """Function that records one evaluation: earlier state, snapshot, report, and the use of the report."""
 
 
@@ -277,7 +277,7 @@ class EngineLoop:
         while rereads and self._schedule.has_new_stall(report):
             rereads -= 1
             if self._record:
-                self._record(before, snapshot, report, StepUse.DISCARDED)
+                self._record(before, snapshot, report, StepOutcome.DISCARDED)
             await trio.sleep(REREAD_PAUSE_S)
             self._source.clear()
             snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
@@ -287,7 +287,7 @@ class EngineLoop:
         if report.starting:
             self._postpone(now)
             if self._record:
-                self._record(before, snapshot, report, StepUse.SILENT)
+                self._record(before, snapshot, report, StepOutcome.SILENT)
             return
         if self._state.checkpoint is not self._saved_state:
             self._saved_state = self._state.checkpoint
@@ -297,7 +297,9 @@ class EngineLoop:
             (self._publish if publication is PublicationReason.CHANGE else self._repeat)(report)
         self._on_evaluated(report)
         if self._record:
-            self._record(before, snapshot, report, StepUse.PUBLISHED if publication else StepUse.SILENT)
+            self._record(
+                before, snapshot, report, StepOutcome.PUBLISHED if publication else StepOutcome.SILENT
+            )
         is_alive = _is_alive(report, now)
         period_ns = self._schedule.timing.watchdog_period_ns
         if period_ns is not None and now.mono_ns >= self._watchdog_ns:

@@ -122,7 +122,7 @@ class EngineState:
     time."""
 
 
-class StepUse(IntEnum):
+class StepOutcome(IntEnum):
     """What the engine loop did with the state and the report of one evaluation."""
 
     DISCARDED = 0

@@ -24,7 +24,7 @@ from agent.health.declared.state import DeclaredState
 from agent.health.declared.verdicts import find_host_device, find_host_gpu
 from agent.health.evaluation import Conditions, Subject
 from agent.health.gpu.faults.checkpoint import affected_devices
-from agent.health.gpu.faults.evaluate import is_latched_fault_code
+from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, restart_gpu

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agent.config.config import Config
-from agent.health.availability import ObservedTimeAxis, verdict_spans
+from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
 from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content

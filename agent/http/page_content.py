@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from agent.devices.consumers.consumer_queries import affected_pods, health_lookup, pod_owner, pod_state
-from agent.health.availability import ObservedTimeAxis, VerdictSpan
+from agent.health.availability_statistics import ObservedTimeAxis, VerdictSpan
 from agent.health.rules import format_duration
 from agent.model.claim import DeviceRef
 from agent.model.consumers import AffectedPod, ConsumerMap

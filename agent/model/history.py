@@ -1,7 +1,7 @@
 """Verdict history: changes in health and causes of devices, and periods of observation by the agent.
 
 agent.node.verdict_recorder records them, agent.store.history_file stores them, and
-agent.health.availability computes from them how long each device was in which state.
+agent.health.availability_statistics computes from them how long each device was in which state.
 """
 
 from enum import StrEnum

@@ -77,7 +77,7 @@ class ConfigReload(NamedTuple):
     """Settings that changed, with both values: ``throttle.events: 10 to 5``."""
 
 
-class ClusterCondition(NamedTuple):
+class WrittenNodeCondition(NamedTuple):
     """Condition of the Node that the agent has written."""
 
     type: str
@@ -103,7 +103,7 @@ class ClusterStatus(NamedTuple):
     """Error of the last attempt; empty: all work has succeeded."""
     success_wall_s: float | None = None
     """Time of the last success [s since 1970]; None: there was none."""
-    conditions: tuple[ClusterCondition, ...] = ()
+    conditions: tuple[WrittenNodeCondition, ...] = ()
     events: int = 0
     """Events, and repetitions of events, that were written since the agent started."""
     taint_rules: int = 0

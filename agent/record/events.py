@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from agent.engine.step import EngineState, StepUse
+from agent.engine.step import EngineState, StepOutcome
 from agent.health.declared.state import VerdictCache
 from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
@@ -52,7 +52,7 @@ class RecordedStep(NamedTuple):
 
     snapshot: Snapshot
     now: Instant
-    use: StepUse
+    use: StepOutcome
     verdicts: Verdicts
     """Verdicts of the newest published report: of this evaluation's, if it was published."""
     is_full: bool = True
@@ -65,7 +65,7 @@ class RecordedInputs(NamedTuple):
     difference: Any
     """Plain data of the difference between the snapshot and the one before."""
     now: Instant
-    use: StepUse
+    use: StepOutcome
     verdicts: Verdicts
     is_full: bool
 
@@ -203,7 +203,7 @@ class SegmentDecoder:
             self._changed_verdicts = self._decoder.changed(self._changed_verdicts, rest[0])
             self._verdicts = tuple(DeviceVerdict(*one) for one in self._changed_verdicts)
         return RecordedInputs(
-            snapshot, self._now, StepUse(use & ~_SKIPS_GPUS), self._verdicts, not use & _SKIPS_GPUS
+            snapshot, self._now, StepOutcome(use & ~_SKIPS_GPUS), self._verdicts, not use & _SKIPS_GPUS
         )
 
     def snapshot(self, difference: Any) -> Snapshot:

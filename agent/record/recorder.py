@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.engine.step import EngineState, StepUse
+from agent.engine.step import EngineState, StepOutcome
 from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -61,7 +61,7 @@ class _Queued(NamedTuple):
     state: EngineState
     snapshot: Snapshot
     report: Report
-    use: StepUse
+    use: StepOutcome
 
 
 class SnapshotRecorder:
@@ -118,7 +118,7 @@ class SnapshotRecorder:
 
     # --- called by the core ----------------------------------------------------------------------------
 
-    def record(self, state: EngineState, snapshot: Snapshot, report: Report, use: StepUse) -> None:
+    def record(self, state: EngineState, snapshot: Snapshot, report: Report, use: StepOutcome) -> None:
         """Queue an evaluation: the engine's state before it, its snapshot and its report. Never blocks."""
         with self._changed:
             if self._closing:
@@ -260,7 +260,7 @@ class SnapshotRecorder:
         return writer.size >= self._limits.size // SEGMENTS or age_s >= SEGMENT_AGE_S
 
     def _step(self, queued: _Queued) -> RecordedStep:
-        if queued.use is StepUse.PUBLISHED:
+        if queued.use is StepOutcome.PUBLISHED:
             self._verdicts = report_verdicts(queued.report)
         report = queued.report
         return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
@@ -272,7 +272,7 @@ class SnapshotRecorder:
         self._delete_old()
         path = segment_path(self._directory, number)
         self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), first.state)
-        if first.use is StepUse.SILENT and not first.report.starting:
+        if first.use is StepOutcome.SILENT and not first.report.starting:
             # equal to the verdicts of the published report, which may be among the lost ones
             self._verdicts = report_verdicts(first.report)
         self._begun_s, self._settings = self._clock(), first.state.settings

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.engine.step import EngineState, StepUse, step, with_settings
+from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.errors import ProbeError
 from agent.model.pod_findings import PodsSample
 from agent.model.report import Report
@@ -38,7 +38,7 @@ class ReplayedStep(NamedTuple):
     @property
     def is_published(self) -> bool:
         """True: the agent that recorded the evaluation published its report."""
-        return self.recorded.use is StepUse.PUBLISHED
+        return self.recorded.use is StepOutcome.PUBLISHED
 
 
 class ReplayedVerdicts(NamedTuple):
@@ -96,7 +96,7 @@ class Replay:
             next_state, report = step(state, step_.snapshot, step_.now, is_full=step_.is_full)
             yield ReplayedStep(step_, report, is_first)
             is_first = False
-            if step_.use is not StepUse.DISCARDED:
+            if step_.use is not StepOutcome.DISCARDED:
                 state = next_state
         self._state = state
 
@@ -121,7 +121,7 @@ class Replay:
             if isinstance(inputs.difference, dict):
                 inputs.difference.pop(left_out, None)
             if steady is not None and replayed is not None:
-                if inputs.use is not StepUse.DISCARDED and steady.accept(inputs):
+                if inputs.use is not StepOutcome.DISCARDED and steady.accept(inputs):
                     yield replayed._replace(recorded=inputs)
                     continue
                 state = self._after_steady(state, steady, reader, with_cgroups=with_cgroups)
@@ -140,7 +140,7 @@ class Replay:
             replayed = ReplayedVerdicts(inputs, report_verdicts(report), snapshot.pods, report.starting)
             yield replayed
             steady = None
-            if inputs.use is StepUse.DISCARDED:
+            if inputs.use is StepOutcome.DISCARDED:
                 continue
             state = next_state
             if inputs.is_full and not self._unread:

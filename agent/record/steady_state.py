@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from agent.devices.inventory import InventoryDevice
 from agent.engine.step import EngineState
 from agent.health.gpu.faults.checkpoint import RECOVERY_READINGS, resolve_faults
-from agent.health.gpu.faults.evaluate import evaluate_faults
+from agent.health.gpu.faults.decide_severity import evaluate_faults
 from agent.health.gpu.faults.fault_log import DAY_NS, FaultKey
 from agent.health.gpu.responsiveness import SLOW_NS
 from agent.health.gpu.rule_input import GpuRuleInput

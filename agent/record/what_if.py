@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from math import comb, sqrt
 from typing import Final, NamedTuple, TypeVar
 
-from agent.engine.step import StepUse
+from agent.engine.step import StepOutcome
 from agent.errors import DrahealthError
 from agent.model.health import Health, Severity
 from agent.model.pod_findings import PodsSample
@@ -226,7 +226,7 @@ def _compare_record(
             if boot_id != reader.head.boot_id:  # the monotonic clock begins again
                 base_s, boot_id = step.now.wall_s - step.now.mono_ns / NS, reader.head.boot_id
             result.steps += 1
-            if step.use is StepUse.DISCARDED or replayed.starting:
+            if step.use is StepOutcome.DISCARDED or replayed.starting:
                 continue
             at_s = base_s + step.now.mono_ns / NS
             if last_s is not None and not 0 <= at_s - last_s <= GAP_S:

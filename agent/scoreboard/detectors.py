@@ -326,7 +326,7 @@ class DetectorPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     severity: str
 
 
-class DetectorCodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NumberedLinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regular expression with a number, and the severity of each number; numbers in no list are ignored."""
 
     code: str
@@ -363,10 +363,10 @@ class OtherDetector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to_end: bool = False
     """True: a pattern matches only up to the end of the line."""
     pattern: tuple[DetectorPattern, ...] = ()
-    table: tuple[DetectorCodePattern, ...] = ()
+    table: tuple[NumberedLinePattern, ...] = ()
 
 
-class DetectorRun:
+class PatternDetector:
     """Detector that is applied to incidents.
 
     Args:
@@ -396,7 +396,7 @@ class DetectorRun:
                 if severity is not None:
                     yield Detection(_device(match), severity, f"{table.code} {code}", line)
 
-    def _severity(self, table: DetectorCodePattern, code: int, line: str) -> Severity | None:
+    def _severity(self, table: NumberedLinePattern, code: int, line: str) -> Severity | None:
         by_list = {
             Severity.UNHEALTHY: table.unhealthy,
             Severity.DEGRADED: table.degraded,
@@ -413,7 +413,7 @@ class DetectorRun:
         return Severity.UNHEALTHY if actions - {"none"} else Severity.INFO
 
 
-def load_detectors(corpus: Path) -> tuple[DetectorRun, ...]:
+def load_detectors(corpus: Path) -> tuple[PatternDetector, ...]:
     """Load the other detectors from a corpus folder, in the order of their names. Raises CorpusError."""
     folder = corpus / DETECTORS_FOLDER
     rows = _load_rows(folder / _NVLINK_FILE)
@@ -421,7 +421,7 @@ def load_detectors(corpus: Path) -> tuple[DetectorRun, ...]:
     for path in sorted(folder.glob("*.toml")):
         try:
             detector = msgspec.convert(tomllib.loads(path.read_text()), OtherDetector)
-            runs.append(DetectorRun(detector, rows))
+            runs.append(PatternDetector(detector, rows))
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, re.error) as error:
             raise CorpusError(f"detector file {path}: {error}") from None
     return tuple(runs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent.model.health import Severity
-from agent.scoreboard.detectors import BYSTANDER_GPU, Detection, DetectorRun, run_incident
+from agent.scoreboard.detectors import BYSTANDER_GPU, Detection, PatternDetector, run_incident
 from agent.scoreboard.incidents import (
     NODE,
     CorpusSplit,
@@ -90,7 +90,7 @@ def own_score(incidents: Iterable[LabelledIncident], findings: Findings, version
     return _score(OWN_NAME, version, incidents, findings)
 
 
-def other_score(run: DetectorRun, incidents: Iterable[LabelledIncident]) -> DetectorScore:
+def other_score(run: PatternDetector, incidents: Iterable[LabelledIncident]) -> DetectorScore:
     """Return the score of another detector on the incidents that have kernel log lines."""
     logged = tuple(each for each in incidents if each.log)
     findings = {each.name: run.find(each) for each in logged}
@@ -217,7 +217,7 @@ def build_scoreboard(
     split: CorpusSplit | None,
     findings: Findings,
     version: str,
-    others: Iterable[DetectorRun],
+    others: Iterable[PatternDetector],
 ) -> Scoreboard:
     """Return the scores of the agent and the other detectors on one part of the corpus.
 
@@ -290,7 +290,7 @@ def encode_json(board: Scoreboard) -> str:
 
 
 def format_markdown(
-    incidents: Sequence[LabelledIncident], findings: Findings, version: str, others: Sequence[DetectorRun]
+    incidents: Sequence[LabelledIncident], findings: Findings, version: str, others: Sequence[PatternDetector]
 ) -> str:
     """Return docs/scoreboard.md.
 
@@ -337,7 +337,7 @@ def format_markdown(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _others(others: Iterable[DetectorRun]) -> list[str]:
+def _others(others: Iterable[PatternDetector]) -> list[str]:
     lines = []
     for each in others:
         detector = each.detector

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from agent.devices.taints import TaintPolicy
-from agent.health.availability import ObservedTimeAxis, summarize, verdict_spans
+from agent.health.availability_statistics import ObservedTimeAxis, summarize, verdict_spans
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Effect, Health, Severity, Taints
 from agent.model.history import STATE_OF_SEVERITY, ClockReading, RecordedState, StoredVerdicts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability import VerdictSpan
+    from agent.health.availability_statistics import VerdictSpan
     from agent.model.claim import DeviceRef
     from agent.model.device_usage import PodDeviceUsage
     from agent.model.history import StoredVerdicts
@@ -131,7 +131,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
         render_none,
         uses_csv,
     )
-    from agent.health.availability import ObservedTimeAxis, listed_changes, verdict_spans
+    from agent.health.availability_statistics import ObservedTimeAxis, listed_changes, verdict_spans
     from agent.store.history_file import read_history, read_verdicts
 
     wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
@@ -192,7 +192,7 @@ def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
 def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and the activity of rules."""
     from agent.cli.history.text import render_none, render_summary, summary_csv, summary_document
-    from agent.health.availability import ObservedTimeAxis, summarize, verdict_spans
+    from agent.health.availability_statistics import ObservedTimeAxis, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
 
     verdicts = _read_history(path, read_verdicts)

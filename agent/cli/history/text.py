@@ -22,7 +22,7 @@ from agent.cli.output.text import (
     format_ranges,
     shorten_ids,
 )
-from agent.health.availability import USABLE
+from agent.health.availability_statistics import USABLE
 from agent.model.device_usage import UsageEndKind
 from agent.model.health import Severity
 from agent.model.history import STATE_OF_SEVERITY, RecordedState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
-    from agent.health.availability import (
+    from agent.health.availability_statistics import (
         AvailabilitySummary,
         DeviceAvailability,
         ObservedTimeAxis,

@@ -20,7 +20,7 @@ from agent.health.gpu.faults.checkpoint import (
     resolve_faults,
     update_recovery_signs,
 )
-from agent.health.gpu.faults.evaluate import evaluate_faults
+from agent.health.gpu.faults.decide_severity import evaluate_faults
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.match_reports import next_wait_end_ns

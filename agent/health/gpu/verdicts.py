@@ -6,7 +6,7 @@ from typing import Final
 
 from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device, mig_device
 from agent.health.evaluation import Evaluation, row_with_code
-from agent.health.gpu.faults.evaluate import (
+from agent.health.gpu.faults.decide_severity import (
     LatchedFinding,
     gpu_findings,
     is_latched_fault_code,

@@ -24,7 +24,6 @@ from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotA
 from agent.model.reading import SourceSample
 from agent.model.report import (
     AgentStatus,
-    ClusterCondition,
     ClusterStatus,
     ConfigReload,
     NvmlCallCost,
@@ -34,6 +33,7 @@ from agent.model.report import (
     SentinelStatus,
     SeverityCount,
     SocketSubscriberCounts,
+    WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import NS, Instant
@@ -148,7 +148,7 @@ def _cluster_of(cluster: agent_v1.ClusterStatus) -> ClusterStatus:
         error=cluster.error,
         success_wall_s=cluster.success_wall_s or None,
         conditions=tuple(
-            ClusterCondition(condition.type, condition.status, condition.reason)
+            WrittenNodeCondition(condition.type, condition.status, condition.reason)
             for condition in cluster.conditions
         ),
         maintenance=tuple(cluster.maintenance),

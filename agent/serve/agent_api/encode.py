@@ -13,13 +13,13 @@ from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotAp
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import (
     AgentStatus,
-    ClusterCondition,
     ClusterStatus,
     ConfigReload,
     NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,
+    WrittenNodeCondition,
 )
 from agent.model.snapshot import NativeCoreStats
 from agent.model.time import Instant
@@ -175,7 +175,7 @@ def _cluster(cluster: ClusterStatus) -> bytes:
     )
 
 
-def _cluster_condition(condition: ClusterCondition) -> bytes:
+def _cluster_condition(condition: WrittenNodeCondition) -> bytes:
     return (
         string_field(1, condition.type)
         + string_field(2, condition.status)

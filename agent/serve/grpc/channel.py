@@ -55,7 +55,7 @@ class SizeReportingStream(ClientStream):
         return await super().recv_data(size)
 
 
-class KubeletStream(SizeReportingStream):
+class KubeletClientStream(SizeReportingStream):
     """Stream of a client of the kubelet, whose answers list all pods of the Kubernetes node."""
 
     limit = KUBELET_RESPONSE_LIMIT

@@ -33,7 +33,7 @@ from agent.model.claim_sources import (
 )
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.channel import KubeletStream, ResponseTooLarge, UnixChannel
+from agent.serve.grpc.channel import KubeletClientStream, ResponseTooLarge, UnixChannel
 from agent.serve.grpc.wire import MessageSchema, SchemaField, read_by_schema
 from agent.serve.sockets import connection_failure_reason
 
@@ -77,7 +77,7 @@ async def stream_kubelet(socket: Path, method: str) -> AsyncGenerator[bytes]:
     Raises KubeletCallFailed if the stream cannot be opened, and when it ends.
     """
     with _errors_with_socket(socket):
-        channel = UnixChannel(os.fspath(socket), KubeletStream)
+        channel = UnixChannel(os.fspath(socket), KubeletClientStream)
         try:
             call = channel.request(method, Cardinality.UNARY_STREAM, bytes, bytes)
             async with call as stream:
@@ -91,7 +91,7 @@ async def stream_kubelet(socket: Path, method: str) -> AsyncGenerator[bytes]:
 
 async def _call_once(socket: Path, method: str) -> bytes:
     with _errors_with_socket(socket):
-        channel = UnixChannel(os.fspath(socket), KubeletStream)
+        channel = UnixChannel(os.fspath(socket), KubeletClientStream)
         try:
             async with asyncio.timeout(CALL_S):
                 call = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
-from agent.health.gpu.faults.evaluate import is_latched_fault_code, latched_fault_row
+from agent.health.gpu.faults.decide_severity import is_latched_fault_code, latched_fault_row
 from agent.health.gpu.faults.fault_log import DAY_NS, LOST_CODE, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision

@@ -1,7 +1,7 @@
 """Fault log: all latched GPU faults, which NVML or the kernel log reports once and no reading shows.
 
 The steps that update it are modules of this package, in this order: ingest (new reports), match_reports
-(several reports of one fault), evaluate (severity), checkpoint (end of faults, state for a restart).
+(several reports of one fault), decide_severity, checkpoint (end of faults, state for a restart).
 
 The module also has the table of latched faults other than XIDs and SXids: NVML events and kernel log lines
 that no reading shows.

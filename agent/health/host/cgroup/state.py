@@ -160,7 +160,7 @@ class RecentEvents(NamedTuple):
     """CLOCK_MONOTONIC at which the counter last grew [ns]."""
 
 
-class ActiveCgroup(NamedTuple):
+class CgroupWithRecentEvents(NamedTuple):
     """Cgroup with recent events (OOM kills, throttling, freezing, ...), which the rules evaluate."""
 
     group: CgroupSample
@@ -184,7 +184,7 @@ class CgroupRuleState:
     pods: Mapping[str, CgroupSample] = field(default_factory=dict)
     """Samples of the pods' own cgroups, by pod UID."""
     evaluated_ns: int = 0
-    active: Mapping[int, ActiveCgroup] = field(default_factory=dict)
+    active: Mapping[int, CgroupWithRecentEvents] = field(default_factory=dict)
     """Cgroups with recent events, by the cgroup's ID."""
 
 
@@ -224,13 +224,13 @@ def _counters(group: CgroupSample) -> dict[EventCounterKey, Reading]:
 
 
 def _next_active(
-    record: ActiveCgroup | None,
+    record: CgroupWithRecentEvents | None,
     before: CgroupSample | None,
     group: CgroupSample,
     evaluated_ns: int,
     now_ns: int,
     window_ns: int,
-) -> ActiveCgroup | None:
+) -> CgroupWithRecentEvents | None:
     """Return the recent events of a cgroup whose sample has changed; None if the cgroup has no recent events.
 
     Args:
@@ -251,14 +251,14 @@ def _next_active(
         window_ns,
     )
     if record:
-        return ActiveCgroup(group, record.pod, deltas, rates, record.frozen_ns)
+        return CgroupWithRecentEvents(group, record.pod, deltas, rates, record.frozen_ns)
     if not deltas and rates is NO_RATE_WINDOWS and group.frozen != 1:
         return None
-    return ActiveCgroup(group, None, deltas, rates, None)
+    return CgroupWithRecentEvents(group, None, deltas, rates, None)
 
 
 def _next_deltas(
-    record: ActiveCgroup | None, before: CgroupSample | None, group: CgroupSample, now_ns: int
+    record: CgroupWithRecentEvents | None, before: CgroupSample | None, group: CgroupSample, now_ns: int
 ) -> Mapping[EventCounterKey, RecentEvents]:
     deltas = dict(record.deltas) if record else {}
     if before and before.mem_oom_kill == group.mem_oom_kill and before.hugetlb == group.hugetlb:
@@ -282,18 +282,18 @@ def _next_deltas(
 
 
 def _without_expired(
-    active: Mapping[int, ActiveCgroup],
+    active: Mapping[int, CgroupWithRecentEvents],
     by_id: Mapping[int, CgroupSample],
     pods: Mapping[str, CgroupSample],
     now_ns: int,
     window_ns: int,
-) -> Mapping[int, ActiveCgroup]:
+) -> Mapping[int, CgroupWithRecentEvents]:
     """Return the cgroups that still have recent events, by ID.
 
     Of removed cgroups the newest MAX_REMOVED_CGROUPS are kept.
     """
-    kept: dict[int, ActiveCgroup] = {}
-    gone: list[tuple[int, ActiveCgroup]] = []
+    kept: dict[int, CgroupWithRecentEvents] = {}
+    gone: list[tuple[int, CgroupWithRecentEvents]] = []
     for ident, record in active.items():
         exists = ident in by_id
         deltas = _recent_deltas(record, now_ns, exists=exists) if record.deltas else {}
@@ -308,12 +308,14 @@ def _without_expired(
         pod = (
             pods.get(record.group.pod_uid, record.pod) if record.group.kind is CgroupKind.CONTAINER else None
         )
-        kept[ident] = ActiveCgroup(record.group, pod, deltas, rates, frozen_ns)
+        kept[ident] = CgroupWithRecentEvents(record.group, pod, deltas, rates, frozen_ns)
     gone.sort(key=lambda item: max(delta.grew_ns for delta in item[1].deltas.values()))
     return {**dict(gone[-MAX_REMOVED_CGROUPS:]), **kept}
 
 
-def _recent_deltas(record: ActiveCgroup, now_ns: int, *, exists: bool) -> dict[EventCounterKey, RecentEvents]:
+def _recent_deltas(
+    record: CgroupWithRecentEvents, now_ns: int, *, exists: bool
+) -> dict[EventCounterKey, RecentEvents]:
     """Return the growth of those counters of a cgroup that had an event in the last RECENT_NS.
 
     A counter that is unreadable at the moment is listed with 0 recent events.
@@ -331,7 +333,7 @@ def _recent_deltas(record: ActiveCgroup, now_ns: int, *, exists: bool) -> dict[E
     return deltas
 
 
-def _frozen_ns(record: ActiveCgroup, now_ns: int) -> int | None:
+def _frozen_ns(record: CgroupWithRecentEvents, now_ns: int) -> int | None:
     """Return when a cgroup was last known to be frozen, on CLOCK_MONOTONIC [ns].
 
     None: never, or more than LINGER_NS ago.
@@ -428,7 +430,7 @@ def cgroup_rule_inputs(
 
 
 def _cgroup_rule_input(
-    record: ActiveCgroup, exclusive: tuple[str, ...], limits: HostLimits, now: Instant
+    record: CgroupWithRecentEvents, exclusive: tuple[str, ...], limits: HostLimits, now: Instant
 ) -> CgroupRuleInput:
     rates = record.rates
     minute_ns = now.mono_ns - MEMORY_WINDOW_S * NS
@@ -447,12 +449,12 @@ def _cgroup_rule_input(
     )
 
 
-def _recent(record: ActiveCgroup, count: CgroupEventCounter, index: int) -> int:
+def _recent(record: CgroupWithRecentEvents, count: CgroupEventCounter, index: int) -> int:
     delta = record.deltas.get((count, index))
     return delta.recent if delta else 0
 
 
-def _recent_by_size(record: ActiveCgroup, count: CgroupEventCounter) -> tuple[int, ...]:
+def _recent_by_size(record: CgroupWithRecentEvents, count: CgroupEventCounter) -> tuple[int, ...]:
     sizes = len(record.group.hugetlb)
     return tuple(_recent(record, count, index) for index in range(sizes)) if record.deltas else (0,) * sizes
 
