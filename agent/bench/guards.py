@@ -337,7 +337,7 @@ class GuardContext:
         return by_python.get(python, {})
 
     def baselines(self) -> Mapping[str, float]:
-        """Return the instruction baselines of this compiler; empty if none are recorded."""
+        """Return the recorded counts of CPU instructions for the installed C compiler; empty: none."""
         by_compiler: Mapping[str, Mapping[str, float]] = self._budgets.get("instructions", {})
         return by_compiler.get(compiler_id(), {})
 

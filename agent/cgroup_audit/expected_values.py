@@ -234,7 +234,10 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
 def _pod_terms(
     own: Terms | UnknownAmount | None, given: Terms | UnknownAmount, level: Quantity | None
 ) -> Terms | UnknownAmount | None:
-    """Join the addends of containers (own) and claims (given); a pod-level amount (level) replaces both."""
+    """Return the terms of a pod's sum: those of its containers (own) and of its claims (given).
+
+    An amount that the pod itself requests (level) replaces both.
+    """
     if level is not None:
         return (SumTerm(level, "pod level, claims included" if given else "pod level"),)
     if isinstance(own, UnknownAmount):

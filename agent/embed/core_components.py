@@ -41,7 +41,10 @@ log = logging.getLogger(__name__)
 
 
 class CoreComponents:
-    """Components of a monitor's core thread. Core thread only, except taints and :meth:`wait_tainted`."""
+    """Sources, saved state and publishers of an embedded monitor, which its core thread uses.
+
+    Core thread only, except ``taints`` and :meth:`wait_tainted`.
+    """
 
     def __init__(
         self,

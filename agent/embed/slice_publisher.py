@@ -299,8 +299,10 @@ class SlicePublisher:
             self._state.notify_all()
 
     def _repair(self) -> None:
-        """Compare the ResourceSlices with the wanted ones at each request, until the publisher is stopped.
-        Pauses grow while others change the slices."""
+        """Repair the ResourceSlices whenever another thread requests it, until the publisher is stopped.
+
+        Pauses grow while other clients change the slices.
+        """
         set_thread_name("dh-slices")
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
         while True:

@@ -103,7 +103,7 @@ class TotalsSinceStart:
             self._version += is_changed
 
     def read(self) -> Totals:
-        """Return the totals up to the last report. Thread-safe."""
+        """Return what has been counted over all reports since the start. Thread-safe."""
         with self._lock:
             return Totals(self._version, self._devices, dict(self._stalls))
 

@@ -183,7 +183,7 @@ class NvmlProcess:
         return _unreadable(self._last, reason, self._ends)
 
     def pass_durations(self) -> PassDurations | None:
-        """Return the durations of the passes of the running child; None: no child runs."""
+        """Return how long the running child's readings of all GPUs took; None: no child runs."""
         with self._lock:
             return self._child.watch.pass_durations() if self._child else None
 

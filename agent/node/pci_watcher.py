@@ -121,7 +121,7 @@ class GpuPciWatcher:
 
     @property
     def gpu_system(self) -> GpuOsSample:
-        """Newest GPU processes, GPU inventory and GPUs on the bus."""
+        """Last reading of GPU processes, of the GPU driver's inventory, and of GPUs on the PCI bus."""
         return self._gpu_system
 
     @property

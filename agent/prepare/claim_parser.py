@@ -244,14 +244,14 @@ class ParameterCheck(NamedTuple):
 def check_parameters(
     obj: Mapping[str, object], kinds: Mapping[str, type[P]] | None = None, driver: str = ""
 ) -> tuple[ParameterCheck, ...]:
-    """Check the opaque parameters of an object like a prepare, but before anything is allocated.
+    """Check the opaque parameters of an object as a prepare does, before a device is allocated.
 
     Values that depend on the allocated device, such as a number of pages, remain unchecked.
 
     Args:
         obj: A ResourceClaim, ResourceClaimTemplate or DeviceClass.
-        kinds: Types of the driver as for :func:`decode_parameters`; None: check only the size and the
-            presence of ``apiVersion`` and ``kind``.
+        kinds: Types of the driver's parameters, as for :func:`decode_parameters`; None: check only the size
+            and the presence of ``apiVersion`` and ``kind``.
         driver: Check only parameters for this driver; empty: all parameters.
 
     Returns:

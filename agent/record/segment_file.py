@@ -295,12 +295,12 @@ class SegmentReader:
         self.head = self._decoder.head
 
     def state(self) -> tuple[EngineState, str]:
-        """Return the engine's state before the first evaluation, and why it is not the recorded one.
+        """Return the engine's state before the first evaluation: the recorded one, and an empty text.
 
-        The reason is empty if the recorded state can be read.
+        If the recorded state cannot be read, return a new state with the recorded settings, and the reason.
 
         Raises:
-            ProbeError: Not even the settings can be read.
+            ProbeError: The recorded settings cannot be read either.
         """
         try:
             return self._decoder.state(), ""

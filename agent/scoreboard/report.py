@@ -269,7 +269,7 @@ def format_misses(scores: Iterable[DetectorScore]) -> str:
 
 
 def encode_json(board: Scoreboard) -> str:
-    """Return a scoreboard as JSON."""
+    """Return the scores of all detectors as JSON."""
 
     def score(each: DetectorScore) -> dict[str, Any]:
         return {

@@ -184,7 +184,7 @@ class Machine:
         self._boot_hardware()
 
     def start_agent(self, t_ns: int, hanging: Container[str] = ()) -> None:
-        """Begin all passes again, because the agent starts; sources in `hanging` finish none."""
+        """Start the agent: each source begins a first reading; those in `hanging` never finish one."""
         names = (*HOST_SOURCES, *SLOW_SOURCES, "kmsg", "nvml")
         self._passes |= {name: PassCounter(t_ns, PERIOD_NS.get(name, NS)) for name in names}
         for name in names:  # slow sources, too, finish their first pass at once

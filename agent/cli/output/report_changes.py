@@ -154,7 +154,9 @@ def _states(report: Report) -> dict[str, ReportChange]:
 
 
 def _without_pod_name(subject: str) -> str:
-    """Return the subject of a pod's note without the pod's name in brackets, which is not always known."""
+    """Return the name of what a note of the report is about, a pod, without the pod's name in brackets.
+
+    The pod's name is not always known."""
     kind, _, rest = subject.partition(" ")
     uid, _, rest = rest.partition(" ")
     if kind != "pod" or not rest.startswith("("):

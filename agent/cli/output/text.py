@@ -60,7 +60,7 @@ def clean(text: str) -> str:
 
 
 def shorten_ids(text: str) -> str:
-    """Return `text` cleaned, with container IDs cut to the 13 digits that crictl shows and accepts."""
+    """Return `text` without escape sequences, with container IDs cut to the 13 digits that crictl shows."""
     return CONTAINER_ID.sub(r"\1", clean(text))
 
 

@@ -7,7 +7,7 @@ The module also has the device faults that drivers report when a prepare fails.
 
 The agent adds the reported fault to the device's verdict. The fault ends if the driver prepared the device
 again or a time limit has passed, and an evaluation after the report found no fault of the device. An
-evaluation with a pending fault, or without readings, does not count.
+evaluation in which a rule has found a fault that is not raised yet, or without readings, does not count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

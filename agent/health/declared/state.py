@@ -132,7 +132,10 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
 def redeclared_devices(
     before: Mapping[str, DriverDevice], devices: Mapping[str, DriverDevice]
 ) -> frozenset[str]:
-    """Return the names of devices whose hardware drivers declare differently now; their state is invalid."""
+    """Return the names of declared devices that consist of other hardware in the newest declaration.
+
+    What is remembered about such a device is not valid any more.
+    """
     if before is devices:
         return frozenset()
     return frozenset(

@@ -123,7 +123,10 @@ def _answer_error(text: str) -> DriverError:
 
 
 class WireMode(StrEnum):
-    """Encoding of an error's class in the answer to the kubelet, a proposed field that is not released."""
+    """Encoding of an error's class in the answer to the kubelet.
+
+    Kubernetes has proposals for such a field, but no release with it.
+    """
 
     NONE = "none"
     """The answer has no field for the error's class."""
