@@ -86,7 +86,7 @@ class ApiForbiddenError(ApiError):
 class OutputError(DrahealthError):
     """Standard output or standard error cannot be written.
 
-    Not an OSError, because argparse, warnings and others ignore those.
+    This class is not an OSError, because argparse and the module warnings ignore an OSError.
     """
 
 
@@ -95,7 +95,7 @@ class OutputPipeClosed(OutputError):
 
 
 def unwrap_error(error: BaseException) -> BaseException:
-    """Return the exception inside nested groups of one exception each, in which Trio wraps a task's error."""
+    """Return the exception inside nested groups of one exception each. Trio wraps errors in such groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

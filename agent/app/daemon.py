@@ -7,7 +7,7 @@ SIGHUP reloads the configuration, unless the agent runs on a terminal; see agent
 
 The core thread (Trio) evaluates the rules and does not wait for clients; after each report it yields to the
 I/O thread (asyncio), which sends the report. An exception in either thread ends the process with its
-traceback: half an agent would report wrong health to the kubelet.
+traceback: an agent with only one of them would report wrong health to the kubelet.
 """
 
 import gc
@@ -105,7 +105,7 @@ def run(
         config: Configuration of the agent.
         on_report: Called with each published health report, in the core thread; must not block.
         load: Loads the configuration again for a reload, in a thread; None: a reload changes nothing.
-        documents: Returns the encoders of JSON documents for the HTTP server; None: it is not started.
+        documents: Returns the encoders of JSON documents for the HTTP server; None: no server is started.
 
     Raises:
         ResourceBusyError: Another agent holds the runtime directory, the state directory, or a socket.
@@ -118,7 +118,7 @@ def run(
 
 
 class Daemon:
-    """The running agent: owner of all its parts, which starts and stops them."""
+    """The running agent, which creates, starts and stops all its parts."""
 
     def __init__(
         self,
@@ -281,8 +281,7 @@ class Daemon:
         return LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s)
 
     def _reconfigure(self, config: Config) -> None:
-        """Pass a reloaded configuration to all parts of the agent, between two evaluations.
-        Core thread only."""
+        """Pass a reloaded configuration to all parts of the agent between evaluations. Core thread only."""
         before, self._config = self._config, config
         self._sessions.reconfigure(config)
         self._pods.reconfigure(config)
@@ -412,7 +411,7 @@ class Daemon:
         return self._cluster.status if self._cluster is not None else None
 
     def _publish(self, report: Report) -> None:
-        """Publish a health report to drivers' taints and health streams, then to other parts of the agent."""
+        """Publish a health report, first to drivers' taints and health streams, then to other receivers."""
         self._publish_to_clients(report)
         yield_to_senders()
         if self._http is not None:
@@ -422,9 +421,10 @@ class Daemon:
         self._note_report(report)
 
     def _repeat(self, report: Report) -> None:
-        """Publish a report that only repeats the last one as a heartbeat.
+        """Publish a report that is equal to the previous one and serves as a heartbeat.
 
-        Health streams get it last: the core thread then sleeps, and wakes the I/O thread only once.
+        The health streams get the report last: the core thread then sleeps, and wakes the I/O thread only
+        once.
         """
         self._note_report(report)
         self._publish_to_clients(report)
@@ -451,9 +451,9 @@ class Daemon:
         self._notifier.status(status_line(report))
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
-        """Handle the results of ``drahealth clear``, which an evaluation returned.
+        """Handle the results of ``drahealth clear`` that an evaluation returned.
 
-        Log the cleared faults, end those that drivers reported, and answer the operators.
+        Log the cleared faults, end the faults that drivers reported, and answer the operators.
         """
         for result in results:
             for fault in result.cleared:
@@ -462,7 +462,7 @@ class Daemon:
         self._clear_requests.answer(results)
 
     def _notify_watchdog(self) -> None:
-        """Notify systemd's watchdog, except while the I/O thread hangs and no client gets reports."""
+        """Notify systemd's watchdog. Omit this while the I/O thread hangs and clients get no reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
 
@@ -477,7 +477,7 @@ def _snapshot_recorder(
     """Return the recorder of snapshots; None: ``record.dir`` is not set. Raises ConfigError.
 
     Args:
-        previous: Recorder before a reload: it was closed, and may still write.
+        previous: Recorder before a reload, which is closed but may still write; None: there was no recorder.
     """
     if config.record_dir is None:
         return None
@@ -492,7 +492,7 @@ def _snapshot_recorder(
 def _cluster_publisher(
     config: Config, consumer_map: "Callable[[], ConsumerMap | None]"
 ) -> "ClusterPublisher | None":
-    """Return the publisher to the API server; None: ``k8s.enabled`` is false.
+    """Return the part that publishes health to the API server; None: ``k8s.enabled`` is false.
     Raises the same errors as :func:`run`."""
     if not config.k8s_enabled:
         return None
@@ -502,7 +502,7 @@ def _cluster_publisher(
 
 
 def _sentinel_publisher(config: Config) -> "SentinelPublisher | None":
-    """Return the publisher to NVSentinel; None: ``nvsentinel.socket`` is not set."""
+    """Return the part that sends health to NVSentinel; None: ``nvsentinel.socket`` is not set."""
     if config.nvsentinel_socket is None:
         return None
     from agent.cluster.sentinel_publisher import SentinelPublisher
@@ -513,7 +513,7 @@ def _sentinel_publisher(config: Config) -> "SentinelPublisher | None":
 
 
 class _Http(NamedTuple):
-    """HTTP server, its thread, and its read access to the agent."""
+    """HTTP server with its thread, and the view through which the server reads the agent's state."""
 
     view: "AgentView"
     server: "HttpServer"
@@ -521,7 +521,7 @@ class _Http(NamedTuple):
 
 
 def _check_web_config(config: Config) -> None:
-    """Raise ConfigError if there is a web configuration without an address, where it has no effect."""
+    """Raise ConfigError if a web configuration is set without an HTTP address: it would have no effect."""
     if config.web_config is not None and not config.listen:
         raise ConfigError(
             f"{config.web_config} has no effect without an address; set http.listen with --listen, or remove "
@@ -531,9 +531,9 @@ def _check_web_config(config: Config) -> None:
 
 
 def _log_http_failure(error: BaseException) -> None:
-    """Log the exception that ended the HTTP server of metrics and the page.
+    """Log the exception that ended the HTTP server, which serves the metrics and the status page.
 
-    The agent goes on, since health reports do not need the server.
+    The agent continues, because health reports do not need the server.
     """
     log.error("http: the server ended; metrics are missing until a restart of the agent", exc_info=error)
 
@@ -579,9 +579,10 @@ def yield_to_senders() -> None:
 def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
     """Hold the locks of the runtime and the state directory in a ``with`` block.
 
-    They ensure that only one agent serves the sockets and writes the state.
+    The locks ensure that only one agent serves the sockets and writes the state.
 
-    A state directory that cannot be created or written has no lock: then the agent keeps its state in memory.
+    If the state directory cannot be created or written, it has no lock, and the agent keeps its state in
+    memory.
     """
     with ExitStack() as held:
         make_socket_directory(config.runtime_dir, flag="--runtime-dir")

@@ -1,7 +1,7 @@
 """Reload of the configuration while the agent runs: read, checked and applied as a whole, or not at all.
 
-The module also has the differences between two configurations, for a reload: their text, and those that need
-a restart. Pure.
+The module also compares two configurations. It returns the differences as text, and those that need a
+restart. Pure.
 """
 
 import json
@@ -43,7 +43,7 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
     """Check that a running agent can apply a configuration.
 
     Raises:
-        ConfigError: A setting differs that only a restart can change; the text has all of them.
+        ConfigError: A setting that only a restart can change differs; the text names all such settings.
     """
     fixed = [
         f"{loaded.origins[change.setting.key].name}: {change}"
@@ -57,8 +57,7 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
 
 
 def _text(setting: Setting, value: Any) -> str:
-    """Return the text of a setting's value in a configuration file, cut to VALUE_CHARS.
-    ``unset`` without value."""
+    """Return a setting's value as text of a configuration file, cut to VALUE_CHARS; ``unset`` for None."""
     if value is None:
         return "unset"
     text = json.dumps(setting.kind.show(value), ensure_ascii=False)
@@ -74,7 +73,10 @@ log = logging.getLogger(__name__)
 
 
 class ConfigReloader:
-    """Reader and checker of a changed configuration, on request. Core thread only, except :attr:`last`."""
+    """Component that reads, checks and applies a changed configuration on request.
+
+    Only the core thread may use the object, except for :attr:`last`.
+    """
 
     def __init__(
         self,

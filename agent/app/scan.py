@@ -29,7 +29,7 @@ def scan_once(config: Config) -> Report:
 
     Blocks up to 5 s, and up to 20 s while the process that calls NVML starts. A GPU that does not answer in
     time is Unknown in the report, and the thread that reads it is abandoned. If NVML has not listed the GPUs
-    in time, the report may have none, see :func:`agent.model.reading.unlisted_sources`.
+    in time, the report may have no GPUs, see :func:`agent.model.reading.unlisted_sources`.
 
     Raises:
         ProbeError: A read hangs in the kernel for 5 s; the text has the sources without data.
@@ -73,7 +73,7 @@ def _is_nvml_uncalled(gpus: NvmlSample) -> bool:
 
 
 def _awaits_gpu(report: Report) -> bool:
-    """Return whether the scan must wait: NVML has not listed the GPUs, or one was not read twice yet."""
+    """Return whether the scan must wait: NVML has not listed the GPUs, or a GPU was not read twice yet."""
     return any(
         source.state is SourceState.STARTING
         if source.name in NVML

@@ -1,7 +1,7 @@
 """``drahealth bundle``: writes an archive of what a bug report needs, without secrets.
 
-Passwords, tokens and private keys are replaced in all texts. No file of the agent needs a secret. A log
-line, a configuration file or a text of a driver can have one.
+Passwords, tokens and private keys are replaced in all texts. No file of the agent needs a secret, but a log
+line, a configuration file or a text of a driver can contain one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ They are parts of HTTP headers and URLs, JSON web tokens, and keys of AWS and Gi
 
 
 def redact(text: str) -> tuple[str, int]:
-    """Return `text` with secrets replaced by REDACTED, and how many were replaced. JSON stays JSON."""
+    """Return `text` with each secret replaced by REDACTED, and the number of replaced secrets.
+
+    A valid JSON text stays valid.
+    """
     text, count = _PRIVATE_KEY.subn(REDACTED, text)
     for pattern in (_VALUE, _FLAG, *_SHAPES):
         text, found = pattern.subn(_without_value, text)
@@ -166,7 +169,10 @@ def _write(fd: int, name: str, data: bytes) -> None:
 
 
 def _environment(args: Namespace) -> dict[str, str]:
-    """Return the environment of the commands, which has the settings of the command line."""
+    """Return the environment variables for the commands of the collection.
+
+    They contain the settings from the command line of ``drahealth bundle``.
+    """
     flags = {setting.flag: setting.variable for setting in SETTINGS if setting.flag}
     environ = {**os.environ, **{flags[flag]: str(value) for flag, value in flags_of(args).items()}}
     if args.config is not None:
@@ -180,11 +186,11 @@ def _environment(args: Namespace) -> dict[str, str]:
 def collect_files(
     config_file: Path | None, environ: Mapping[str, str], *, timeout_s: float = TIMEOUT_S
 ) -> Iterator[BundleFile]:
-    """Yield the files of the archive. A file that cannot be collected has the reason in its remarks.
+    """Yield the files of the archive. The remarks of a file that cannot be collected state the reason.
 
     Args:
         config_file: Configuration file; None: the default one, if it exists.
-        environ: Environment of the commands that collect.
+        environ: Environment variables of the commands that collect the files.
         timeout_s: Time after which a command is killed [s].
     """
     yield _file("versions.json", "versions of drahealth, libraries and kernel", _versions())
@@ -212,7 +218,7 @@ class _Collector:
         self._timeout_s = timeout_s
 
     def collect(self, name: str, content: str, *argv: str) -> BundleFile:
-        """Return the output of a command of drahealth as a file of the archive."""
+        """Return the output of the ``drahealth`` command with arguments `argv` as a file of the archive."""
         return self._run(name, content, [sys.executable, "-m", "agent", *argv])
 
     def log(self) -> BundleFile:
@@ -225,7 +231,7 @@ class _Collector:
         return self._run("log.txt", content, [program, f"--unit={UNIT}", *options])
 
     def _run(self, name: str, content: str, command: list[str]) -> BundleFile:
-        """Run a command with a limit of time and of output; return its output as a file of the archive."""
+        """Run a command with limits on its time and output; return the output as a file of the archive."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:
                 process = subprocess.Popen(
@@ -257,7 +263,7 @@ def _limit_output() -> None:
 
 
 def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
-    """Return a file of the archive, with secrets removed and cut to ENTRY_BYTES."""
+    """Return a file of the archive that contains `data` without secrets, cut to ENTRY_BYTES."""
     text, secrets = redact(data[:ENTRY_BYTES].decode(errors="replace"))
     cut = [f"cut after {format_bytes(ENTRY_BYTES)}"] if len(data) > ENTRY_BYTES else []
     safe = [redact(remark) for remark in remarks]
@@ -271,7 +277,10 @@ def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
 
 
 def configuration_files(given: Path | None) -> Iterator[BundleFile]:
-    """Yield the configuration file and, if it is the default one, its drop-ins, even if they are invalid."""
+    """Yield the configuration file and its drop-in files for the archive, even if they are invalid.
+
+    Only the default configuration file has drop-in files. If `given` is None, it is used.
+    """
     yield _config_file("config.toml", given or DEFAULT_FILE)
     if given is not None:
         return

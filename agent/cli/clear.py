@@ -1,4 +1,4 @@
-"""``drahealth clear``: clears remembered faults of a device that were repaired."""
+"""``drahealth clear``: clears faults that the agent remembers of a device, after the repair of the device."""
 
 from __future__ import annotations
 

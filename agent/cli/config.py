@@ -1,4 +1,4 @@
-"""``drahealth config``: shows the effective configuration, checks files, and writes their JSON schema.
+"""``drahealth config``: shows the effective configuration, checks files, and writes the JSON schema of files.
 
 The configuration is printed as a file with comments or as JSON. The schema is made from the table of
 settings.
@@ -52,7 +52,7 @@ def _value(loaded: LoadedConfig, setting: Setting) -> Any:
 
 
 def render(loaded: LoadedConfig, style: TextStyle) -> str:
-    """Return the effective configuration as a configuration file, with the origins as comments."""
+    """Return the effective configuration as a configuration file, with each value's origin as a comment."""
     lines: list[str] = []
     table = ""
     for setting in sorted(SETTINGS, key=_is_own_table):
@@ -77,7 +77,7 @@ def _origin_text(origin: ValueOrigin) -> str:
 
 
 def _is_own_table(setting: Setting) -> bool:
-    """Return whether a file has a table, or an array of tables, for the value of this setting."""
+    """Return whether the value of this setting is a separate TOML table, or an array of tables, in a file."""
     schema = setting.kind.schema
     return "object" in (schema["type"], schema.get("items", {}).get("type"))
 
@@ -95,7 +95,7 @@ def _own_tables(key: str, value: Any, comment: str) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML: its strings, numbers, booleans and lists are those of JSON."""
+    """Return a value in the syntax of TOML. Strings, numbers, booleans and lists have the syntax of JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

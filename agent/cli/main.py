@@ -1,4 +1,4 @@
-"""The command ``drahealth``: builds the parser from the verbs, and maps errors to exit codes."""
+"""The command ``drahealth``: builds the parser of its subcommands, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load_verb(name: str) -> Subcommand:
 
 
 def build_parser(names: Iterable[str] = VERBS) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the parser of ``drahealth``, and the parser of each subcommand in `names`, by subcommand."""
+    """Return the parser of ``drahealth``, and the parsers of the subcommands in `names`, by subcommand."""
     parser = CommandParser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
     parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")
@@ -127,9 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
-    """Print the text of `error` with `write`, for a bug with a traceback, and return the exit code for it.
+    """Print the text of `error` with the function `write`, and return the exit code for the error.
 
-    A lack of descriptors, threads or memory is no bug: its text names the limit.
+    A bug is printed with a traceback. A lack of file descriptors, threads or memory is no bug: its text names
+    the limit.
     """
     root = unwrap_error(error)
     for kind, code in EXIT_OF_ERROR:
@@ -145,9 +146,9 @@ def report_error(error: BaseException, write: Callable[[str], None] = print_last
 
 
 def missing_resource(error: BaseException) -> str:
-    """Return what the kernel refused to this process, with the limit and its setting.
+    """Return a text on the resource that the kernel refused to this process, with the limit and its setting.
 
-    Empty: `error`, or one error of the group `error`, has another reason.
+    Empty: `error` has another reason. If `error` is a group of errors, one of them has another reason.
     """
     if isinstance(error, BaseExceptionGroup):
         lacks = [missing_resource(one) for one in error.exceptions]

@@ -1,4 +1,7 @@
-"""``drahealth record``: copies the record of an agent, also while the agent writes it, and redacts it."""
+"""``drahealth record``: copies the recorded evaluations of an agent, and redacts the copy.
+
+The agent may write the record at the same time.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def main(args: Namespace) -> int:
 
 
 def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
-    """Return a redactor that knows all sensitive texts of the segment files.
+    """Return a redactor that replaces all sensitive texts of the segment files, the files of a record.
 
     Also return the number of recorded evaluations in each file.
     """
@@ -92,11 +95,11 @@ def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
 
 
 def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | None) -> int:
-    """Copy a segment file of a record up to its last complete frame; return the number of copied evaluations.
+    """Copy one file of a record up to its last complete entry; return the number of copied evaluations.
 
     Args:
-        limit: Largest number of evaluations: the agent may append others whose names the redactor has not
-            seen. None: all.
+        limit: Largest number of evaluations to copy; None: copy all. The agent may append evaluations with
+            names that the redactor has not seen.
     """
     from agent.record.segment_file import SegmentReader, SegmentWriter
 

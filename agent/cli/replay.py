@@ -1,7 +1,7 @@
 """``drahealth replay``: evaluates recorded snapshots, with the recorded or with another configuration.
 
-Without ``--config`` the verdicts are compared with the recorded ones: a difference shows that this release
-decides otherwise than the one that recorded.
+Without ``--config`` the verdicts are compared with the recorded verdicts. A difference shows that this
+release decides otherwise than the release that wrote the record.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def main(args: Namespace) -> int:
 
 
 def settings_change(file: str | None) -> ChangeSettings | None:
-    """Return the function that replaces recorded settings by those of a configuration file; None: no file.
+    """Return the function that replaces recorded settings by the settings in the configuration file `file`.
 
-    The node's name and its drivers stay the recorded ones. The function can be pickled.
+    The names of the node and of its drivers are not replaced. The function can be pickled. None: `file` is
+    None.
     """
     if file is None:
         return None
@@ -113,7 +114,7 @@ def _parse_until(text: str | None) -> float | None:
 
 
 def _paced(reports: Iterator[Report], speed: float | None) -> Iterator[Report]:
-    """Yield recorded reports at `speed` times their recorded pace; None: without pauses."""
+    """Yield recorded reports at `speed` times the pace at which they were recorded; None: without pauses."""
     first: tuple[float, int] | None = None
     for report in reports:
         if speed is not None:
@@ -175,7 +176,7 @@ def _report_differences(differences: list[VerdictDifference]) -> int:
 
 
 def format_difference(one: VerdictDifference) -> str:
-    """Return a recorded verdict and the other verdict of the replay as one line of text."""
+    """Return the recorded verdict and the different verdict of the replay as one line of text."""
     texts = [_format_verdict(verdict) for verdict in (one.recorded, one.replayed)]
     return f"{rfc3339(one.at.wall_s)} {one.subject}: recorded {texts[0]}, replayed {texts[1]}"
 

@@ -77,7 +77,7 @@ def http_documents() -> JsonEncoders:
 
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:
-    """Return the text above the live table: for each socket of the agent, a command that follows it."""
+    """Return the text above the live table: a command for each agent socket that shows its reports."""
     from agent.serve.grpc_servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]

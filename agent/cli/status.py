@@ -107,7 +107,7 @@ def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[ListEn
 
 
 def _nvsentinel(state: SentinelStatus | None) -> Iterator[ListEntry]:
-    """Yield the state of the events to NVSentinel, if the agent sends any."""
+    """Yield the line on the events that the agent sends to NVSentinel; nothing if it sends no events."""
     if state is not None:
         counts = f"{format_count(state.events, 'event')}, {format_count(state.failures, 'failure')}"
         text = f"{counts}; failing: {state.error}" if state.error else f"{counts} at {state.socket}"
@@ -115,7 +115,7 @@ def _nvsentinel(state: SentinelStatus | None) -> Iterator[ListEntry]:
 
 
 def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[ListEntry]:
-    """Yield what the calls to NVML cost, and their present period; nothing if NVML is not called."""
+    """Yield the line on CPU time and period of calls to NVML; nothing if the agent does not call NVML."""
     if costs is None:
         return
     calls = (
@@ -133,7 +133,7 @@ def _nvml(costs: NvmlCosts | None, uptime_s: float) -> Iterator[ListEntry]:
 
 
 def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[ListEntry]:
-    """Yield the line on the agent's Lease and Node conditions at the API server, if it writes any."""
+    """Yield the line on the agent's Lease and Node conditions in the API; nothing if it writes none."""
     if cluster is None:
         return
     holder = "held by this agent" if cluster.is_held else f"held by {cluster.holder or 'no agent'}"

@@ -89,10 +89,10 @@ def add_config(parser: _ActionsContainer) -> None:
 
 
 def add_output(parser: ArgumentParser, markdown_with: str | None = None, *more: str, note: str = "") -> None:
-    """Add ``-o`` and ``--color``, with the format ``markdown`` unless `markdown_with` is None.
+    """Add the flags ``-o`` and ``--color``. The format ``markdown`` needs a `markdown_with` that is not None.
 
-    `markdown_with` is the flag that ``-o markdown`` requires; empty: none. `more` has further formats, and
-    `note` explains them in the help text.
+    `markdown_with` is the flag that ``-o markdown`` requires; empty: no flag is required. `more` has further
+    formats, and `note` explains them in the help text.
     """
     formats = ("table", "json", *more) if markdown_with is None else ("table", "json", "markdown", *more)
     note = f"; markdown only with {markdown_with}" if markdown_with else note
@@ -218,7 +218,7 @@ def exit_of_severities(
 ) -> int:
     """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN.
 
-    The devices of `sources` that have not listed any yet are UNKNOWN.
+    If one of `sources` has not listed its devices yet, the devices count as UNKNOWN.
     """
     missing = [Severity.UNKNOWN for _ in unlisted_sources(sources)]
     return codes[max((*severities, *missing), default=Severity.UNKNOWN)]

@@ -1,4 +1,4 @@
-"""``drahealth version``: shows the version of drahealth, and what it runs on."""
+"""``drahealth version``: shows the versions of drahealth, of its libraries, and of the system."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``drahealth watch``: follows a running agent, or any DRA driver's health socket.
 
-Prints a live table on a terminal, otherwise one line per change, or with ``-o json`` one document per report.
-Does not reconnect: the end of the agent is itself a result.
+The command prints a live table on a terminal, otherwise one line per change, or with ``-o json`` one document
+per report. If the agent ends, the command ends, too, and does not reconnect.
 """
 
 from __future__ import annotations

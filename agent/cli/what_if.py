@@ -1,4 +1,4 @@
-"""``drahealth what-if``: what another configuration would have reported of recorded nodes.
+"""``drahealth what-if``: shows which health another configuration would have reported for recorded nodes.
 
 Each directory is the record of one node. The records are compared in parallel by processes of this machine,
 or by the workers of a dask.distributed cluster.
@@ -114,7 +114,7 @@ def _cpu_count() -> int:
 
 
 def _grouped(records: list[str]) -> list[list[RecordPath]]:
-    """Return the segments of each record: those of one directory belong to the same record."""
+    """Return the segments (files) of each record. The files in one directory belong to the same record."""
     from agent.record.replay import record_segments
     from agent.record.segment_file import UrlPath, record_path, url_segments
 
@@ -293,7 +293,11 @@ def _text(
 
 
 def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
-    """Return the pods with an Unhealthy device: only as recorded, and only with the other configuration."""
+    """Return the pods with an Unhealthy device under only one of the two configurations.
+
+    The first list has the pods of the recorded configuration only, the second those of the other
+    configuration only.
+    """
     spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
     exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
     return sorted(spared), sorted(exposed)

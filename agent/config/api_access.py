@@ -57,7 +57,10 @@ class ApiAccess:
 def pod_access(
     environ: Mapping[str, str] = os.environ, directory: Path = SERVICE_ACCOUNT
 ) -> ApiAccess | None:
-    """Return the API server's address and credentials of a pod's service account; None: not in a pod."""
+    """Return the API server's address and the credentials of the pod's service account.
+
+    None: this process does not run in a pod.
+    """
     host, port = (environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
     if not host or not port:
         return None

@@ -470,7 +470,10 @@ class ValueOrigin(NamedTuple):
     """Path of the file, or several separated by commas; name of the variable or flag; empty: the default."""
 
     def in_error(self, key: str) -> str:
-        """Return the place for an error text, with the setting's `key` where the place has several values."""
+        """Return the place as text for an error message.
+
+        The text contains the setting's `key` if the place, such as a file, has several values.
+        """
         return f"{self.name}: {key}" if self.kind is ValueOriginKind.FILE else self.name or key
 
 
@@ -562,8 +565,9 @@ def load_runtime_dir(
 ) -> Path:
     """Return the runtime directory of the agent that a command connects to.
 
-    That is the directory that :func:`load` would set. If this user's default directory has no agent, it is
-    ``system_dir``, the directory of root's agent, if that has an agent or this user may not read it.
+    This is the directory that :func:`load` would set. There is one exception: if this user's default
+    directory has no agent, the result is `system_dir`, the directory of root's agent. In this case
+    `system_dir` must have an agent, or this user may not read `system_dir`.
 
     Arguments and errors are those of :func:`load`, but the limits of other settings are not checked.
     """
@@ -581,7 +585,7 @@ def load_runtime_dir(
 
 
 def _has_agent_socket(runtime_dir: Path) -> bool:
-    """Return whether an agent has served a socket in this directory, or this user may not see that."""
+    """Return whether this directory has the socket of an agent; True also if this user may not see that."""
     try:
         (runtime_dir / "agent.sock").stat()
     except PermissionError:
@@ -605,7 +609,7 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
 def _collect_values(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
 ) -> tuple[dict[str, tuple[Any, ValueOrigin]], tuple[Path, ...]]:
-    """Return the values of fields that are set, with their origins, and the paths of the read files."""
+    """Return the values of the settings that are set, with their origins, and the paths of the read files."""
     given: dict[str, tuple[Any, ValueOrigin]] = {}
 
     def take(setting: Setting, value: object, origin: ValueOrigin) -> None:
@@ -655,7 +659,9 @@ def _check_variables(environ: Mapping[str, str]) -> None:
 def _known_settings(
     table: Mapping[str, Any], path: Path, prefix: str = ""
 ) -> Iterator[tuple[Setting, object]]:
-    """Yield the settings in the parsed file `path`, each with its value; `table` is the part with `prefix`.
+    """Yield the known settings in the configuration file `path`, each with its value.
+
+    `table` is the part of the parsed file whose keys begin with `prefix`.
 
     Raises:
         ConfigError: A key is not known.
@@ -679,7 +685,7 @@ def _known_settings(
 def _shown(value: object) -> str:
     """Format a value for an error text.
 
-    It can be a number that Python refuses to print because it is too large.
+    The value can be a number that Python refuses to print because it is too large.
     """
     try:
         return f"{value!r}"

@@ -72,7 +72,7 @@ def list_drop_ins(directory: Path) -> list[Path]:
 
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
-    """Read and parse one file; None: it does not exist, and need not."""
+    """Read and parse one file; None: the file does not exist, and `must_exist` is false."""
     try:
         data = b"" if path == Path(os.devnull) else read_bounded(path, FILE_BYTES).data
     except ReadError as error:

@@ -112,10 +112,10 @@ def _parse_rule(number: int, entry: object) -> RuleOverride:
 
 
 def _check_code(number: int, code: str) -> list[Rule]:
-    """Return the rules on readings whose finding code matches ``code``, a code or a family of codes.
+    """Return the rules on readings whose finding code matches `code`, a code or a family as ``gpu.ecc.*``.
 
-    Codes that do not belong to the agent's families are those of drivers' own checks. Raises ValueError if
-    ``code`` is one of the agent's, but no rule has it that can be changed.
+    A code outside the agent's families belongs to a driver's own check. Raises ValueError if `code` is in one
+    of the agent's families, but no rule with this code can be changed.
     """
     rules: tuple[Rule, ...] = tuple(chain(ALL_HOST_RULES, gpu_rules(GpuLimits())))
     known = [rule.code for rule in rules] + list(ROW_BY_CODE)
@@ -164,9 +164,9 @@ def _probation_s(entry: Mapping[str, Any]) -> int | None:
 
 
 def _limit(entry: Mapping[str, Any], code: str, rules: Sequence[Rule]) -> int | None:
-    """Return the ``limit`` of a table ``[[rules]]``; None: it has none.
+    """Return the value of ``limit`` in a table ``[[rules]]``; None: the table has no ``limit``.
 
-    All rules with its code must have a limit that can be set; raises ValueError.
+    Raises ValueError if one of `rules` has no limit that can be set, or if the value is not valid.
     """
     if "limit" not in entry:
         return None
@@ -221,7 +221,7 @@ def parse_checks(value: object) -> tuple[CustomCheck, ...]:
 
 
 def check_names(checks: Sequence[CustomCheck]) -> None:
-    """Check that there are at most CHECKS_MAX checks, each with a name of its own; raises ValueError."""
+    """Check that there are at most CHECKS_MAX checks, each with a unique name; raises ValueError."""
     if len(checks) > CHECKS_MAX:
         raise ValueError(f"{len(checks)} custom checks, limit {CHECKS_MAX}; merge some into one command")
     names = [check.name for check in checks]

@@ -188,14 +188,14 @@ def parse_cpu_list(value: object) -> CpuSet:
 
 
 def parse_hugepage_pools(value: object) -> dict[str, int]:
-    """Return a table of the expected number of pages by hugepage device."""
+    """Parse the table of hugepage devices; return the expected number of pages by device."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a table of hugepage devices and their number of pages")
     return {str(name): parse_count(pages) for name, pages in value.items()}
 
 
 def parse_xid_overrides(value: object) -> dict[int, XidOverride]:
-    """Return a table of the operator's severity overrides by XID number."""
+    """Parse the table of severity overrides; return the operator's override by XID number."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a table of XIDs and their severities")
     return {_parse_xid(code): _parse_override(code, text) for code, text in value.items()}
@@ -245,7 +245,7 @@ def size_within(low: int, high: int) -> Callable[[Any], None]:
 
 
 def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a check like `check` that also accepts 0, which means never."""
+    """Return a check that accepts 0, which means never, and passes all other values to `check`."""
     return lambda value: check(value) if value else None
 
 
@@ -287,7 +287,7 @@ def check_namespace(name: str) -> None:
 
 
 def check_device_kinds(names: tuple[str, ...]) -> None:
-    """Check kinds of devices; raises ValueError."""
+    """Check that all names are kinds of devices; raises ValueError."""
     known = [str(kind) for kind in DeviceKind]
     for name in names:
         if name not in known:
@@ -297,7 +297,7 @@ def check_device_kinds(names: tuple[str, ...]) -> None:
 
 
 def check_log_format(name: str) -> None:
-    """Check the name of a log format; raises ValueError."""
+    """Check that a log format with this name exists; raises ValueError."""
     if name not in LOG_FORMATS:
         raise ValueError(
             f"log format {name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}"
@@ -305,7 +305,7 @@ def check_log_format(name: str) -> None:
 
 
 def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
-    """Check the addresses of the HTTP server: at most LISTEN_MAX, each given once, with paths of sockets."""
+    """Check the addresses of the HTTP server: at most LISTEN_MAX, no duplicates, no socket path too long."""
     if len(addresses) > LISTEN_MAX:
         raise ValueError(f"{len(addresses)} addresses are given, limit {LISTEN_MAX}; name fewer")
     for address in addresses:
@@ -318,7 +318,10 @@ def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
 
 
 def check_path_length(path: Path | str) -> None:
-    """Check that a path (of sysfs, procfs, cgroupfs or kmsg) fits into the native core's options."""
+    """Check the length of a path of sysfs, procfs, cgroupfs or kmsg.
+
+    The path must fit into the options of the native core (the agent's C code).
+    """
     if (size := len(os.fsencode(path))) > ROOT_BYTES:
         raise ValueError(f"path {str(path)!r} is {size} bytes long, limit {ROOT_BYTES}; use a shorter path")
 
@@ -337,7 +340,7 @@ def check_hugepage_pools(pools: dict[str, int]) -> None:
 
 
 def check_library_length(name: str) -> None:
-    """Check that a library's name fits into the native core's options."""
+    """Check that a library's name fits into the options of the native core (the agent's C code)."""
     if (size := len(os.fsencode(name))) > LIBRARY_BYTES:
         raise ValueError(
             f"library {name[:40]!r}... is {size} bytes long, limit {LIBRARY_BYTES}; use a shorter path"

@@ -1,6 +1,6 @@
 """``drahealth audit``: compares the cgroups of pods with the values that follow from the pods' objects.
 
-Its input is the pods of this node, and the exclusive CPUs that drivers allocated.
+The command reads the pods of this node, and the exclusive CPUs that drivers allocated to them.
 """
 
 from __future__ import annotations
@@ -118,10 +118,9 @@ def _audit(
     answer: SourceAnswer[Mapping[str, object]],
     earlier_qos: QosDifferences | None = None,
 ) -> AuditReport:
-    """Audit the cgroups of the selected pods.
-    Without POD on the command line, audit those of the QoS classes, too.
+    """Audit the cgroups of the selected pods, and those of the QoS classes if the command line has no POD.
 
-    ``answer`` has the pod objects.
+    `answer` has the pod objects, or the reason why they could not be read.
     """
     from agent.cli.audit.text import AuditReport
     from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups
@@ -158,7 +157,7 @@ def _audit(
 
 
 def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
-    """Return the pod objects from ``--pods`` or the kubelet's pods API, or the reason why there are none."""
+    """Return the pod objects from the file of ``--pods`` or the kubelet's pods API, or why there are none."""
     if args.pods is not None:
         from agent.sources.kubectl_files import POD, read_objects
 
@@ -242,7 +241,9 @@ def parse_pods(answer: SourceAnswer[JsonObject], node: str, *, several_nodes: bo
 
 
 def select_pods(pods: Sequence[Pod], name: str | None, *, include_all: bool) -> tuple[Pod, ...]:
-    """Return the pod `name`; if None, the active pods with claims or, if `include_all`, all active pods.
+    """Return the pod with the name `name`.
+
+    If `name` is None, return the active pods with claims; with `include_all`, return all active pods.
 
     Raises:
         UsageError: No pod or more than one pod has the name.
@@ -280,10 +281,11 @@ class DriverExclusiveCpus(NamedTuple):
 
 
 def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -> DriverExclusiveCpus:
-    """Return the CPUs that drivers allocated exclusively. Reads files only: an audit needs no running agent.
+    """Return the CPUs that drivers allocated to containers for exclusive use.
 
-    Drivers' files declare which CPUs are exclusive, the kubelet's checkpoint lists the claim that holds the
-    CPUs, and the pod's object names the container that uses the claim.
+    The function reads files only, because an audit needs no running agent. Drivers' files declare which CPUs
+    are exclusive. The kubelet's checkpoint lists the claim that holds the CPUs. The pod's object names the
+    container that uses the claim.
     """
     try:
         files = declaration_file.read_declarations(

@@ -91,7 +91,7 @@ def unaudited_pods(report: AuditReport) -> tuple[str, ...]:
 
 
 def all_comparisons(audit: CgroupAuditReport) -> Iterator[SettingComparison]:
-    """Yield the comparisons of actual with expected cgroup settings: of pods, QoS classes and the node."""
+    """Yield the comparisons of actual with expected cgroup settings, for pods, QoS classes and the node."""
     for pod in audit.pods:
         yield from pod.comparisons
     yield from audit.qos_classes
@@ -175,8 +175,10 @@ def _pod_line(pod: PodAudit, style: TextStyle) -> str:
 def _comparison_table(
     compared: Sequence[SettingComparison], style: TextStyle, *, whole: bool
 ) -> Iterator[str]:
-    """Yield a table of settings: all if `whole`, else those with findings.
-    A vanished cgroup takes one line."""
+    """Yield the lines of a table of cgroup settings: all settings if `whole`, else only those with findings.
+
+    A cgroup that has vanished takes one line.
+    """
     rows = [
         comparison
         for comparison in _vanished_once(compared)
@@ -220,7 +222,7 @@ def _cells(comparison: SettingComparison) -> tuple[str, str, str, str]:
 
 
 def _reason(comparison: SettingComparison) -> str:
-    """Return the reason for the verdict of a comparison, without the values that the table already shows."""
+    """Return the reason for the verdict on a cgroup setting, without values that the table already shows."""
     return comparison.reason.removeprefix(
         f"{_actual_text(comparison)}, expected {format_expected(comparison.expected)}: "
     )
@@ -261,7 +263,7 @@ def _summary_line(report: AuditReport, style: TextStyle) -> str:
 
 
 def _without_huge_limit(comparison: SettingComparison, value: int) -> int:
-    """Return `value` of a cgroup setting; a limit too large to matter becomes NO_LIMIT."""
+    """Return `value` of a cgroup setting. A limit that is too large to have an effect becomes NO_LIMIT."""
     return value if comparison.setting.kind in _CPU_SETS else normalize_limit(value)
 
 
@@ -335,7 +337,10 @@ def _setting_document(comparison: SettingComparison, facts: NodeFacts | None) ->
 
 
 def _json_value(comparison: SettingComparison, value: int) -> int | str:
-    """Return a setting's JSON value: a CPU set as ``0-3,8``, NO_LIMIT as ``max`` (JSON ends at 2^53)."""
+    """Return the value of a cgroup setting for JSON: a CPU set as ``0-3,8``, and NO_LIMIT as ``max``.
+
+    NO_LIMIT is not a number in JSON, because JSON numbers are exact only up to 2^53.
+    """
     if comparison.setting.kind in _CPU_SETS:
         return format_cpus(value) if value else ""
     return "max" if value == NO_LIMIT else value

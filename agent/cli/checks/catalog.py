@@ -167,7 +167,10 @@ _FATAL: Final[dict[SxidScope, str]] = {
 
 
 def xid_check(row: XidRow) -> CheckDescription:
-    """Return the check of an XID. Its ``why`` has the mildest repair that suffices."""
+    """Return the description of the check for one XID (error code of the NVIDIA driver).
+
+    The field ``why`` has the mildest repair that suffices.
+    """
     severity, when = _PLAIN[row.effect] if row.condition is XidCondition.PLAIN else _WORST[row.condition]
     if row.effect is XidEffect.NEVER:
         severity = min(severity, Severity.DEGRADED)
@@ -208,7 +211,10 @@ def _sufficient_repair(row: XidRow) -> str:
 
 
 def sxid_check(row: SxidRow) -> CheckDescription:
-    """Return the check of an SXid (NVSwitch error). Its ``why`` has the scope of the error."""
+    """Return the description of the check for one SXid (error code of an NVSwitch).
+
+    The field ``why`` has the scope of the error.
+    """
     decision = decide_sxid(row, None)
     severity = "Fatal, Link 32 " if row.states_severity else ""
     line = f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {row.code}, {severity}{row.meaning}"
@@ -240,7 +246,7 @@ LOG_LINES: Final = {
 
 
 def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
-    """Return all checks by section. Texts of GPU checks contain the numbers of `limits`."""
+    """Return all checks by section. Texts of GPU checks contain the thresholds in `limits`."""
     return (
         CheckSection("CPUs", "Devices `cpu-node<N>`.", tuple(map(_rule_check, CPU_RULES))),
         CheckSection("Memory", "Devices `memory-node<N>`.", tuple(map(_rule_check, MEMORY_RULES))),
@@ -375,7 +381,10 @@ def _pod_audit_check(row: PodFindingRow) -> CheckDescription:
 
 
 def _first_paragraph(evaluate: object) -> str:
-    """Return the first paragraph of the docstring of a rule's `evaluate`, which is written for operators."""
+    """Return the first paragraph of the docstring of a rule's function `evaluate`.
+
+    This paragraph is written for operators.
+    """
     return " ".join((inspect.getdoc(evaluate) or "").partition("\n\n")[0].split())
 
 
@@ -395,12 +404,15 @@ def _event_check(row: EventFaultRow) -> CheckDescription:
 
 
 def unlisted_check(prefix: str, number: int) -> CheckDescription:
-    """Return the check for an XID or SXid (by `prefix`) that no table lists: a newer driver has it."""
+    """Return the description of the check for an XID or SXid that is in no table of the agent.
+
+    Such a number comes from a newer driver. `prefix` selects whether `number` is an XID or an SXid.
+    """
     return xid_check(xids.xid_row(number)) if prefix == XID_PREFIX else sxid_check(sxids.sxid_row(number))
 
 
 def unreadable_check(check: CheckDescription) -> CheckDescription | None:
-    """Return the check that reports that the data of `check` cannot be read; None: there is no such check."""
+    """Return the check that reports that the data for `check` cannot be read; None: there is none."""
     rules: Iterable[Rule] = (*ALL_HOST_RULES, *DECLARED_GPU_RULES, *gpu_rules(GpuLimits()))
     rule = next((rule for rule in rules if rule.code == check.code), None)
     if rule is None:

@@ -64,7 +64,10 @@ def main(args: Namespace) -> int:
 
 
 def find_checks(sections: Sequence[CheckSection], code: str) -> tuple[CheckSection, ...]:
-    """Return the checks whose code is `code`; if none, begins with `code`; if none, has `code` after a dot.
+    """Return the checks whose code is `code`.
+
+    If there is none, return the checks whose code begins with `code`. If there is none either, return the
+    checks whose code contains `code` after a dot.
 
     Raises:
         UsageError: No check matches; the text suggests a similar code.
@@ -157,7 +160,10 @@ The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands 
 
 
 def render_list(sections: Iterable[CheckSection], style: TextStyle, *, whole: bool) -> str:
-    """Return one line for each check; XIDs and SXids are only counted, unless `whole`."""
+    """Return the list of checks as text, one line for each check.
+
+    Unless `whole`, XIDs and SXids (NVIDIA error codes) take one line each, with their number.
+    """
     lines: list[str] = []
     for group in sections:
         lines += ["", style.paint(group.title, "bold")]

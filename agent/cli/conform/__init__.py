@@ -1,1 +1,1 @@
-"""``drahealth conform``: tests a DRA driver against the kubelet's contract."""
+"""``drahealth conform``: tests whether a DRA driver behaves as the kubelet requires."""

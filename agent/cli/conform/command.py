@@ -1,4 +1,4 @@
-"""``drahealth conform``: checks a DRA driver for conformance by acting as a kubelet towards it."""
+"""``drahealth conform``: checks a DRA driver for conformance by calling the driver as the kubelet does."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _print_warning(text: str) -> None:
 
 
 def _session_options(args: Namespace) -> SessionOptions:
-    """Return the options of the session with the driver, from the command line.
+    """Return the options of the test session with the driver, from the command line.
 
     Raises:
         UsageError: The flags contradict each other, or one is missing or out of range.
@@ -240,7 +240,7 @@ def _session_options(args: Namespace) -> SessionOptions:
 
 
 def _prepare_options(args: Namespace) -> PrepareOptions | None:
-    """Return the options for preparing claims; None without ``--prepare``. Reads the files with claims.
+    """Return the options for preparing claims, with the content of claim files; None without ``--prepare``.
 
     Raises:
         UsageError: The flags contradict each other, or a file cannot be used.
@@ -283,12 +283,13 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
 def _read_slices(
     args: Namespace,
 ) -> tuple[tuple[JsonObject, ...], tuple[JsonObject, ...], ApiServer | None]:
-    """Return the ResourceSlices to choose devices from, claims that hold devices, and the API server.
+    """Return ResourceSlices, claims and the API server for the preparation of claims.
 
-    The session creates its claims at this API server; None: it creates none there.
+    The test prepares devices of these slices. The claims hold devices that are already in use. The test
+    creates its own claims at the API server; None: it creates no claims there.
 
     Raises:
-        UsageError: The file cannot be used, or has no slice.
+        UsageError: The file of slices cannot be used, or has no slice.
         PermissionDeniedError: The file may not be read.
         ConfigError, ApiError, ApiUnreachableError: The API server cannot be used.
     """

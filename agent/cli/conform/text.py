@@ -154,7 +154,10 @@ def exit_of(results: Iterable[CheckResult]) -> int:
 
 
 def render(record: SessionRecord, results: Sequence[CheckResult], style: TextStyle) -> str:
-    """Return the results as text, worst first; warnings and failures with effect on a kubelet and advice."""
+    """Return the results of the conformance checks as text, worst first.
+
+    Warnings and failures have advice, and the effect that they have on a kubelet.
+    """
     socket = clean(record.socket or "no service socket")
     duration = _recorded_text(record)
     table = TextTable()
@@ -180,7 +183,10 @@ def _recorded_text(record: SessionRecord) -> str:
 
 
 def _reason_lines(results: Sequence[CheckResult], verdict: CheckVerdict, style: TextStyle) -> Iterator[str]:
-    """Yield lines on the conformance checks with this verdict; checks with the same reason share a text."""
+    """Yield the lines about the conformance checks with the verdict `verdict`.
+
+    Checks with the same reason share one text.
+    """
     results = [result for result in results if result.verdict is verdict]
     badge = VERDICT_BADGES[verdict]
     for reason in dict.fromkeys(result.observation for result in results):
@@ -244,8 +250,8 @@ def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str,
 def profile(results: Iterable[CheckResult]) -> dict[str, Any] | None:
     """Return the conformance profile: the areas (as "health") in which a driver passed all checks that ran.
 
-    A check that was not run for lack of data excludes its area; a check that the options skip does not, and
-    its code is listed. None: no area qualifies.
+    If a check was not run for lack of data, its area is excluded. If the options skip a check, its area is
+    not excluded, and the code of the check is listed. None: no area qualifies.
     """
     results = list(results)
     areas, skipped = [], []

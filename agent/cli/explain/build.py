@@ -1,6 +1,7 @@
 """Builds the explanation of a device, pod or claim from the answers of all sources. Pure.
 
-Nothing is guessed: if a name and a UID may belong to one pod, both are shown with a remark.
+The sources are the agent, the kubelet, drivers and files. If it is not certain that a name and a UID belong
+to the same pod, both are shown with a remark.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ def explain_all(answers: NodeAnswers) -> Explanation:
 
 
 def _consumer_map(answers: NodeAnswers) -> ConsumerMap:
-    """Return the map of claims, devices and pods, including claims that only a driver's prepares have."""
+    """Return the map of which pods and claims use which devices.
+
+    The map includes claims that only the prepare results of a driver contain.
+    """
     known = build_consumer_map(answers.consumers)
     unlisted = tuple(_claims_only_in_prepares(answers, known))
     if not unlisted:
@@ -150,8 +154,9 @@ def _explanation(
 def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[ClaimRef]:
     """Return the claims that belong to this Kubernetes node.
 
-    They are those that the kubelet, the driver or the agent on this node knows, and those to which a pod of
-    the node refers. If only files of ``--pods`` and ``--claims`` gave an answer, they are all claims.
+    These are the claims that the kubelet, a driver or the agent on this node lists, and the claims that a pod
+    of the node refers to. If only files of ``--pods`` and ``--claims`` gave an answer, all claims are
+    returned.
     """
     consumers = answers.consumers
     answered = {one.provenance.origin for one in consumers.prepared if not one.absence}
@@ -174,7 +179,10 @@ def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[Cla
 
 
 def _claims_only_in_prepares(answers: NodeAnswers, known: ConsumerMap) -> Iterator[PreparedClaim]:
-    """Yield the claims, failed or unprepared, that only the file with a driver's prepare results has."""
+    """Yield the claims that only the file with a driver's prepare results contains.
+
+    These claims are failed or unprepared.
+    """
     uids = {ref.uid for ref in known.claims}
     for record in answers.prepares:
         if record.claim.uid not in uids:
@@ -188,7 +196,10 @@ def _ended_uses(
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[PodDeviceUsage]:
-    """Yield the ended uses of these devices, claims or pods that the agent's history has."""
+    """Yield the ended uses in the agent's history that concern these devices, claims or pods.
+
+    `kind` selects which of the three are compared with the history.
+    """
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
         uid = use.claim.uid if kind == CLAIM else use.pod.uid
@@ -198,7 +209,7 @@ def _ended_uses(
 
 
 def _recorded_uses(kind: str, name: str, answers: NodeAnswers) -> tuple[PodDeviceUsage, ...]:
-    """Return the uses of devices in the history that concern the device, pod or claim `name`."""
+    """Return the uses of devices in the agent's history that concern the device, pod or claim `name`."""
     found = tuple(use for use in answers.usage if name in _names(kind, use))
     return found[:MAX_ENDED] if kind == DEVICE else found
 
@@ -210,9 +221,9 @@ def _names(kind: str, use: PodDeviceUsage) -> Iterator[str]:
 
 
 def _may_know(result: SourceResult) -> bool:
-    """Return whether a source that gave no answer may know the explained object.
+    """Return whether a source that gave no answer may have data about the explained object.
 
-    A driver without state files knows no object.
+    A driver without state files has no such data.
     """
     is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
     return bool(result.absence and result.place and is_missed)
@@ -221,8 +232,8 @@ def _may_know(result: SourceResult) -> bool:
 def severity_of(explanation: Explanation) -> Severity:
     """Return the worst severity of the explained devices.
 
-    UNKNOWN for a claim without a known device; OK for a pod without claims; for an object that no longer
-    exists, the severity in the history.
+    The severity is UNKNOWN for a claim without a known device, and OK for a pod without claims. For an object
+    that no longer exists, it is the severity in the agent's history.
     """
     if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
         return max(use.state.severity for use in explanation.ended)
@@ -236,13 +247,16 @@ def severity_of(explanation: Explanation) -> Severity:
 
 
 def devices_of_claim(claim: ClaimFacts) -> tuple[DeviceRef, ...]:
-    """Return the devices of a claim, then those that only its failed prepares name."""
+    """Return the devices of a claim, then the devices that only failed prepares of the claim name."""
     refs = sorted({edge.use.device for edge in claim.view.devices})
     return (*refs, *claim.devices_of_failed_prepares)
 
 
 def _may_have_claims(result: SourceResult) -> bool:
-    """Return whether the kubelet's checkpoint or podresources, which list claims, could not be read."""
+    """Return whether `result` shows that the kubelet's checkpoint or podresources API could not be read.
+
+    Both list claims, so that claims may be missing.
+    """
     return result.absence is Absence.UNREADABLE and result.source in {Origin.CHECKPOINT, Origin.PODRESOURCES}
 
 
@@ -250,7 +264,7 @@ def _may_have_claims(result: SourceResult) -> bool:
 
 
 def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnswers) -> _Concerned:
-    """Return the devices, claims and pods that belong to the explained object; no pods for a device."""
+    """Return the devices, claims and pods that are related to the object to explain; no pods for a device."""
     if kind == DEVICE:
         cdi = (
             pair for answer in answers.consumers.prepared for claim in answer.items for pair in claim.cdi_ids
@@ -269,7 +283,7 @@ def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnsw
 def _devices_of_claims(
     answers: NodeAnswers, known: ConsumerMap, claims: Iterable[ClaimRef]
 ) -> dict[DeviceRef, None]:
-    """Return the devices of claims, including those that only a failed prepare of a claim names."""
+    """Return the devices of `claims`, including devices that only a failed prepare of a claim names."""
     failed = _grouped(
         (record.claim.uid, device)
         for record in answers.prepares
@@ -298,7 +312,7 @@ def _all_devices(known: ConsumerMap, answers: NodeAnswers) -> Iterator[DeviceRef
 
 
 def _claims_of(known: ConsumerMap, pod: PodRef) -> Iterator[ClaimRef]:
-    """Yield the claims of a pod, then the claims of its pod group that the pod uses or may use."""
+    """Yield the claims of a pod, then those claims of its pod group that the pod uses or may use."""
     yield from known.pods[pod].claims
     for ref, claim in known.claims.items():
         for edge in claim.consumers:
@@ -326,7 +340,10 @@ def _conflicts(
 
 
 def host_aliases(answers: NodeAnswers) -> dict[DeviceRef, DeviceRef]:
-    """Return the drivers' devices that the agent reports as host devices, mapped to the host device."""
+    """Return the devices of drivers that the agent reports as host devices, without a driver.
+
+    The keys are the devices of the drivers, and the values are the host devices.
+    """
     if answers.report is None:
         return {}
     known = {DeviceRef(*device.key) for device in answers.report.devices}
@@ -348,10 +365,13 @@ def _driver_devices(answers: NodeAnswers) -> Iterator[DeviceRef]:
 
 
 class SourceFactIndex:
-    """Index of what sources report, by device, claim and pod, since a node has thousands of them."""
+    """Index of what the sources report, by device, by claim and by pod.
+
+    The index saves time, because a node can have thousands of these objects.
+    """
 
     def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
-        """Index `answers` and `known`, the map of which pods and claims use which devices."""
+        """Create an index of `answers` and of `known`, the map of which pods and claims use which devices."""
         self._known = known
         self._reported = _agent_health(answers)
         self._driver_reported = {
@@ -394,7 +414,7 @@ class SourceFactIndex:
         )
 
     def claim_facts(self, ref: ClaimRef) -> ClaimFacts:
-        """Return everything that the sources report about a claim. Raises KeyError: none lists it."""
+        """Return everything that sources report about a claim. Raises KeyError if no source lists it."""
         view = self._known.claims[ref]
         # The kubelet has only pods of its own node, so a pod that it does not have proves nothing.
         orphans = (
@@ -405,13 +425,16 @@ class SourceFactIndex:
         return ClaimFacts(view, self._prepares.get(ref.uid, ()), orphans)
 
     def pod_facts(self, ref: PodRef) -> PodFacts:
-        """Return everything that the sources report about a pod, which the consumer map must contain."""
+        """Return everything that sources report about the pod `ref`, a pod that is in the consumer map."""
         view = self._known.pods[ref]
         notes = self._notes_of_pods.get(ref.uid, ()) if ref.uid else ()
         return PodFacts(view, possibly_same=self._possibly_same_pods(view), notes=notes)
 
     def _possibly_same_pods(self, pod: PodView) -> tuple[PodRef, ...]:
-        """Return pods that share a claim with `pod` and have the name or UID that `pod` lacks."""
+        """Return pods that may be the same pod as `pod`.
+
+        They share a claim with `pod`, and have the name or the UID that `pod` lacks.
+        """
         if pod.ref.name and pod.ref.uid:
             return ()
         others = self._without_names if pod.ref.name else self._without_uids
@@ -420,15 +443,15 @@ class SourceFactIndex:
 
 
 def pod_uid(note: NonDeviceCause) -> str:
-    """Return the UID of the pod that the agent's note `note` is about; empty: it is not about a pod."""
+    """Return the UID of the pod that the finding `note` is about; empty: the finding is not about a pod."""
     kind, _, rest = note.subject.partition(" ")
     return rest.partition(" ")[0] if kind == "pod" else ""
 
 
 def container_name(note: NonDeviceCause, pod: PodView) -> str:
-    """Return the name of the container that the agent's note `note` is about.
+    """Return the name of the container that the finding `note` is about.
 
-    If the name is not known, it is the container's id; empty: the note names no container.
+    If the name is not known, return the ID of the container. Empty: the finding names no container.
     """
     ident = note.subject.partition(" container ")[2]
     names = {container.id: container.name for obj, _ in pod.objects for container in obj.containers}
@@ -436,7 +459,10 @@ def container_name(note: NonDeviceCause, pod: PodView) -> str:
 
 
 def _agent_health(answers: NodeAnswers) -> Mapping[DeviceRef, ReportedHealth]:
-    """Return the health of each device in the agent's report; host devices also under the drivers' names."""
+    """Return the health of each device in the agent's report.
+
+    A host device that a driver also publishes is contained under both names.
+    """
     if answers.report is None:
         return {}
     own = {DeviceRef(*device.key): ReportedHealth(device, AGENT) for device in answers.report.devices}

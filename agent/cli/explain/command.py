@@ -79,7 +79,10 @@ def main(args: Namespace) -> int:
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collection in a ``with`` block: it takes half the time and frees nothing."""
+    """Disable Python's garbage collection in a ``with`` block.
+
+    The collection would take half of the command's time and free no memory.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -90,9 +93,9 @@ def _gc_disabled() -> Iterator[None]:
 
 
 def _kind_and_name(words: list[str], *, is_all: bool) -> tuple[str, str]:
-    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`.
+    """Return the kind (device, pod or claim) and the name of the object to explain, from arguments `words`.
 
-    For ``--all`` it is the kind ``all`` without a name.
+    With ``--all``, the kind is ``all`` and the name is empty.
     """
     if is_all and words:
         raise UsageError(f"--all explains all claims; leave out {' '.join(words)!r}\n{HELP}")
@@ -116,7 +119,10 @@ def _kind_and_name(words: list[str], *, is_all: bool) -> tuple[str, str]:
 
 
 def _source_paths(args: Namespace) -> SourcePaths:
-    """Return the paths of the sources; with ``--pods`` or ``--claims``, only paths that a flag names."""
+    """Return the paths of the files and sockets that the command reads.
+
+    With ``--pods`` or ``--claims``, return only the paths that a flag names.
+    """
     from agent.cli.explain.model import SourcePaths
 
     flags, file = flags_of(args), config_file_of(args)

@@ -41,12 +41,12 @@ INDENT: Final = " " * 4
 
 
 def age_text(explanation: Explanation, wall_s: float) -> str:
-    """Return the time from `wall_s` [s since 1970] to the explanation as text, such as ``12m``."""
+    """Return the age of the time `wall_s` [s since 1970] at the explanation as text, such as ``12m``."""
     return format_age(explanation.now.wall_s - wall_s)
 
 
 def format_sources(provenances: Iterable[Provenance]) -> str:
-    """Return the names of the sources in `provenances` as a list, each once."""
+    """Return the names of the sources in `provenances` as text. Each name appears once."""
     found = {provenance.origin for provenance in provenances}
     return ", ".join(origin for origin in Origin if origin in found)
 
@@ -73,9 +73,9 @@ def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
 
 
 def _least_pods(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
-    """Return ``N to `` in front of the number of pods if it may be smaller, else an empty text.
+    """Return ``N to `` as the lower limit of the number of pods; empty: the number is exact.
 
-    Of two pods, one known by name only and one by UID only, both may be the same pod.
+    Two pods may be the same pod if one is known only by its name and the other only by its UID.
     """
     halves = [pod.view.ref for pod in explanation.pods if pod.possibly_same and pod.view.ref in users]
     double = min(sum(not ref.name for ref in halves), sum(not ref.uid for ref in halves))
@@ -98,7 +98,7 @@ def _device_lines(device: DeviceFacts, explanation: Explanation, style: TextStyl
 
 
 def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:
-    """Return text on how long a device has its health, when it was verified, and which source reports it."""
+    """Return a text with the age of a device's health, the time of verification, and the reporting source."""
     reported = device.reported
     if reported is None:
         from_kubelet = device.severity is not Severity.UNKNOWN
@@ -110,8 +110,10 @@ def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:
 
 
 def _worst_since_s(health: DeviceHealth) -> float:
-    """Return since when the worst cause of a device exists [s since 1970].
-    ``health.since`` changes with any cause."""
+    """Return the time since which the worst cause of a device's health exists [s since 1970].
+
+    ``health.since`` is not this time, because it changes with any cause.
+    """
     worst = (cause.since.wall_s for cause in health.causes if cause.severity is health.severity)
     return min(worst, default=health.since.wall_s)
 
@@ -130,7 +132,10 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
 
 
 def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield the lines about a device from driver socket, kubelet, taints, prepares and the agent's notes."""
+    """Yield the lines about a device: its health on the driver's socket and in the kubelet, and its faults.
+
+    Further lines show taints, cleared faults, and the agent's findings about pods that use the device.
+    """
     driver_reported = device.driver_reported
     if driver_reported and device.reported and driver_reported.source != device.reported.source:
         comparison = _comparison(driver_reported.health, device.reported.health)
@@ -159,7 +164,7 @@ def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fac
 
 
 def _subject(note: NonDeviceCause, explanation: Explanation) -> str:
-    """Return the pod (by name if known) and the container that `note` is about."""
+    """Return the pod (by name if known) and the container that the finding `note` is about."""
     uid = pod_uid(note)
     pod = next((pod.view for pod in explanation.pods if uid and pod.view.ref.uid == uid), None)
     if pod is None:
@@ -176,7 +181,7 @@ def _comparison(sent: DeviceHealth, reported: DeviceHealth) -> str:
 
 
 def kubelet_health_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield the line with the health of the device that the kubelet last stored in its own state file."""
+    """Yield the line with the health of the device that the kubelet last stored in its state file."""
     belief = device.kubelet_health
     if belief is None:
         if any(result.source == "health-state" and not result.absence for result in explanation.sources):
@@ -200,7 +205,7 @@ def _message(text: str) -> str:
 
 
 def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield a table of the pairs of pod and claim that use a device, and of claims without a known pod."""
+    """Yield a table of the pods that use a device, each with its claim, and of claims without a known pod."""
     table = TextTable("CLAIM", "POD", "CONTAINERS", "OWNER", "SOURCES")
     sure, unsure = ("•" if style.unicode else "*"), style.paint("?", "dim")
     for use in explanation.affected:
@@ -231,7 +236,7 @@ def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:
 
 
 def pod_name_with_state(pod: PodView) -> str:
-    """Return the pod's name, with ``no process`` or the phase of an ended pod in brackets."""
+    """Return the pod's name, followed by the phase of an ended pod or by ``no process``, in brackets."""
     state = pod_state(pod)
     return clean(f"{pod.ref}{state and f' ({state})'}")
 

@@ -1,6 +1,7 @@
 """JSON document of ``drahealth explain``, ``apiVersion`` drahealth/v1. Pure. Later versions only add keys.
 
-Each edge between a device, a claim, a pod and a container has its source, with read and write time.
+Each relation between a device, a claim, a pod and a container has the source that reports the relation, and
+the times at which the source was read and written.
 """
 
 from __future__ import annotations

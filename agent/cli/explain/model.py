@@ -56,7 +56,7 @@ _DENIED: Final = tuple(os.strerror(number) for number in (errno.EACCES, errno.EP
 
 
 class SourcePaths(NamedTuple):
-    """Paths of the directories and files to query; None: not queried."""
+    """Paths of the directories and files to query. A path that is None is not queried."""
 
     runtime_dir: Path | None = None
     kubelet_dir: Path | None = None
@@ -165,7 +165,7 @@ class DeviceFacts:
 
     @property
     def severity(self) -> Severity:
-        """Severity that agent or driver report.
+        """Severity of the device that the agent or its driver reports.
 
         If neither reports the device: UNHEALTHY if the kubelet stored Unhealthy, else UNKNOWN.
         """
@@ -177,7 +177,10 @@ class DeviceFacts:
 
     @property
     def kubelet_differs(self) -> bool:
-        """Whether the kubelet stored another health than the reported one; False also if one is not known."""
+        """Whether the kubelet stored another health of the device than the reported health.
+
+        False also if the stored or the reported health is not known.
+        """
         return bool(
             self.reported
             and self.kubelet_health
@@ -196,7 +199,7 @@ class ClaimFacts:
 
     @property
     def devices_of_failed_prepares(self) -> tuple[DeviceRef, ...]:
-        """Devices of failed prepares that no other source has for the claim."""
+        """Devices that failed prepares of the claim name, and that no other source lists for the claim."""
         known = {edge.use.device for edge in self.view.devices}
         failed = (record.outcome.devices for record in self.prepares if record.state == "failing")
         return tuple(sorted({device for devices in failed for device in devices} - known))
@@ -249,7 +252,7 @@ T = TypeVar("T")
 
 
 class UnknownName(UsageError):
-    """No source knows an object of that name."""
+    """No source lists an object with the name that the operator gave."""
 
 
 MAX_NAMED: Final = 8
@@ -267,9 +270,9 @@ def find_devices(
     cdi: Iterable[tuple[str, DeviceRef]],
     host_aliases: Mapping[DeviceRef, DeviceRef],
 ) -> tuple[DeviceRef, ...]:
-    """Return the device with this name, and all other names of the same device.
+    """Return the device with the name `name`, under all names that the device has.
 
-    A device of the host has other names if drivers publish it, too.
+    A device of the host has several names if a driver publishes it, too.
 
     Args:
         name: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.

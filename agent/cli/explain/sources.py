@@ -154,9 +154,10 @@ class _SocketAnswer(NamedTuple):
 
 
 def _driver_reports(answers: Iterable[_SocketAnswer]) -> dict[str, DriverSocketReport]:
-    """Return the health report of each driver's devices.
+    """Return the health report about each driver's devices, by driver.
 
-    It is from the driver's own socket if that has devices, else from the agent's socket for the driver.
+    The report is from the driver's own socket if that socket lists devices. Otherwise the report is from the
+    agent's socket for the driver.
     """
     found: dict[str, DriverSocketReport] = {}
     for driver, socket, is_agents, report, _ in answers:
@@ -296,8 +297,10 @@ async def _driver_files(
 async def _read_state_file(
     source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, SourceResult]:
-    """Read a state file of a driver or of the agent with `read`.
-    Return its content (None: none) and the outcome."""
+    """Read a state file of a driver or of the agent with the function `read`.
+
+    Return the content of the file and the outcome. The content is None if the file has no usable content.
+    """
     absence = Absence.UNREADABLE
     try:
         content, found, written_s = await run_with_timeout(partial(read, path), DISK_TIMEOUT_S)
@@ -331,9 +334,9 @@ def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, f
 def _file_results(
     source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
 ) -> Iterator[SourceResult]:
-    """Yield the outcome for each file that exists or cannot be read.
+    """Yield the outcome for each state file of this kind that exists or cannot be read.
 
-    If there is none, yield one outcome that states this.
+    If there is no such file, yield one outcome that states this.
     """
     for reason in unread:
         place = reason.partition(": ")[0].removeprefix("directory of drivers ")
@@ -350,7 +353,10 @@ def _file_results(
 async def _query_history(
     state_dir: Path | None,
 ) -> tuple[tuple[PodDeviceUsage, ...], tuple[SourceResult, ...]]:
-    """Read the uses of devices by pods from the agent's history; empty: there is no history file."""
+    """Return the uses of devices by pods in the agent's history, and the outcome of reading the history file.
+
+    Both are empty if there is no history file.
+    """
     if state_dir is None:
         return (), ()
     usage, result = await _read_state_file(HISTORY, state_dir / HISTORY_FILE, _read_history)
@@ -391,9 +397,10 @@ async def _read_saved_file(path: Path | None) -> _SavedFile | None:
 def _parse_saved_files(
     pods_file: _SavedFile | None, claims_file: _SavedFile | None
 ) -> tuple[SourceAnswers, tuple[WorkloadRef, ...], tuple[SourceResult, ...]]:
-    """Return the pods in the file of ``--pods``, the claims in that of ``--claims``, and other objects.
+    """Return the pods in the file of ``--pods``, the claims in the file of ``--claims``, and workloads.
 
-    The other objects are from the file of ``--pods``.
+    The workload objects are the other objects in the file of ``--pods``. The last value is the outcome for
+    each file.
     """
     answers, results = SourceAnswers(), []
     workloads: tuple[WorkloadRef, ...] = ()

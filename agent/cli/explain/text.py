@@ -1,7 +1,8 @@
 """Text of ``drahealth explain``. Pure: takes values, a style and a time, and returns text.
 
-The order is: the device, pod or claim; its users; contradictions and risks; the sources with their age, and
-what is not known because sources are missing. agent.cli.explain.device_text has the text of a device.
+The text has these parts, in this order: the device, pod or claim; the users of it; contradictions and risks;
+the sources with their age; what is not known because sources are missing. The module
+agent.cli.explain.device_text has the text of a device.
 
 With ``--all`` the text has one line for each consumer of each claim on the node.
 """
@@ -105,7 +106,7 @@ def _counts(explanation: Explanation, consumers: int) -> str:
 
 
 def _group_members(explanation: Explanation) -> dict[ClaimRef, tuple[PodView, ...]]:
-    """Return the pods that use, or may use, a claim through their pod group, by claim."""
+    """Return, for each claim, the pods that use or may use the claim through their pod group."""
     found: dict[ClaimRef, dict[PodRef, PodView]] = {}
     for use in explanation.affected:
         if use.affected.group:
@@ -131,9 +132,9 @@ def _strongest(edges: Sequence[ClaimConsumerEdge]) -> str:
 
 
 def _device_names(refs: Sequence[DeviceRef]) -> str:
-    """Return the names of devices.
+    """Return the names of devices as text.
 
-    Driver and pool are left out if they are those of the device before.
+    The driver and the pool of a device are left out if they are equal to those of the previous device.
     """
     names = []
     for number, ref in enumerate(refs[:MAX_DEVICES]):
@@ -145,7 +146,7 @@ def _device_names(refs: Sequence[DeviceRef]) -> str:
 
 
 def _state(claim: ClaimFacts, devices: Sequence[DeviceFacts]) -> str:
-    """Return the worst state of a claim's devices with its code, and the codes of its failing prepares."""
+    """Return the worst state of a claim's devices with its finding code, and codes of failing prepares."""
     worst = max(devices, key=lambda device: device.severity, default=None)
     health = worst.reported.health if worst and worst.reported else None
     code = health.causes[0].code if health and health.causes else ""
@@ -296,7 +297,7 @@ def _provenances(claim: ClaimFacts) -> tuple[Provenance, ...]:
 def _device_texts(
     device: DeviceFacts, edges: Sequence[DeviceEdge], explanation: Explanation
 ) -> Iterator[str]:
-    """Yield texts about a device of a claim: the requests that it serves, and why it is not healthy."""
+    """Yield the texts about a device of a claim: the requests of the claim that it serves, and its faults."""
     requests = list(dict.fromkeys(request for edge in edges for request in edge.use.requests))[:MAX_REQUESTS]
     if requests:
         yield f"for {', '.join(requests)}"
@@ -310,7 +311,10 @@ def _device_texts(
 
 
 def _reasons(health: DeviceHealth) -> list[str]:
-    """Return the causes of a device that are worse than INFO or, if causes are not known, its message."""
+    """Return the causes of a device's health that are worse than INFO.
+
+    If there is no such cause, return the message of the health, if any.
+    """
     causes = [cause for cause in health.causes if cause.severity > Severity.INFO]
     if not causes:
         return [health.message] if health.message else []
@@ -318,7 +322,10 @@ def _reasons(health: DeviceHealth) -> list[str]:
 
 
 def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[ListEntry]:
-    """Yield the lines about a claim's containers, drivers without a device for it, and reservations."""
+    """Yield the lines about a claim's containers and reservations, and about drivers without a device.
+
+    A driver without a device for the claim is still awaited, or is not called by the kubelet.
+    """
     view = claim.view
     containers = dict.fromkeys(
         container.name if explanation.kind == "pod" else f"{container.name} of {use.affected.pod.ref}"
@@ -356,7 +363,10 @@ def _orphans(claim: ClaimFacts) -> str:
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:
-    """Return the consumers in `reserved` as text; pods are only counted, because there may be hundreds."""
+    """Return the consumers that a claim is reserved for, as text.
+
+    The text has only the number of pods, because a claim may have hundreds of them.
+    """
     kinds = reservations_by_kind(reserved)
     parts = [
         format_count(len(kinds.pods), "pod") if kinds.pods else "",
@@ -386,7 +396,7 @@ def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> ListEntry
 
 
 def _finding_entries(explanation: Explanation) -> list[ListEntry]:
-    """Return the lines about other consumers than pods, pods that may be the same, risks, contradictions."""
+    """Return the lines about consumers that are no pods, pods that may be the same, risks, contradictions."""
     entries = [ListEntry("consumer", clean(text)) for text in _other_consumers(explanation)]
     if explanation.kind == ALL:
         entries += [
@@ -412,7 +422,10 @@ def _finding_entries(explanation: Explanation) -> list[ListEntry]:
 
 
 def _other_consumers(explanation: Explanation) -> Iterator[str]:
-    """Yield texts on consumers of a device's claims that are no pods; none for an explained pod or claim."""
+    """Yield a text on each consumer of the explained device's claims that is no pod.
+
+    Yield no text if a pod or a claim is explained.
+    """
     if explanation.kind != "device":
         return
     for claim in explanation.claims:
@@ -422,7 +435,7 @@ def _other_consumers(explanation: Explanation) -> Iterator[str]:
 
 
 def _possibly_same_pods(explanation: Explanation) -> Iterator[str]:
-    """Yield texts on pods that may be the same: pods known by name only, and pods known by UID only."""
+    """Yield texts on pods that may be the same pod: one is known only by name, and the other only by UID."""
     halves: dict[tuple[PodRef, ...], list[PodRef]] = {}
     for pod in explanation.pods:
         if pod.possibly_same:
@@ -448,7 +461,10 @@ def _consumer(edge: ClaimConsumerEdge) -> str:
 
 
 def _source_entries(explanation: Explanation) -> list[ListEntry]:
-    """Return the lines about the sources with their age, then about missing ones and what is not known."""
+    """Return the lines about the sources with an answer and its age, then about those without an answer.
+
+    The line about a source without an answer states what is not known for this reason.
+    """
     entries = []
     for result in explanation.sources:
         if result.absence:

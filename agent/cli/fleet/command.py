@@ -122,7 +122,10 @@ def render_fleet(
     now_s: float,
     every_row: bool,
 ) -> str:
-    """Return the state of all nodes as text: headline, sick devices or their groups, flapping, versions."""
+    """Return the state of all nodes as text: headline, sick devices or groups, flapping devices, versions.
+
+    A flapping device changes its health often.
+    """
     rows = None if every_row else ROWS
     lines = [_headline(fleet)]
     if by == "rule":
@@ -253,7 +256,7 @@ def _versions(fleet: Fleet, style: TextStyle) -> Iterator[str]:
 def fleet_document(
     fleet: Fleet, url: str, by: str, groups: Iterable[FleetGroup], at_s: float
 ) -> dict[str, Any]:
-    """Return the state of all nodes as JSON; with the groups if ``--by`` chose a node or a driver."""
+    """Return the state of all nodes as JSON, with groups of devices if ``--by`` selects node or driver."""
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "prometheus": url,

@@ -1,7 +1,7 @@
-"""State of all nodes, from the answers of a Prometheus server that scrapes their agents, and the client of
-the server's query API.
+"""State of all nodes, as a Prometheus server reports it that scrapes the agents.
 
-The client uses the standard library, and works with every server that has the same API.
+The module also has the client of the server's query API. The client uses only the standard library, and works
+with every server that has the same API.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class SickDevice(NamedTuple):
 
 
 class FiringRule(NamedTuple):
-    """Health rule that has findings at present, with the nodes and the number of devices that have them."""
+    """Health rule that has findings at present, with the affected nodes and number of affected devices."""
 
     code: str
     severity: Severity
@@ -256,14 +256,17 @@ class Fleet(NamedTuple):
 
 
 def check_select(text: str) -> str:
-    """Return matchers of labels, such as ``cluster="a"``, for all queries; raises UsageError."""
+    """Check that `text` has PromQL label matchers, such as ``cluster="a"``, and return it.
+
+    The matchers are added to all queries. Raises UsageError if they are not valid.
+    """
     if text and not _SELECT.fullmatch(text):
         raise UsageError(f'--select {text!r}: not matchers of labels, such as cluster="a",job=~"dra.*"')
     return text
 
 
 def check_label(name: str) -> str:
-    """Return the name of a label; raises UsageError."""
+    """Check that `name` is a valid label name, and return it; raises UsageError."""
     if not _LABEL.fullmatch(name):
         raise UsageError(f"--node-label {name!r}: not the name of a label, such as instance or node")
     return name
@@ -368,7 +371,7 @@ def _sick_devices(
 def _firing_rules(
     causes: Mapping[FleetDeviceId, Sequence[SickDeviceCause]], notes: Iterable[MetricSample], node_label: str
 ) -> tuple[FiringRule, ...]:
-    """Return the rules with findings: worst first, then those on most nodes."""
+    """Return the rules with findings, those with the worst severity first, then those on the most nodes."""
     severities: dict[str, Severity] = {}
     nodes: dict[str, set[str]] = {}
     devices: Counter[str] = Counter()
@@ -394,7 +397,10 @@ def _firing_rules(
 def group_sick_devices(
     sick: Iterable[SickDevice], name_of: Callable[[FleetDeviceId], str]
 ) -> list[FleetGroup]:
-    """Return the sick devices by a name, such as their node: groups with most unhealthy devices first."""
+    """Return the sick devices in groups with the same name, such as the name of their node.
+
+    `name_of` returns the name for a device. Groups with the most unhealthy devices are first.
+    """
     members: dict[str, list[SickDevice]] = {}
     for one in sick:
         members.setdefault(name_of(one.device), []).append(one)

@@ -1,1 +1,1 @@
-"""``drahealth history``: past device usage and the health of devices during it."""
+"""``drahealth history``: past uses of devices by pods, and the health of the devices during these uses."""

@@ -81,7 +81,7 @@ def main(args: Namespace) -> int:
 
 
 class _Now(NamedTuple):
-    """Time at which the command runs, and how far back it shows records."""
+    """Time at which the command runs, and the largest age of the records that the command shows."""
 
     wall_s: float
     age_s: float | None
@@ -89,7 +89,7 @@ class _Now(NamedTuple):
 
     @property
     def since_s(self) -> float | None:
-        """Start of the shown part of the history [s since 1970]; None: all of it."""
+        """Start of the shown part of the history [s since 1970]; None: the whole history is shown."""
         return None if self.age_s is None else self.wall_s - self.age_s
 
     def clocks(self) -> ClockReading:
@@ -121,7 +121,7 @@ def _check_views(args: Namespace) -> None:
 
 
 def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
-    """Print the changes of verdicts and the uses of devices, or the part that the flags select."""
+    """Print the changes of the verdicts on devices and the uses of devices, or the part that flags select."""
     from agent.cli.history.text import (
         change_document,
         changes_csv,
@@ -190,7 +190,7 @@ def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
 
 
 def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
-    """Print the availability of devices, and the activity of rules."""
+    """Print the availability of devices, and a table of the health rules that had findings."""
     from agent.cli.history.text import render_none, render_summary, summary_csv, summary_document
     from agent.health.availability_statistics import ObservedTimeAxis, summarize, verdict_spans
     from agent.store.history_file import read_verdicts
@@ -252,7 +252,7 @@ def _all_uses(record: HistoryContent | None) -> tuple[PodDeviceUsage, ...]:
 def _selected_devices(
     name: str | None, record: HistoryContent | None, verdicts: StoredVerdicts | None
 ) -> frozenset[DeviceRef] | None:
-    """Return the devices with the name of ``--device``; None: all.
+    """Return the devices with the name in ``--device``; None: without the flag, all devices are selected.
 
     Raises:
         UsageError: Nothing is recorded of a device with that name; the text suggests a similar name.
@@ -277,7 +277,9 @@ def _matching_uses(
     devices: frozenset[DeviceRef] | None,
     since_s: float | None,
 ) -> Iterator[PodDeviceUsage]:
-    """Yield the uses that match ``--pod``, ``--claim``, ``--since`` and ``--bad``, of `devices`.
+    """Yield the uses of `devices` that match ``--pod``, ``--claim``, ``--since`` and ``--bad``.
+
+    `devices` is None if all devices are selected.
 
     Raises:
         UsageError: No recorded use has the given pod or claim; the text suggests a similar name.
@@ -301,7 +303,7 @@ def _with_name(problem: str, name: str, names: Mapping[T, Iterable[str]]) -> lis
     """Return the keys of `names` whose values contain `name`.
 
     Raises:
-        UsageError: No value contains it; the text is `problem` and a similar name.
+        UsageError: No value contains `name`; the error text is `problem` and a similar name.
     """
     known = {key: set(own) for key, own in names.items()}
     found = [key for key, own in known.items() if name in own]

@@ -60,7 +60,10 @@ EMPTY_HINTS: Final = (
 
 
 def pod_names(use: PodDeviceUsage) -> Iterator[str]:
-    """Yield the names that find the pod of a use: namespace/name, name, UID, and possible names."""
+    """Yield the names by which an operator can select the pod of a use.
+
+    These are namespace/name, name, UID, and names that the pod possibly has.
+    """
     if use.pod.name:
         yield str(use.pod)
         yield use.pod.name
@@ -71,14 +74,14 @@ def pod_names(use: PodDeviceUsage) -> Iterator[str]:
 
 
 def claim_names(use: PodDeviceUsage) -> Iterator[str]:
-    """Yield the names that find the claim of a use: namespace/name, name, UID."""
+    """Yield the names by which an operator can select the claim of a use: namespace/name, name, UID."""
     yield str(use.claim)
     yield use.claim.name
     yield from filter(None, [use.claim.uid])
 
 
 def device_names(device: DeviceRef) -> Iterator[str]:
-    """Yield the names that find a device: driver/pool/name, pool/name, name."""
+    """Yield the names by which an operator can select a device: driver/pool/name, pool/name, name."""
     yield full_device_name(device)
     yield f"{device.pool}/{device.device}"
     yield device.device
@@ -90,9 +93,9 @@ def device_names(device: DeviceRef) -> Iterator[str]:
 def render(
     uses: Sequence[PodDeviceUsage], style: TextStyle, *, now_s: float, left_s: float, hidden: int = 0
 ) -> str:
-    """Return the table of uses.
+    """Return the table of uses of devices by pods.
 
-    `left_s` is the time of the last write to the history file [s since 1970]; `hidden` is the number of older
+    `left_s` is the time of the last write to the history file [s since 1970]. `hidden` is the number of older
     uses that are left out.
     """
     lines = [_headline(uses, hidden), "", *usage_lines(uses, style, now_s)]
@@ -154,7 +157,7 @@ def pod_name(use: PodDeviceUsage) -> str:
 
 
 def _findings(use: PodDeviceUsage) -> Iterator[str]:
-    """Yield the faults of the device during a use, and a remark if the time of the use's end is uncertain."""
+    """Yield texts on the faults of the device during a use, and on an uncertain end of the use."""
     if use.state.severity > Severity.INFO:
         yield _state_text(use.state)
     if use.worst.severity > max(use.state.severity, Severity.INFO):
@@ -187,7 +190,10 @@ USE: Final = ObjectKeys(
 
 
 def document(uses: Sequence[PodDeviceUsage] | None, path: Path, left_s: float) -> dict[str, Any]:
-    """Return the uses of devices as JSON; None: without them. Later versions only add keys."""
+    """Return the uses of devices as JSON. Later versions only add keys.
+
+    If `uses` is None, the document has no uses.
+    """
     return {
         "apiVersion": API_VERSION,
         "file": str(path),
@@ -204,7 +210,10 @@ USE_COLUMNS: Final = (
 
 
 def uses_csv(uses: Sequence[PodDeviceUsage]) -> str:
-    """Return the uses of devices as CSV, with a line of titles; an empty value is not known, or not yet."""
+    """Return the uses of devices as CSV, with a line of titles.
+
+    An empty value is not known, or the use has not ended yet.
+    """
     return format_csv(USE_COLUMNS, map(_csv_row, map(USE, uses)))
 
 
@@ -252,7 +261,7 @@ def _sign(state: RecordedState, style: TextStyle) -> str:
 
 
 def render_changes(spans: Sequence[VerdictSpan], style: TextStyle, *, hidden: int = 0) -> str:
-    """Return the table of changes, each with the duration of the verdict that follows it.
+    """Return the table of changes of the verdicts on devices, each with the duration of the new verdict.
 
     `hidden` is the number of older changes that are left out.
     """
@@ -296,7 +305,10 @@ def _remarks(one: VerdictSpan) -> Iterator[str]:
 
 
 def change_document(one: VerdictSpan, timeline: ObservedTimeAxis) -> dict[str, Any]:
-    """Return a recorded change of a device's verdict as JSON."""
+    """Return a recorded change of a device's verdict as JSON.
+
+    `timeline` has the periods in which the agent observed the devices.
+    """
     return {
         "device": DEVICE_REF(one.change.device),
         "at": rfc3339(one.change.at_s),
@@ -416,7 +428,10 @@ def _rule_lines(
 
 
 def format_share(part: float, whole: float) -> str:
-    """Format a share in percent: ``0 %`` only for none of the whole, ``100 %`` only for all of it."""
+    """Format the share of `part` in `whole` in percent.
+
+    The text is ``0 %`` only if `part` is zero, and ``100 %`` only if `part` is equal to `whole`.
+    """
     share = part / whole if whole > 0 else 0.0
     if part <= 0 or share == 0:
         return "0%"

@@ -65,7 +65,7 @@ def driver_files(driver: str, label: str, language: str) -> dict[str, str]:
 
     Args:
         driver: Name of the driver.
-        label: First label of the name, which begins the names of devices and Kubernetes objects.
+        label: First DNS label of the driver's name. Names of devices and Kubernetes objects begin with it.
         language: One of :data:`LANGUAGES`.
     """
     code = label.replace("-", "_")

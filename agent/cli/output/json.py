@@ -1,6 +1,6 @@
 """JSON documents of ``-o json``, ``apiVersion`` drahealth/v1. Pure.
 
-Keys are only ever added. Times are RFC 3339 in UTC; durations and sizes have their unit in the key.
+Later versions only add keys. Times are RFC 3339 in UTC. Durations and sizes have their unit in the key.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ KEY: Final = re.compile(r"(?P<key>\w+)(?P<optional>\?)?(?::(?P<path>[\w.]+))?")
 
 
 class ObjectKeys:
-    """Encoder of objects as JSON objects, described by the JSON keys and the attributes for their values.
+    """Encoder of Python objects as JSON objects. A text lists the JSON keys, each with an attribute.
 
     Keys are written like kubectl's custom columns: ``key:attribute.path``, or ``key`` alone if the attribute
     has the same name in snake case. ``key?`` is null if its value is empty or zero. Values are encoded by
-    their type; an attribute that ends with ``_s`` is a time, unless the key ends with ``Seconds``.
+    their type. An attribute that ends with ``_s`` is a time, unless the key ends with ``Seconds``.
     """
 
     def __init__(self, keys: str, **encoders: Callable[[Any], Any]) -> None:
-        """Parse `keys`, separated by spaces; `encoders` has functions for the values of single keys."""
+        """Parse `keys`, which are separated by spaces.
+
+        `encoders` has the functions that encode the values of some keys, by key.
+        """
         self._fields: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any], bool]] = []
         for text in keys.split():
             found = KEY.fullmatch(text)
@@ -54,7 +57,7 @@ class ObjectKeys:
 
 
 def encode_by_type(value: Any) -> Any:
-    """Return `value` in the form for JSON that follows from its type in Python."""
+    """Return `value` as a JSON value. Its form follows from the type in Python."""
     match value:
         case Severity():
             return value.name.lower()
@@ -147,7 +150,7 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def process_documents(processes: Iterable[ProcessFacts]) -> list[dict[str, Any]]:
-    """Return the agent's and GPU drivers' processes as JSON, which ``scan`` adds to the report."""
+    """Return the processes of the agent and of GPU drivers as JSON, for the output of ``drahealth scan``."""
     return [PROCESS(process) for process in processes]
 
 
@@ -168,7 +171,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
 
 
 def clear_document(cleared: Iterable[ClearedFault]) -> dict[str, Any]:
-    """Return the faults that a command has cleared as JSON."""
+    """Return the faults that ``drahealth clear`` has cleared as JSON."""
     return {"apiVersion": API_VERSION, "cleared": [CLEARED_FAULT(fault) for fault in cleared]}
 
 

@@ -46,8 +46,9 @@ MAX_PERIOD_S: Final = 1.0
 def screen_update(text: str, height: int | None, log: Sequence[str] = (), first: int = 0) -> str:
     """Return the terminal output that replaces the screen's content by `text` and, below it, `log`.
 
-    If both do not fit into `height` lines, the text is cut and the newest log lines stay. The text then
-    begins with line `first`, or with an earlier one so that its last lines fill the screen.
+    If `text` and `log` do not fit into `height` lines, `text` is cut, and the newest lines of `log` stay. The
+    shown part of `text` begins with line `first`, or with an earlier line if fewer lines than fit would
+    follow.
     """
     lines = text.rstrip("\n").split("\n")
     if height is not None and len(lines) + len(log) >= height:
@@ -73,9 +74,11 @@ class LiveTable(ReportPrinter):
         head: Callable[[TextStyle], str],
         keyboard: int | None = None,
     ) -> None:
-        """Draw on `stream`, below the text of `head`; `style` is called each time, as windows are resized.
+        """Create the table on the terminal `stream`, below the text that `head` returns.
 
-        `keyboard` is the descriptor of a terminal whose keys scroll the table; None: it is not scrolled.
+        `style` returns the present style. It is called for each drawing, because windows are resized.
+        `keyboard` is the descriptor of a terminal whose keys scroll the table; None: keys do not scroll the
+        table.
         """
         self._keyboard = keyboard
         self._first_line = 0
@@ -121,9 +124,10 @@ class LiveTable(ReportPrinter):
     # --- keys ----------------------------------------------------------------------------------------------
 
     def _start_keyboard(self) -> "list[Any] | None":
-        """Let keys arrive without Enter, and read them in a thread; return the terminal's former mode.
+        """Set the terminal to send keys without Enter, and start a thread that reads the keys.
 
-        Does nothing, and returns None, in the background: reading would stop the process.
+        Return the former mode of the terminal. Return None if the mode is unchanged, for example in the
+        background, where reading would stop the process.
         """
         if self._keyboard is None:
             return None
@@ -142,7 +146,10 @@ class LiveTable(ReportPrinter):
         return before
 
     def _read_keys(self, keyboard: int) -> None:
-        """Scroll the table, and turn q into Ctrl-C, until the table is closed or the terminal is gone."""
+        """Read keys until the table is closed or the terminal is gone.
+
+        Arrow keys scroll the table, and q has the effect of Ctrl-C.
+        """
         with suppress(OSError):
             while (key := os.read(keyboard, 16)) and not self._is_closed:
                 if key in {b"q", b"Q"}:
@@ -155,7 +162,10 @@ class LiveTable(ReportPrinter):
     # --- text ----------------------------------------------------------------------------------------------
 
     def _frame(self, style: TextStyle) -> str:
-        """Return the screen: devices by name or, if they do not fit the window, the worst first."""
+        """Return the content of the screen, with devices sorted by name.
+
+        If the devices do not fit into the window, the worst devices are first.
+        """
         head, log = self._head(style), self._log_lines()
         whole = head + self._table(style)
         if style.height is not None and whole.count("\n") + len(log) >= style.height:
@@ -184,7 +194,10 @@ class LiveTable(ReportPrinter):
 
 
 class TableLogHandler(logging.Handler):
-    """Log handler that shows warnings and errors below a live table, which would overwrite other output."""
+    """Log handler that shows warnings and errors below a live table.
+
+    Other output on the terminal would be overwritten by the table.
+    """
 
     def __init__(self, table: LiveTable) -> None:
         super().__init__(logging.WARNING)
@@ -195,7 +208,10 @@ class TableLogHandler(logging.Handler):
 
 
 def live_table(colour: str, *, head: Callable[[TextStyle], str]) -> LiveTable:
-    """Return a live table on standard output."""
+    """Return a live table on standard output, below the text that `head` returns.
+
+    `colour` is the value of ``--color``.
+    """
     sys.stdout.flush()
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     return LiveTable(

@@ -70,9 +70,9 @@ def install_log_handler(handler: logging.Handler) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formatter of log records as one line each, tracebacks as several.
+    """Formatter of log records: one line for each record, and several lines for a traceback.
 
-    A terminal gets time, level and text; the journal gets a priority and the text, and adds the time itself.
+    A terminal gets time, level and text. The journal gets a priority and the text, and adds the time itself.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -89,12 +89,12 @@ class LineFormatter(logging.Formatter):
         return "\n".join(lines)
 
     def format_failure(self, text: str) -> str:
-        """Return `text` of the error that ends the agent; for the journal, with a priority on each line."""
+        """Return the text of the error that ends the agent. For the journal, each line has a priority."""
         return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
 
 
 class JsonLineFormatter(logging.Formatter):
-    """Formatter of log records as one JSON object each, on one line; in the journal after a priority."""
+    """Formatter of log records as JSON objects, each on one line. In the journal, a priority precedes it."""
 
     def __init__(self, *, journal: bool) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class JsonLineFormatter(logging.Formatter):
         return _with_priority([line], record.levelno) if self._journal else line
 
     def format_failure(self, text: str) -> str:
-        """Return `text` of the error that ends the agent, as an entry of its own."""
+        """Return the text of the error that ends the agent, as a separate log entry in JSON."""
         error = {"levelno": logging.ERROR, "levelname": "ERROR", "name": "agent", "msg": text}
         return self.format(logging.makeLogRecord(error))
 
@@ -152,7 +152,8 @@ def message_of(record: logging.LogRecord) -> str:
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Return whether `stream` is connected to the systemd journal.
 
-    JOURNAL_STREAM has the journal's device and inode; child processes that write elsewhere inherit it.
+    The variable JOURNAL_STREAM has the device and the inode of the journal's stream, which must be those of
+    `stream`. The variable alone does not suffice, because child processes that write elsewhere inherit it.
     """
     named = environ.get("JOURNAL_STREAM")
     if not named:
@@ -168,7 +169,10 @@ class LogQueue(logging.Handler):
     """Log handler that queues lines until one thread writes them. Thread-safe. Never blocks on the output."""
 
     def __init__(self, formatter: logging.Formatter, wake: Callable[[], None]) -> None:
-        """Queue lines in the format of `formatter`; `wake` is called after each line, in any thread."""
+        """Create the queue of log lines in the format of `formatter`.
+
+        `wake` is called after each line, in the thread that logged the line.
+        """
         super().__init__()
         assert self.lock is not None, "createLock() has made the lock"
         self.shared_lock: threading.RLock = self.lock
@@ -217,9 +221,10 @@ class ReportPrinter(ABC):
     """
 
     def __init__(self, name: str, lock: "threading.RLock | None" = None) -> None:
-        """Start the thread `name`; subclasses first set the attributes that ``_run`` needs.
+        """Start the thread with the name `name`.
 
-        `lock` is the lock of the condition ``_changed``; None creates a lock.
+        Subclasses set the attributes that ``_run`` needs before this call. `lock` is the lock of the
+        condition variable ``_changed``; None: a new lock is created.
         """
         self._report: Report | None = None
         self._is_closed = False
@@ -248,7 +253,7 @@ class ReportPrinter(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Run the thread: wait on ``_changed`` for ``_report`` to change, until ``_is_closed``."""
+        """Print reports until ``_is_closed`` is true: wait on ``_changed`` for a new ``_report``."""
 
 
 Topic = tuple[str, str]
@@ -261,7 +266,7 @@ class _DelayedChange(NamedTuple):
 
 
 class TopicRateLimit:
-    """Rate limit of log lines by topic, which is one object of the report.
+    """Rate limit of log lines for each topic. A topic is one object of the health report.
 
     If a topic exceeds the limit, its newest change is logged later.
     """
@@ -271,7 +276,7 @@ class TopicRateLimit:
         self._delayed: dict[Topic, _DelayedChange] = {}
 
     def changes_to_log(self, new: Iterable[ReportChange], now_s: float) -> list[ReportChange]:
-        """Return the delayed and then the `new` changes that may be logged at the time `now_s`."""
+        """Return the changes that may be logged at the time `now_s` [s]: delayed changes, then `new` ones."""
         self._forget(now_s - WINDOW_S)
         free = [topic for topic in self._delayed if self._has_room(topic)]
         lines = [self._count(_with_change_count(self._delayed.pop(topic)), now_s) for topic in free]

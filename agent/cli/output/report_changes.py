@@ -1,6 +1,6 @@
 """Changes between two health reports, one line each, for a log or a pipe. Pure.
 
-MIG instances that change in the same way as their GPU share its line.
+MIG instances (parts of a GPU) that change in the same way as their GPU share the line of the GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class ReportChange(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Log line of the change, without the time: at most TEXT_MAX_BYTES, the finding cut if necessary."""
+        """Log line of the change, without the time.
+
+        The line has at most TEXT_MAX_BYTES. If necessary, the text of the finding is cut.
+        """
         aside = f"({self.details})" if self.details else ""
         finding = ": ".join(filter(None, (self.code, self.message)))
         rest = " ".join(filter(None, (self.subject, self.state, aside)))
@@ -64,16 +67,25 @@ class ReportChange(NamedTuple):
         return truncate_utf8(text, TEXT_MAX_BYTES)
 
     def differs_from(self, other: ReportChange) -> bool:
-        """Return whether severity or text differs from the earlier state `other`; only then is it logged."""
+        """Return whether severity or text differ from those of the earlier state `other` of the object.
+
+        The log omits a change that does not differ.
+        """
         return self.severity != other.severity or not self.has_same_text(other)
 
     def has_same_text(self, other: ReportChange) -> bool:
-        """Return whether state, code and message are those of `other`, which may be about another object."""
+        """Return whether state, code and message are those of `other`.
+
+        The change `other` may be about another object.
+        """
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
 def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
-    """Return the changes between two reports; without `before`, every device and failing source."""
+    """Return the changes from the report `before` to the report `now`.
+
+    If `before` is None, return the state of every device and of every failing source.
+    """
     at = now.at.wall_s
     old: dict[str, ReportChange] = _states(before) if before else {}
     current = _states(now)
@@ -97,7 +109,7 @@ def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
 
 
 def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list[ReportChange]:
-    """Return the changes; a MIG instance whose change has the same text as that of its GPU is left out.
+    """Return `new` without the MIG instances (parts of a GPU) whose change has the same text as their GPU's.
 
     Args:
         new: Changes by key; the key of a MIG instance begins with the key of its GPU.
@@ -114,7 +126,10 @@ def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list
 
 
 def _states(report: Report) -> dict[str, ReportChange]:
-    """Return the present state of each device, source and note in a report, by a key of the object."""
+    """Return the present state of each device, source and note in a report, by a key of the object.
+
+    A note is a finding about a pod or about the Kubernetes node.
+    """
     at, default = report.at.wall_s, default_pool(report)
     states: dict[str, ReportChange] = {}
     for d in report.devices:
@@ -154,9 +169,10 @@ def _states(report: Report) -> dict[str, ReportChange]:
 
 
 def _without_pod_name(subject: str) -> str:
-    """Return the name of what a note of the report is about, a pod, without the pod's name in brackets.
+    """Return the subject of a note (finding about a pod or the node) without the pod's name in brackets.
 
-    The pod's name is not always known."""
+    The name is left out, because it is not known in all reports.
+    """
     kind, _, rest = subject.partition(" ")
     uid, _, rest = rest.partition(" ")
     if kind != "pod" or not rest.startswith("("):
@@ -167,7 +183,8 @@ def _without_pod_name(subject: str) -> str:
 def _severity(source: SourceSample) -> Severity:
     """Return the severity with which a source is logged.
 
-    UNKNOWN: it fails or stalls; INFO: it is absent, which the operator should know; OK: else.
+    UNKNOWN: the source fails or stalls. INFO: the source is absent, which the operator should know. OK: all
+    other states.
     """
     if source.state in (SourceState.FAILING, SourceState.STALLED):
         return Severity.UNKNOWN
@@ -176,7 +193,9 @@ def _severity(source: SourceSample) -> Severity:
 
 def _cgroup_gaps(core: NativeCoreStats) -> str:
     """Return a text on cgroups that the agent does not watch, or only reads periodically.
-    Empty: it watches all."""
+
+    Empty: the agent watches all cgroups.
+    """
     facts = []
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")

@@ -1,7 +1,7 @@
 """Health report of the Kubernetes node as a table. Pure: takes values, a style and a time, and returns text.
 
-Devices that drivers declare are listed below the driver's name. A MIG instance in the same state as its GPU
-shares the GPU's line.
+Devices that drivers declare are listed below the driver's name. A MIG instance (part of a GPU) in the same
+state as its GPU shares the GPU's line.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def _repeats(instance: DeviceHealth, gpu: DeviceHealth) -> bool:
 
 
 def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
-    """Return code and evidence of each fault (cause) that counts in a device's health.
+    """Return the finding code and the evidence of each cause of a device's health.
 
-    If causes are not known, as on a driver's socket, it is the message alone.
+    If the causes are not known, as on a driver's socket, return the message of the health with an empty code.
     """
     if device.causes:
         return {(cause.code, cause.evidence) for cause in device.causes}
@@ -157,7 +157,10 @@ def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
 def _devices(
     report: Report, style: TextStyle, now_s: float | None, *, worst_first: bool, has_since: bool
 ) -> Iterator[str]:
-    """Yield the table of devices; if there are none, the reasons of the sources that discover devices."""
+    """Yield the table of devices.
+
+    If there are no devices, yield the reasons from the sources that discover devices.
+    """
     default, folds = default_pool(report), fold_instances(report.devices)
     if not folds:
         if reasons := [_absence(s) for s in report.sources if s.name in DEVICE_SOURCES]:
@@ -189,19 +192,21 @@ def _devices(
 
 
 def _owner(device: DeviceHealth, default: str) -> str:
-    """Return the driver of a declared device, and its pool unless it is `default`; empty: a host device."""
+    """Return the driver of a device and, unless it is `default`, the pool; empty: a host device."""
     pool = f", pool {device.pool}" if device.pool != default else ""
     return clean(f"{device.driver}{pool}") if device.driver else ""
 
 
 def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause]) -> Iterator[RowText]:
-    """Yield each cause with its advice (the message if causes are not known), then the hardware identity.
+    """Yield each cause of a device's health with its advice, then the hardware identity of the device.
+
+    If causes are not known, yield the message of the health instead.
 
     Args:
         device: Device of the table line.
         style: Style of the output.
-        advised: Causes of the lines above; those of this line are added. Advice for them is not repeated: a
-            driver that fails for eight devices needs one repair.
+        advised: Causes whose advice the lines above show. The causes of this line are added. Advice is not
+            repeated, because a driver that fails for eight devices needs one repair.
     """
     if not device.causes:
         yield RowText(shorten_ids(device.message))
@@ -226,7 +231,10 @@ def _absence(source: SourceSample) -> str:
 
 
 def _notes(report: Report, style: TextStyle, now_s: float | None) -> Iterator[str]:
-    """Yield the notes (findings about pods or the Kubernetes node), worst first; repeated advice once."""
+    """Yield the lines of the notes (findings about pods or the Kubernetes node), worst first.
+
+    If several notes have the same advice, the advice is printed once.
+    """
     default = default_pool(report)
     notes = sorted(report.notes, key=lambda note: note.cause.severity, reverse=True)
     for i, note in enumerate(notes):
@@ -265,7 +273,7 @@ def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFact
 def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
     """Yield ``reason: rules on devices`` for rules that were not evaluated.
 
-    Rules with equal reason and devices share a text.
+    Rules with equal reason and devices share a text. The pool `default` is left out of device names.
     """
     devices_of: dict[tuple[str, str], dict[str, None]] = {}
     for rule in rules:
@@ -282,7 +290,7 @@ def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
 
 
 def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[ListEntry]:
-    """Yield the number of GPUs of each product, with driver version, and of MIG instances of each profile."""
+    """Yield the number of GPUs by product, with the driver version, and of MIG instances by profile."""
     gpus: Counter[str] = Counter()
     profiles: Counter[str] = Counter()
     for device in devices:
@@ -303,7 +311,10 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[ListEntry]:
 def source_entries(
     sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
 ) -> Iterator[ListEntry]:
-    """Yield one line for all sources in the same state, such as stalled; working sources come first."""
+    """Yield one line for each state of sources, such as stalled, with all sources in this state.
+
+    Working sources come first.
+    """
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
         facts = ", ".join(_source_facts(source, at, now_s))
@@ -327,7 +338,7 @@ def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None)
 
 
 def cgroup_entry(groups: int, core: NativeCoreStats) -> ListEntry:
-    """Return the entry with the number of watched cgroups, and of those that cannot be watched."""
+    """Return the line with the number of cgroups that are watched, and of those that cannot be watched."""
     facts = [f"{groups:,} watched"]
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} beyond cgroups.max-groups are not")

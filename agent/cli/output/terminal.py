@@ -50,9 +50,10 @@ class TextStyle:
 
 
 def uses_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Return whether to write colours.
+    """Return whether the output has colours.
 
-    Decided by the value `choice` of ``--color``, NO_COLOR, FORCE_COLOR, and the terminal, in this order.
+    The first of these that gives a choice decides: the value `choice` of ``--color``, NO_COLOR, FORCE_COLOR,
+    and whether the output is a terminal.
     """
     if choice != "auto":
         return choice == "always"
@@ -69,7 +70,10 @@ def can_redraw(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> TextStyle:
-    """Return the present style of `stream`; `choice` is the value of ``--color``. A window may be resized."""
+    """Return the present style of `stream`, which changes if the terminal window is resized.
+
+    `choice` is the value of ``--color``.
+    """
     is_terminal = stream.isatty()
     size = None
     if is_terminal:

@@ -1,6 +1,6 @@
 """Formatting of names, words, numbers and tables for the output of all commands and for log lines. Pure.
 
-Text from outside the agent is cleaned of escape sequences here, which could move the cursor.
+The module removes escape sequences from texts of other programs, because they could move the cursor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ MIN_RANGE: Final = 3
 
 
 class Badge(NamedTuple):
-    """Sign, word and colour that show a severity or a verdict; ``ascii`` is the sign without Unicode."""
+    """Sign, word and colour that show a severity or a verdict.
+
+    The attribute ``ascii`` is the sign for an output without Unicode.
+    """
 
     sign: str
     ascii: str
@@ -79,13 +82,17 @@ def markdown_table(rows: Iterable[Iterable[str]]) -> str:
 
 
 def default_pool(report: Report) -> str:
-    """Return the DRA pool that device names leave out: the node's own or, without one, the only pool."""
+    """Return the name of the DRA pool that is left out of device names in the output.
+
+    This is the pool with the name of the node. If the name of the node is not known, it is the only pool, if
+    any.
+    """
     pools = {device.pool for device in report.devices}
     return report.node or (pools.pop() if len(pools) == 1 else "")
 
 
 def device_name(device: DeviceHealth, default: str) -> str:
-    """Return ``driver/pool/name`` of a device, without an empty driver and without the pool `default`."""
+    """Return ``driver/pool/name`` of a device. An empty driver and the pool `default` are left out."""
     pool = "" if device.pool == default else device.pool
     return clean("/".join(filter(None, (device.driver, pool, device.device))))
 
@@ -102,7 +109,7 @@ def parent_gpu(name: str) -> str:
 
 
 def hardware_identity(device: DeviceHealth) -> str:
-    """Return product, UUID, PCI address and serial number, as known, of a device; empty: none is known."""
+    """Return the product, UUID, PCI address and serial number of a device, if known; empty: none is known."""
     known = dict(device.attributes)
     serial = known.get("serial")
     parts = [known.get(name) for name in ("profile", "product", "uuid", "pciBusId")]
@@ -110,7 +117,10 @@ def hardware_identity(device: DeviceHealth) -> str:
 
 
 def format_instances(folded: int, instances: int) -> str:
-    """Return ``and its 7 instances`` or ``and 6 of its 7 instances``; empty if `folded` is 0."""
+    """Return the text on the MIG instances that share their GPU's line, such as ``and its 7 instances``.
+
+    If only `folded` of `instances` share the line: ``and 6 of its 7 instances``. Empty if `folded` is 0.
+    """
     if not folded:
         return ""
     many = f"{instances} instances" if instances > 1 else "instance"
@@ -118,7 +128,7 @@ def format_instances(folded: int, instances: int) -> str:
 
 
 def format_ranges(names: Iterable[str]) -> str:
-    """Return a list of names with consecutive numbered names as a range: ``cpus, gpu-0 to gpu-7``."""
+    """Return `names` as a text in which consecutive numbers form a range: ``cpus, gpu-0 to gpu-7``."""
     parts: list[str] = []
     for _, group in groupby(enumerate(names), key=lambda pair: _range_key(pair[1], pair[0])):
         run = [name for _, name in group]
@@ -134,7 +144,8 @@ def _range_key(name: str, position: int) -> tuple[str, int]:
 def explains_absence(source: SourceSample) -> bool:
     """Return whether to show the operator why a source is absent.
 
-    False for an NVML library that is not installed, unless its path was configured: most machines have none.
+    False for an NVML library that is not installed, unless its path was configured: most machines have no
+    such library.
     """
     is_path = "/" in source.detail.partition(":")[0]
     return bool(source.detail) and (is_path or not source.name.startswith("nvml"))
@@ -181,12 +192,15 @@ class RowText(NamedTuple):
 
 
 def advice(text: str, style: TextStyle) -> RowText:
-    """Return `text`, which advises the operator, as a row's text with an arrow."""
+    """Return the advice `text` as the text of a table row, with an arrow before it."""
     return RowText(style.arrow + clean(text), ("cyan",), 2)
 
 
 def advice_of_device(advices: Iterable[str], style: TextStyle) -> Iterator[RowText]:
-    """Yield the advice for one device: the first with an arrow, then all others in one dim text."""
+    """Yield the advice for one device as texts of a table row.
+
+    The first text has an arrow. All other advice is in a second text, which is dim.
+    """
     first, *others = dict.fromkeys(filter(None, advices)) or ("",)
     if first:
         yield advice(first, style)
@@ -241,7 +255,7 @@ class TextTable:
         """Add a row to the table.
 
         Args:
-            cells: One for each column.
+            cells: Texts of the cells, one for each column.
             sign: Status sign before the row, one column wide; empty: none.
             text: Texts of the row; empty ones are left out.
             paint: Colours of the whole line.
@@ -313,9 +327,9 @@ def format_entries(entries: Iterable[ListEntry], style: TextStyle) -> Iterator[s
 
 
 def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
-    """Return `text` wrapped to the terminal's width, behind `first` on the first line and `rest` on others.
+    """Return `text` wrapped to the terminal's width, `first` before the first line and `rest` before others.
 
-    Each line is painted on its own, so that a table that is cut off leaves no colour behind.
+    Each line has its own colour codes, so that a table that is cut off does not colour later output.
     """
     if not text:
         return []
@@ -341,7 +355,7 @@ def _paint_after_indent(line: str, style: TextStyle, paint: tuple[str, ...]) -> 
 
 
 def format_csv(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table as CSV, with a line of titles; None is an empty value."""
+    """Return a table as CSV, with a line of titles. None becomes an empty value."""
     import csv
     import io
 

@@ -1,8 +1,7 @@
 """``drahealth classify``: classifies an error of preparing a claim.
 
-Flags describe the error, or a claim's parameters would cause it.
-
-``drahealth classify --parameters`` checks opaque parameters before a claim with them is prepared.
+The flags describe the error. With ``--parameters``, the command checks opaque parameters before a claim with
+them is prepared, and classifies the error that they would cause.
 """
 
 from __future__ import annotations
@@ -106,7 +105,9 @@ def main(args: Namespace) -> int:
 def _failure_evidence(
     text: str, numbers: Sequence[Evidence], doing: Operation | None
 ) -> tuple[Evidence, ...]:
-    """Return the arguments as evidence of one failure; `text` is the message of its errno or status, if any.
+    """Return the arguments of the command line as evidence of one failed prepare.
+
+    `text` is the error message. If `numbers` has an errno or a status, the message belongs to it.
 
     Raises:
         UsageError: No evidence is given, or ``--doing`` without the errno or status that it belongs to.
@@ -172,7 +173,9 @@ def _http(word: str) -> HttpStatus:
 def _parse_number(
     word: str, kind: str, names: Mapping[str, int], minimum: int, maximum: int, *, prefix: str = ""
 ) -> int:
-    """Return the number that `word` is, or the number that it names, in any language's spelling.
+    """Return the number in `word`, which is a number or the name of a number.
+
+    The spelling of the name may be that of any programming language.
 
     Raises:
         ArgumentTypeError: The name is not known, or the number is out of range.
@@ -389,7 +392,7 @@ def _checked(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:
 
 
 def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -> str:
-    """Return the results as text: one line for correct parameters, else also the error."""
+    """Return the checked parameters as text: one line for each object and, if they are wrong, the error."""
     from agent.prepare.kubelet_message import kubelet_text
 
     blocks = []
@@ -410,7 +413,7 @@ def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -
 def _parameters_document(
     checked: Iterable[CheckedParameters], verdict_document: Callable[[PrepareVerdict], JsonObject]
 ) -> dict[str, Any]:
-    """Return the results as JSON. Later versions only add keys."""
+    """Return the checked parameters as JSON. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,
         "parameters": [

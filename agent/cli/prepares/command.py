@@ -80,7 +80,10 @@ def main(args: Namespace) -> int:
 
 
 def _state_dir_patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
-    """Yield parent directories, each with the relative path of a driver's state in it (``*``: any driver)."""
+    """Yield the directories where drivers store their state: a parent directory and a path relative to it.
+
+    If `driver` is None, the path contains ``*`` instead of the driver's name.
+    """
     name = driver or "*"
     yield kubelet_dir / "plugins", f"{name}/drahealth"
     yield state_dir / DRIVERS, name
@@ -89,7 +92,7 @@ def _state_dir_patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) 
 def _read_prepares_files(
     patterns: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
 ) -> tuple[list[LedgerFileContent], list[UnreadablePath], list[Path]]:
-    """Return the drivers' prepares.json files, the unreadable paths, and the absent directories."""
+    """Return the contents of the drivers' prepares.json files, unreadable paths, and absent directories."""
     from agent.model.reading import Absence
     from agent.store import driver_files
     from agent.store.state_files import UnusableFile

@@ -74,7 +74,10 @@ class PrepareRecord(NamedTuple):
 
     @property
     def state(self) -> str:
-        """State of the claim: ``prepared``, ``failing``, or ``over``: unprepared after its prepare failed."""
+        """State of the claim: ``prepared``, ``failing`` or ``over``.
+
+        ``over``: the prepare failed, and the claim was unprepared later.
+        """
         if self.unprepared_wall_s:
             return "over"
         return "failing" if self.outcome.verdict else "prepared"
@@ -126,9 +129,9 @@ def render(
     now_s: float,
     whole: bool,
 ) -> str:
-    """Return the table of claims and the faults that drivers reported; if `whole`, all details of each claim.
+    """Return the table of claims and the faults that drivers reported; empty: there is no claim.
 
-    Empty if there is no claim.
+    With `whole`, the text has all details of each claim.
     """
     if not records:
         return ""

@@ -1,1 +1,1 @@
-"""``drahealth scan``: evaluates the node once."""
+"""``drahealth scan``: checks all devices of this machine once."""

@@ -117,15 +117,15 @@ def _show_report(config: Config, args: Namespace) -> int:
 
 
 def _missing(unlisted: Sequence[str]) -> str:
-    """Return the text about sources that have not listed their devices."""
+    """Return the text about sources that did not list their devices in time."""
     return f"no list of devices from {', '.join(unlisted)} in time; its devices may be missing"
 
 
 def npd_line(devices: Sequence[DeviceHealth], unlisted: Sequence[str] = ()) -> str:
-    """Return the line about the devices that a condition of node-problem-detector gets as its message.
+    """Return one line about the devices, for the message of a condition of node-problem-detector.
 
-    It has no times and readings: node-problem-detector reports each change of the message. ``unlisted`` are
-    the names of the sources whose devices are missing.
+    The line has no times and no readings, because node-problem-detector reports each change of the message.
+    `unlisted` are the names of the sources whose devices are missing.
     """
     if unlisted and all(device.severity < Severity.UNKNOWN for device in devices):
         return f"unknown: {_missing(unlisted)}"

@@ -1,10 +1,11 @@
 """Comparison of the GPU fields that the native core and pynvml read, for ``drahealth scan --backend``.
 
-The native core reads each field before and after pynvml. A value of pynvml agrees if it lies between both.
-Otherwise the readers differ. Only a field that changes all the time is read once more by both: it moved if a
-value has changed, and the readers differ if none has.
+The native core is the agent's C code. It reads each field before and after pynvml. A value of pynvml agrees
+if it lies between the two values of the native core. Otherwise the readers differ. If the value of a field
+changes all the time, both readers read the field once more. If a value has changed, the field has moved; if
+none has, the readers differ.
 
-Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called; if pynvml hangs,
+Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called. If pynvml hangs,
 its thread is abandoned.
 """
 
@@ -147,7 +148,7 @@ def compare_gpus(
 
 
 def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
-    """Return the native core's sample with the UUID of `gpu` or, if that is empty, with the same index."""
+    """Return the native core's sample of `gpu`, found by its UUID; if the UUID is empty, by its index."""
     return next(
         (sample for sample in samples if (sample.uuid == gpu.uuid if gpu.uuid else sample.index == index)),
         None,
@@ -176,10 +177,10 @@ def compare_readings(field: GpuField, before: Reading, other: FieldValue, after:
 
 
 def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> GpuReaderComparison:
-    """Return `check` with MOVED fields changed to DIFFERS if the comparison `again` shows them constant.
+    """Return `check`, with MOVED replaced by DIFFERS for each field that is constant in `again`.
 
-    A field has moved only if a value of native core or pynvml has changed. A constant pair of values that
-    differ is a contradiction.
+    A field has moved only if a value of the native core or of pynvml has changed. Two constant values that
+    differ are a contradiction between the readers.
     """
     second = {(comparison.gpu, comparison.field): comparison for comparison in again.comparisons}
     return check._replace(
@@ -194,7 +195,7 @@ def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> Gpu
 
 
 def _is_constant(first: FieldComparison, second: FieldComparison | None) -> bool:
-    """Return whether two comparisons of one field have the same values; False if there is no second one."""
+    """Return whether two comparisons of one field have the same values; False if `second` is None."""
     if second is None or first.pynvml != second.pynvml:
         return False
     return len({*first.native_values, *second.native_values}) == 1
@@ -217,7 +218,7 @@ def read_pynvml(config: Config) -> list[ReferenceGpu]:
 def cross_check(config: Config) -> GpuReaderComparison:
     """Read the GPUs with the native core, pynvml and the native core again, and compare the readings.
 
-    If fields moved, pynvml and the native core read once more.
+    If values changed between the readings, pynvml and the native core read once more.
 
     Raises:
         ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
@@ -267,7 +268,10 @@ def _read_pynvml_or_error(config: Config) -> list[ReferenceGpu] | str:
 
 
 def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> NvmlSample:
-    """Return the native core's readings once each GPU was read again after `before`, or after LIMIT_S."""
+    """Return the readings of the native core (the agent's C code).
+
+    Block until each GPU was read again after `before`, or until LIMIT_S has passed.
+    """
     deadline = time.monotonic() + LIMIT_S
     while True:
         read = gpus.read()
@@ -296,16 +300,17 @@ def _hangs(gpu: GpuSample) -> bool:
 
 
 def _complete_passes(gpu: GpuSample) -> int:
-    """Return how often all fields of a GPU were read; for a failing GPU, how often it was tried."""
+    """Return how often all fields of a GPU were read. For a failing GPU, return the number of attempts."""
     return gpu.passes if gpu.status else gpu.slow_passes
 
 
 def read_in_child(read: Callable[[], T]) -> T:
     """Return the result of `read`, called in a child process with limited memory.
 
-    NVML can then end only the child process.
+    If NVML crashes, only the child process ends.
 
-    Must be called before the first thread is started, since a child has a copy of one thread only.
+    Call this function before the first thread is started, because a child process has a copy of one thread
+    only.
 
     Raises:
         ProbeError: `read` raised it, or the child ended before it had a result.
@@ -427,7 +432,7 @@ def render_gpus(gpus: Sequence[ReferenceGpu], style: TextStyle) -> str:
 
 
 def gpu_documents(gpus: Iterable[ReferenceGpu]) -> list[dict[str, Any]]:
-    """Return pynvml's readings as JSON; if NVML refused a field, the value is NVML's error text."""
+    """Return pynvml's readings as JSON. If NVML refused a field, the value is the error text of NVML."""
     return [GPU(gpu) for gpu in gpus]
 
 
