@@ -1,1 +1,1 @@
-"""Health of the node's devices in the Kubernetes API: conditions of the Node, held by one agent per node."""
+"""Health of the node's devices in the Kubernetes API: Node conditions, written by one agent per node."""

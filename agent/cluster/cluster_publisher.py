@@ -174,7 +174,7 @@ class ClusterPublisher:
 
     @property
     def status(self) -> ClusterStatus:
-        """State of the publisher after its last step. Never blocks."""
+        """State of the publisher after the last run of its tasks. Never blocks."""
         return self._status
 
     def note_report(self, report: Report) -> None:
@@ -198,11 +198,11 @@ class ClusterPublisher:
             self._note_change()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the publisher's thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the thread. Blocks up to ``timeout_s``.
+        """Stop the publisher's thread. Blocks up to ``timeout_s``.
 
         The conditions stay on the Node, so that an update of the agent changes nothing.
 
@@ -336,7 +336,10 @@ class ClusterPublisher:
         return TaskIntervals(RENEW_S)
 
     def _read_owner(self) -> JsonObject:
-        """Return the owner reference to the Node of a new Lease. A Lease that is gone can mean a new Node."""
+        """Read the Node, and return the owner reference to it for a new Lease.
+
+        The Node is read, because a missing Lease can mean that the Node was deleted and created again.
+        """
         self._read_node()
         return self._node_owner()
 
@@ -345,7 +348,7 @@ class ClusterPublisher:
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
 
     def _compare_all(self) -> None:
-        """Have all tasks compare their objects with those in the API server as soon as they may run."""
+        """Make all tasks compare their objects with those in the API server as soon as the tasks may run."""
         self._rules_listed_ns, self._compare_node_ns = None, 0
         for task in self._tasks[1:]:
             task.due_ns = min(task.due_ns, task.earliest_ns)
@@ -399,7 +402,7 @@ class ClusterPublisher:
         """Write the events that the limits allow. The refusal of one object's event stops no other event.
 
         Raises:
-            ApiError: The first refusal that another attempt may end.
+            ApiError: The first refusal of an event that another attempt may write.
             ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
         """
         refusals: dict[str, ApiError] = {}
@@ -461,7 +464,10 @@ class ClusterPublisher:
             )
 
     def _read_node(self) -> None:
-        """Read the Node object, unless this step has read it. Raises the errors of :meth:`ApiServer.call`."""
+        """Read the Node object, unless it was read in this :meth:`step`.
+
+        Raises the errors of :meth:`ApiServer.call`.
+        """
         if not self._node_is_fresh:
             self._note_node(self._api.call("GET", self._node_path))
 

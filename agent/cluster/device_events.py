@@ -1,4 +1,4 @@
-"""Events that the newest report justifies: of the Node and of the pods that use a device with a fault. Pure.
+"""Kubernetes events that the newest report requires, about the Node and pods that use a faulty device.
 
 The wanted events follow from the report alone, so that no queue grows while the API server is away: a fault
 that came and went meanwhile has no event, and one that lasts has one. A fault that ends and returns has
@@ -93,7 +93,7 @@ class TokenBucket:
 
 
 class _Written(NamedTuple):
-    """Event that was written to the API server, by its path."""
+    """Event that was written to the API server, identified by its path."""
 
     path: str
     times: int
@@ -101,7 +101,7 @@ class _Written(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """Different messages of the events of one object, type and reason, and time of the newest."""
+    """Different messages of the events with the same object, type and reason, and time of the newest one."""
 
     texts: frozenset[str]
     at_ns: int
@@ -154,8 +154,8 @@ class EventRecorder:
     def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
         """Return the event under which repetitions are counted, and the event to write.
 
-        Both are ``event``, unless its object, type and reason had many different messages: those are counted
-        as one event without a message, and the written message says so.
+        Both results are ``event``, unless its object, type and reason had many different messages: those are
+        counted as one event without a message, and the written message says so.
         """
         group = event._replace(message="")
         known = _remembered(self._messages, group)
@@ -301,7 +301,7 @@ class SentDeviceEvents:
                 self._announced.add(key.device)
 
     def saved(self, now: Instant) -> list[SavedEvent]:
-        """Return the events that :meth:`restore` needs after a restart of the agent."""
+        """Return the events to save, with which :meth:`restore` continues after a restart of the agent."""
         return [
             SavedEvent(key, now.wall_s - (now.mono_ns - sent.at_ns) / NS, sent.lasts)
             for key, sent in self._sent.items()
@@ -320,7 +320,7 @@ class SentDeviceEvents:
         Args:
             report: Newest report.
             consumers: Pods that use devices; None: not known.
-            served: Drivers that the agent serves.
+            served: Drivers whose devices' health the agent serves to the kubelet.
             node: The Node.
             now: Current time.
         """
@@ -357,8 +357,10 @@ class SentDeviceEvents:
         are_pods_known: bool,
         now: Instant,
     ) -> None:
-        """Note the lasting faults that the report lacks, but that may still exist: their device is missing or
-        Unknown, or their pod is not known."""
+        """Store since when lasting faults are undecided: the report lacks them, but they may still exist.
+
+        The device of such a fault is missing or Unknown, or its pod is not known.
+        """
         before, self._undecided_ns = self._undecided_ns, {}
         for key, sent in self._sent.items():
             if not sent.lasts or key in present or key.code == RECOVERED:
@@ -385,7 +387,7 @@ class SentDeviceEvents:
 
 
 def _is_complete(consumers: ConsumerMap | None) -> bool:
-    """Return whether a map of consumers has all pods: it exists, and no source is missing."""
+    """Return whether a map of claims, devices and pods is complete: no source of it is missing."""
     return consumers is not None and not consumers.missing_sources
 
 

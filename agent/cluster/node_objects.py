@@ -101,7 +101,10 @@ _OUTCOMES: Final[Mapping[Severity, _Outcome]] = {
 
 
 class UnknownDelay:
-    """Delay of the status Unknown in Node conditions: a restart changes no condition. For one thread."""
+    """Delay before a Node condition becomes Unknown, so that a restart of the agent changes no condition.
+
+    For one thread.
+    """
 
     def __init__(self) -> None:
         self._since_ns: dict[str, int] = {}
@@ -109,7 +112,9 @@ class UnknownDelay:
     def delayed(
         self, wanted: Sequence[NodeCondition], found: Mapping[str, JsonObject], now_ns: int
     ) -> tuple[tuple[NodeCondition, ...], float | None]:
-        """Return the conditions to write, and the time until an Unknown one is due [s]; None: none waits.
+        """Return the conditions to write, and the time until a delayed Unknown condition is due [s].
+
+        The time is None if no condition is delayed.
 
         A condition that has been Unknown for less than :data:`UNKNOWN_S` stays as found on the Node.
         """
@@ -135,7 +140,7 @@ def _from_node(entry: JsonObject) -> NodeCondition | None:
 
 
 def decide_conditions(report: Report, kinds: Iterable[str]) -> tuple[NodeCondition, ...]:
-    """Return the conditions that a report justifies; none while the agent starts.
+    """Return the Node conditions that follow from a report; empty while the agent starts.
 
     Args:
         report: Newest health report.
@@ -214,7 +219,7 @@ def _condition(type_: str, devices: Sequence[DeviceHealth]) -> NodeCondition:
 
 
 def _severity(device: DeviceHealth) -> Severity:
-    """Return a device's severity for Node conditions: by its health; at most DEGRADED if it is Healthy."""
+    """Return a device's severity for Node conditions; at most DEGRADED if the device's health is Healthy."""
     if device.health is Health.UNHEALTHY:
         return Severity.UNHEALTHY
     return Severity.UNKNOWN if device.health is Health.UNKNOWN else min(device.severity, Severity.DEGRADED)
@@ -263,7 +268,7 @@ log = logging.getLogger(__name__)
 
 
 def load_identity(state_dir: Path, node: str) -> str:
-    """Return the identity of the agent that owns a state directory; a new one without a usable file.
+    """Return the identity of the agent that owns a state directory, from its file or else a new one.
 
     Blocks on the disk. Without a file that can be written, the identity lasts until the agent ends.
     """
@@ -365,7 +370,7 @@ class AgentLease:
         return self._send("PUT", f"{self._collection}{path_of(self.name)}", found, now)
 
     def _send(self, method: str, path: str, found: dict[str, Any], now: Instant) -> bool:
-        """Write the Lease with this agent as its holder; False: it was changed or deleted meanwhile."""
+        """Write the Lease with this agent as holder; return False if it was changed or deleted meanwhile."""
         before = self._spec(found)
         is_new_holder = before.get("holderIdentity") != self._identity
         stamp = datetime.fromtimestamp(now.wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

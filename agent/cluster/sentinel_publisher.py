@@ -1,7 +1,10 @@
 """Publisher of the devices' health to NVSentinel's platform connector, in a thread of its own.
 
+The platform connector is the service on a node that receives health events for NVSentinel, a system that
+repairs nodes.
+
 The newest health of each device is compared with what was sent last. There is no queue: a platform connector
-that was away gets the newest state once.
+that was not reachable gets the newest state once.
 """
 
 import asyncio
@@ -37,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class _SentHealth(NamedTuple):
-    """Health of a device that the platform connector got last."""
+    """Health of a device that was last sent to NVSentinel's platform connector."""
 
     device: DeviceHealth
     facts: tuple[object, ...]
@@ -87,7 +90,7 @@ class SentinelPublisher:
 
     @property
     def status(self) -> SentinelStatus:
-        """State of the publisher after its last step. Never blocks."""
+        """State of the publisher after its last attempt to send. Never blocks."""
         return self._status
 
     def note_report(self, report: Report) -> None:
@@ -101,11 +104,11 @@ class SentinelPublisher:
                 self._changed.notify_all()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the publisher's thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the thread. Blocks up to ``timeout_s``; returns True if the thread has ended."""
+        """Stop the publisher's thread. Blocks up to ``timeout_s``; returns True if the thread has ended."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -126,7 +129,7 @@ class SentinelPublisher:
             pause_s = self.step()
 
     def step(self) -> float:
-        """Send the health events that are due; return the time until the next step [s].
+        """Send the health events that are due; return the time until the next call is due [s].
         Called by the publisher's thread or by a test. Blocks up to 10 s."""
         with self._changed:
             report, self._is_changed = self._report, False
@@ -153,7 +156,7 @@ class SentinelPublisher:
         return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)
 
     def _changed_devices(self, found: Mapping[DeviceRef, DeviceHealth]) -> dict[DeviceRef, DeviceHealth]:
-        """Return the devices whose health differs from the last sent one; removed ones count as healthy."""
+        """Return the devices whose health differs from that sent last; removed devices count as healthy."""
         changed = {
             ref: device
             for ref, device in found.items()
@@ -211,7 +214,10 @@ class SentinelPublisher:
 
 
 def _facts(device: DeviceHealth) -> tuple[object, ...]:
-    """Return what must change for a new health event: health, severity, codes, repair, but not messages."""
+    """Return the values of a device whose change causes a health event: health, severity, codes and repair.
+
+    A changed message causes no event.
+    """
     return (
         device.key,
         device.health,

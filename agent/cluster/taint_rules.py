@@ -1,8 +1,8 @@
 """DeviceTaintRules for Unhealthy devices of drivers that publish no taints themselves.
 
-A DeviceTaintRule whose selector lacks a field matches more than one device, and an empty one every device of
-the cluster on API servers before 1.38. check_rule() refuses such a rule right before it is sent. Only rules
-with this agent's labels and field manager are changed or deleted.
+A DeviceTaintRule whose selector lacks a field matches more than one device. An empty selector matches every
+device of the cluster on API servers before 1.38. check_rule() refuses such a rule right before it is sent.
+Only rules with this agent's labels and field manager are changed or deleted.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class TaintRules:
     def __init__(
         self, api: ApiServer, node: str, manager: str, may_write: Callable[[], bool] = lambda: True
     ) -> None:
-        """Create the object without a call of the API server.
+        """Create the rules' object; the API server is not called yet.
 
         Args:
             api: Client of the API server.
@@ -126,7 +126,7 @@ class TaintRules:
             report: Newest report.
             drivers: Drivers that publish no taints. Rules of other drivers that this agent made are deleted.
                 A driver that has declared no devices yet, and is not served, keeps its rules as they are.
-            served: Drivers that the agent serves.
+            served: Drivers whose devices' health the agent serves to the kubelet.
             policy: The operator's policy for taints.
             now: Current time.
             owner: Owner reference to the Node, with which Kubernetes deletes the rules.
@@ -166,9 +166,11 @@ class TaintRules:
         return max(0.0, (min(times) - now.mono_ns) / NS) if times else None
 
     def _apply(self, names: Sequence[str], wanted: Mapping[str, dict[str, Any]]) -> bool:
-        """Write the wanted rules among some names, and delete the others. A refused rule stops no other one.
+        """Write those DeviceTaintRules in `names` that are wanted, and delete the others in `names`.
 
-        Returns True if no name is left.
+        A rule that the API server refuses does not stop the other rules.
+
+        Returns True if all names were handled, False if the next call must continue.
         Raises ApiError or ValueError: the first refusal.
         """
         self._refused &= set(names)
@@ -312,7 +314,7 @@ class TaintRules:
 
 
 def taint_rule_policy(evict: frozenset[str], quiet_s: float) -> TaintPolicy:
-    """Return the taint policy for DeviceTaintRules, which have no taints of effect ``None``."""
+    """Return the taint policy for DeviceTaintRules, which never have a taint with the effect ``None``."""
     return TaintPolicy(evict=evict, quiet_s=quiet_s, report_unknown=False, inform=False)
 
 
@@ -330,7 +332,10 @@ def _driver_of(rule: _RuleObject) -> object:
 
 
 def _parse_rule(rule: _RuleObject) -> tuple[DeviceRef, Taint]:
-    """Return device and taint of a DeviceTaintRule. Raises KeyError, TypeError or ValueError for others."""
+    """Return device and taint of a DeviceTaintRule.
+
+    Raises KeyError, TypeError or ValueError if the rule has another form than this agent's rules.
+    """
     selector: Mapping[str, str] = rule["spec"]["deviceSelector"]
     taint: Mapping[str, str] = rule["spec"]["taint"]
     added = int(datetime.fromisoformat(taint["timeAdded"]).timestamp())

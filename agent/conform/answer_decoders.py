@@ -151,9 +151,9 @@ _PREPARED_DEVICE: Final = dict.fromkeys((REQUESTS, PREPARED_POOL, PREPARED_NAME,
 
 
 def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
-    """Decode a driver's answer to a prepare or unprepare call into one reply per claim, in their order.
+    """Decode a driver's answer to a prepare or unprepare call into one reply per claim, in the same order.
 
-    Raises ValueError, which names the field, if the answer is not valid, and for too many fields.
+    Raises ValueError, which names the field, if the answer is not valid or has too many fields.
     """
     fields = count(1)
     answers = []

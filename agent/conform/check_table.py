@@ -17,7 +17,7 @@ from agent.conform.session_record import V1, V1ALPHA1, PrepareStage, SessionReco
 
 
 def missing_socket(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if a session knows no service socket of the driver; None: it knows one."""
+    """Return the outcome NOT_RUN if the session found no service socket of the driver; None: it found one."""
     return None if session.socket else not_run("no service socket is known: see registration.get_info")
 
 
@@ -83,7 +83,7 @@ class ConformCheck(NamedTuple):
 
     @property
     def method(self) -> str:
-        """How the property is checked: the docstring of `evaluate`, in one line."""
+        """Conformance check with its outcome in one session."""
         return " ".join((self.evaluate.__doc__ or "").split())
 
 

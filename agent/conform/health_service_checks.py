@@ -251,8 +251,8 @@ def check_reconnect(session: SessionRecord) -> CheckOutcome:
 def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
     """Return the devices that a reopened stream lacks, and the delay of the last device that it reports [s].
 
-    Expected are the devices that the driver had reported before on the streams of the first simulated kubelet
-    (``main``), if the kubelet could still use those reports at the end of ``stream``.
+    The stream is expected to have the devices that the driver had reported before on the streams of the first
+    simulated kubelet (``main``), if the kubelet could still use those reports at the end of ``stream``.
     """
     expected = {
         key

@@ -54,7 +54,7 @@ NO_IDS: Final = "the driver returned no CDI ids"
 
 
 def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome | None]:
-    """Make the function that returns SKIPPED or NOT_RUN if a stage of prepares did not run; None: it ran."""
+    """Return a function that returns SKIPPED or NOT_RUN if a stage of the session did not run, or None."""
 
     def find_missing(session: SessionRecord) -> CheckOutcome | None:
         if session.prepare is None:
@@ -65,7 +65,7 @@ def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome
 
 
 def missing_prepared_claims(session: SessionRecord) -> CheckOutcome | None:
-    """Return an outcome if not every claim is known to be prepared.
+    """Return an outcome for the checks that cannot run, if a claim may not be prepared.
     None: the first prepare of all claims succeeded."""
     if missing := missing_stage(PrepareStage.FIRST)(session):
         return missing
@@ -208,7 +208,7 @@ def check_first_cdi_id(session: SessionRecord) -> CheckOutcome:
 
 
 def _returned_ids(record: ClaimSessionRecord) -> set[str]:
-    """Return the CDI ids that the driver returned in the stages in which all claims should be prepared."""
+    """Return the CDI ids that the driver returned in those stages that should prepare all claims."""
     return {
         cdi_id
         for stage in READY_STAGES
@@ -222,7 +222,7 @@ def _ids_of(record: ClaimSessionRecord, stage: PrepareStage) -> list[str]:
 
 
 def _defined(snapshot: CdiSnapshot) -> frozenset[str]:
-    """Return the CDI ids that the CDI files of the snapshot define."""
+    """Return the CDI ids that the CDI files in a snapshot define."""
     return frozenset[str]().union(*(cdi_ids(file.document) for file in snapshot.files))
 
 
@@ -292,7 +292,10 @@ def _describe_answer(answer: ClaimReply | None) -> str:
 
 
 def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
-    """Return FAIL with the claims whose answer in a stage fails, or differs from the first prepare's."""
+    """Return FAIL with the claims that fail in a stage or get another answer than in the first prepare.
+
+    The outcome is PASS with `observation_if_good` if there is no such claim.
+    """
     record = _record(session)
     first = record.first_call(PrepareStage.FIRST)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]

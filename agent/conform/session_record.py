@@ -387,7 +387,7 @@ class SessionRecord(NamedTuple):
 
     @property
     def watched_streams(self) -> tuple[StreamRecord, ...]:
-        """Health streams that were recorded for as long as they were open, of both versions."""
+        """Health streams of both API versions that were recorded for as long as they were open."""
         return tuple(stream for version in self.versions for stream in version.streams)
 
     @property
@@ -460,7 +460,7 @@ def distinct_entries(stream: StreamRecord) -> Iterator[DeviceEntry]:
 
 
 def last_reports_at(streams: Iterable[StreamRecord], at_s: float) -> dict[RawDeviceKey, TimedEntry]:
-    """Return the last report on each device that the streams received up to a time."""
+    """Return the last report on each device that the streams received up to `at_s`."""
     known: dict[RawDeviceKey, TimedEntry] = {}
     for stream in streams:
         for item in stream.lists:
@@ -470,7 +470,7 @@ def last_reports_at(streams: Iterable[StreamRecord], at_s: float) -> dict[RawDev
 
 
 def count_lists(version: ApiVersionStreams) -> int:
-    """Return the number of lists received in all streams of a version."""
+    """Return the number of health lists received in all streams of an API version."""
     return sum(len(stream.lists) for stream in version.streams)
 
 
@@ -510,8 +510,8 @@ def compare_streams(
 ) -> Iterator[CheckOutcome]:
     """Yield an outcome for each device on which the last reports of two sets of streams differ.
 
-    Reports up to `at_s` count; devices that changed in the second before are skipped. ``first_name`` and
-    ``second_name`` name the two sets in the observations.
+    Reports up to `at_s` count; devices that changed less than 1 s before `at_s` are skipped. ``first_name``
+    and ``second_name`` name the two sets in the observations.
     """
     first, second = list(first), list(second)
     known_first, known_second = last_reports_at(first, at_s), last_reports_at(second, at_s)

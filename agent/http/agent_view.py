@@ -34,7 +34,7 @@ DeviceIdentity = tuple[str, str, str]
 
 @dataclass(slots=True)
 class DeviceTotals:
-    """Number of changed health states of one device, and time in each state, since its first report."""
+    """Number of a device's changes of health state, and its time in each state, since its first report."""
 
     state: RecordedState
     since_ns: int
@@ -51,7 +51,7 @@ class DeviceTotals:
 
 
 class Totals(NamedTuple):
-    """Totals of the devices in the newest report, and numbers of stalls of the agent's sources."""
+    """Totals of each device in the newest report, and the number of stalls of each source of the agent."""
 
     version: int
     """Number that grows with each changed state and each new device."""
@@ -61,7 +61,7 @@ class Totals(NamedTuple):
 
 
 class TotalsSinceStart:
-    """Counter of changed states and of the time in each state, over all reports. Thread-safe.
+    """Counter of each device's changes of state and its time in each state, over all reports. Thread-safe.
 
     The totals of a device that the newest report lacks are dropped.
     """
@@ -103,7 +103,7 @@ class TotalsSinceStart:
             self._version += is_changed
 
     def read(self) -> Totals:
-        """Return what has been counted over all reports since the start. Thread-safe."""
+        """Return the totals over all reports since the agent started. Thread-safe."""
         with self._lock:
             return Totals(self._version, self._devices, dict(self._stalls))
 
@@ -166,9 +166,9 @@ class AgentView:
         return self.latest.peek()[1]
 
     def silence(self, now: Instant) -> str:
-        """Return a text that the newest report is too old, so that the agent may hang; empty: it is not.
+        """Return an error text if the newest report is so old that the agent may hang; else an empty text.
 
-        Empty also before the first report.
+        The text is also empty before the first report.
         """
         report = self.report()
         limit_s = SILENT_HEARTBEATS * self.config().heartbeat_s

@@ -143,7 +143,7 @@ class PageEndpoints:
 
 
 class HistoryReader:
-    """Reader of the verdict history for the page; one read is used for HISTORY_S."""
+    """Reader of the recorded health of devices for the page; the result of a read is used for HISTORY_S."""
 
     def __init__(self, path: Path, config: Callable[[], Config], clock: Callable[[], Instant]) -> None:
         self._path = path
@@ -154,9 +154,9 @@ class HistoryReader:
         self._until_s = 0.0
 
     async def read(self) -> History:
-        """Return the verdict history up to now. Waits up to READ_WAIT_S.
+        """Return the recorded health of devices up to now. Waits up to READ_WAIT_S.
 
-        It is at most HISTORY_S old, or older if the disk hangs.
+        The result is at most HISTORY_S old, or older if the disk hangs.
         """
         if self._reading is None and time.monotonic() >= self._until_s:
             self._reading = asyncio.get_running_loop().create_task(self._refresh())
@@ -172,7 +172,7 @@ class HistoryReader:
             self._reading = None
 
     def _read(self) -> History:
-        """Read the verdict history from its file. Blocks on the disk."""
+        """Read the recorded health of devices from its file. Blocks on the disk."""
         if not self._config().history_rows:
             return self._without("the configuration keeps no history")
         try:
@@ -226,7 +226,7 @@ def create_app(
 
 
 class ProbeEndpoints:
-    """Endpoints ``/healthz`` and ``/readyz``: whether the agent works, and whether it has a report."""
+    """Endpoints ``/healthz`` (the agent works) and ``/readyz`` (the agent has a report)."""
 
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
         self._view = view

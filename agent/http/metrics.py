@@ -79,7 +79,7 @@ class Exposition(NamedTuple):
 
 
 class _Scrape(NamedTuple):
-    """Values of the agent that one scrape renders."""
+    """Values of the agent that the metrics of one scrape are made from."""
 
     report: Report | None
     snapshot: Snapshot | None
@@ -275,7 +275,7 @@ def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -
 
 
 def _duration_metric(durations: Mapping[str, PassDurations]) -> Metric:
-    """Return the histograms of the sources that have finished a pass."""
+    """Return the metric with a histogram of durations for each source that has finished a pass (reading)."""
     family = families.SOURCE_DURATION
     metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
     for source, found in durations.items():
@@ -426,7 +426,7 @@ def _nvml_rows(costs: NvmlCosts) -> Iterator[Rows]:
 
 
 def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]) -> Iterator[Rows]:
-    """Yield the metric families of GPU readings, for GPUs that have a shown device with their UUID."""
+    """Yield the metric families of GPU readings, for GPUs whose UUID belongs to a shown device."""
     if nvml.driver:
         yield _rows(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
     names = {dict(device.attributes).get("uuid"): device.key for device in shown if device.kind == "gpu"}

@@ -1,4 +1,4 @@
-"""Content of the HTML page, computed from a report, the pods' devices and the verdict history. Pure.
+"""Content of the HTML page, computed from a report, the pods' devices and the health history. No I/O.
 
 All texts are plain: the template escapes them.
 """

@@ -254,10 +254,10 @@ class HttpServer:
 
 
 class ResponseProgress:
-    """Application that notes the progress of its responses to the requests of one connection."""
+    """Wrapper of an application that stores when a response on one connection last made progress."""
 
     def __init__(self, app: Any, writer: asyncio.StreamWriter) -> None:
-        """Wrap the application `app`, which responds; Hypercorn calls both in the same way."""
+        """Wrap the application `app`, which creates the responses; Hypercorn calls the wrapper instead."""
         self._app = app
         self._loop = asyncio.get_running_loop()
         self.writer = writer
@@ -265,7 +265,7 @@ class ResponseProgress:
         """Time of the begin of the connection or of a response, or of the last part that was sent [s]."""
 
     async def respond(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-        """Respond to a request."""
+        """Respond to a request through the wrapped application, with Hypercorn's arguments."""
 
         async def send_and_note(message: Any) -> None:
             await send(message)

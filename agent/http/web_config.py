@@ -144,7 +144,8 @@ def _read_settled(path: Path) -> tuple[WebConfig, tuple[object, ...]]:
 def _lost_protection(before: WebConfig, after: WebConfig) -> str:
     """Return why a changed web configuration is refused; empty: it is not.
 
-    A program that rewrites the file may have written its begin only, which is valid but lacks a protection.
+    A program that rewrites the file may have written only its beginning, which is valid but lacks TLS or
+    the users.
     """
     if (before.tls is None) != (after.tls is None):
         return "TLS is switched on and off by a restart of the agent only"
@@ -308,7 +309,7 @@ def _file_states(paths: Collection[Path]) -> tuple[object, ...]:
 
 
 class BasicAuthentication:
-    """ASGI application that passes a request to another one if user and password of the request are right."""
+    """ASGI application that passes a request with the right user and password to another application."""
 
     def __init__(self, app: ASGIApp, web: WebConfigFile) -> None:
         self._app = app
@@ -365,7 +366,10 @@ class BasicAuthentication:
 
 
 def _peer_network(scope: Scope) -> str:
-    """Return the client's address; of IPv6 the first 64 bits, since a client may have all addresses below."""
+    """Return the client's IPv4 address, or the first 64 bits of its IPv6 address.
+
+    An IPv6 client may have all addresses that begin with these bits.
+    """
     host = str((scope.get("client") or ("",))[0])
     try:
         address = ipaddress.ip_address(host)

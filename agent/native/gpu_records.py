@@ -1,4 +1,4 @@
-"""Decoder of the C core's records of GPUs into samples of the model, which share no memory with the C core.
+"""Decoder of the C core's GPU records (C structs) into samples, which share no memory with the C core.
 
 A read of a GPU usually changes only a heartbeat and a temperature. So a record is decoded in sections, and a
 section with unchanged bytes keeps its decoded value.
@@ -86,7 +86,7 @@ _FIELDS: Final = _fields()
 
 
 class _RecordSection(NamedTuple):
-    """Byte range of the C struct dh_gpu (the record of a GPU), and the function that decodes it."""
+    """Byte range in the C struct dh_gpu (the record of a GPU), and the function that decodes the range."""
 
     start: int
     end: int
@@ -210,7 +210,7 @@ class _RareSections(NamedTuple):
 
 
 class GpuRecordDecoder:
-    """Decoder of the C core's GPU records into samples; unchanged sections keep their decoded value."""
+    """Decoder of the C core's GPU records into samples; an unchanged section keeps its decoded value."""
 
     def __init__(self) -> None:
         self._sections: dict[tuple[int, str], tuple[bytes, Any]] = {}

@@ -51,7 +51,7 @@ class GpuWatch:
     """Watch of all GPUs: the C core's threads that call NVML, and the newest values that they read.
 
     Args:
-        options: Library, periods, deadlines and wakes.
+        options: Library, periods, deadlines and wake conditions.
         wake_fd: An eventfd that is written to when a value that a rule evaluates has changed; not written to
             after :meth:`stop` has returned.
         memory_fd: Memory of :func:`create_gpu_memory`, from which another process can read; -1: private
@@ -101,15 +101,15 @@ class GpuWatch:
             raise ProbeError(f"GPU watch: threads cannot be started: {os.strerror(-code)}")
 
     def read(self) -> NvmlSample | None:
-        """Return the newest values of all GPUs; None: not started. Never waits for NVML."""
+        """Return the newest values of all GPUs; None: the watch was not started. Never waits for NVML."""
         return self._publication.read()
 
     def pass_durations(self) -> PassDurations:
-        """Return the durations of the passes over all GPUs. Any thread, until :meth:`stop`."""
+        """Return how long the readings of all GPUs took. Any thread may call it until :meth:`stop`."""
         return _pass_durations(self._watch)
 
     def costs(self) -> NvmlCosts:
-        """Return the costs of the threads that read GPUs. Any thread, until :meth:`stop`."""
+        """Return the CPU time and durations of the NVML calls. Any thread may call it until :meth:`stop`."""
         return _costs(self._watch)
 
     def check_count(self) -> None:
@@ -117,14 +117,17 @@ class GpuWatch:
         lib.dh_gpus_check_count(self._watch)
 
     def run_pass(self) -> int:
-        """Read all GPUs once on this thread, instead of :meth:`start`; return the number of NVML calls.
+        """Read all GPUs once on the caller's thread, without :meth:`start`; return the number of NVML calls.
 
         For benchmarks.
         """
         return self._run_here(lib.dh_gpus_pass)
 
     def run_lower_bound(self) -> int:
-        """Repeat only the NVML calls of the last pass; return how many calls succeeded. For benchmarks."""
+        """Repeat the NVML calls of the last reading of all GPUs, without decoding; return how many succeeded.
+
+        For benchmarks.
+        """
         return self._run_here(lib.dh_gpus_lower_bound)
 
     def _run_here(self, function: Callable[[Any], int]) -> int:
@@ -145,11 +148,11 @@ class GpuWatch:
 
 
 class SharedMemoryGpuReader:
-    """Reader of the GPU watch of another process, which is not trusted.
+    """Reader of the GPU values that another process publishes in shared memory. That process is not trusted.
 
     Args:
-        memory_fd: Memory of :func:`create_gpu_memory` that the other process passes to its GpuWatch. Borrowed
-            for the call.
+        memory_fd: Memory of :func:`create_gpu_memory` that the other process passes to its GpuWatch. The
+            caller still owns it.
         wake_fd: Eventfd that is written to when the caller must read again.
 
     Raises:
@@ -181,15 +184,15 @@ class SharedMemoryGpuReader:
         return self._reader.read()
 
     def pass_durations(self) -> PassDurations:
-        """Return the durations of the passes over all GPUs. Any thread, until :meth:`close`."""
+        """Return how long the readings of all GPUs took. Any thread may call it until :meth:`close`."""
         return _pass_durations(self._watch)
 
     def costs(self) -> NvmlCosts:
-        """Return the costs of the threads that read GPUs. Any thread, until :meth:`close`."""
+        """Return the CPU time and durations of the NVML calls. Any thread may call it until :meth:`close`."""
         return _costs(self._watch)
 
     def close(self) -> None:
-        """Unmap the shared memory. The reader must not be used afterwards."""
+        """Unmap the shared memory. The reader cannot be used afterwards."""
         lib.dh_gpus_detach(self._watch)
 
 

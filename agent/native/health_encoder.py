@@ -1,4 +1,4 @@
-"""Encode the health of devices as protobuf messages for the kubelet, with the C core.
+"""Encoder of devices' health as protobuf messages for the kubelet, through the C core.
 
 For 128 devices betterproto takes 10 to 36 ms, this module less than 0.1 ms.
 """

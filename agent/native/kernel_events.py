@@ -31,7 +31,9 @@ check_record_size("dh_log_line", _LINE)
 
 
 def match_pattern(pattern: str, text: str) -> tuple[str, ...] | None:
-    """Match a kernel log line against a pattern. Returns its fields without ``%*``; None: no match.
+    """Match a kernel log line against a pattern; return the values of its fields except ``%*``.
+
+    Returns None if the line does not match.
 
     The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
     """
@@ -118,7 +120,7 @@ class KernelLogReader:
 
 
 def _losses_text(head: Any) -> str:
-    """Return how many kernel-log records were lost, and how many kinds of counted lines; empty: none."""
+    """Return a text with the numbers of lost kernel-log records and of lost counted lines; empty: none."""
     parts = [
         (head.lost, "records were overwritten before they were read"),
         (head.evicted, "kinds of lines were dropped for lack of room"),
@@ -154,7 +156,7 @@ _POLLED: Final = "; devices are polled instead"
 
 
 class UeventListener:
-    """Thread that counts the kernel's device events by subsystem, in the network namespace of its starter.
+    """Thread that counts the kernel's device events by subsystem, in the caller's network namespace.
 
     Args:
         wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable after new events.
@@ -186,7 +188,7 @@ class UeventListener:
             raise ProbeError(f"uevent thread cannot be started: {os.strerror(-code)}")
 
     def read(self) -> UeventCounts | None:
-        """Return the number of events by subsystem, and the state of the source; None: not started."""
+        """Return the number of events by subsystem, and the source's state; None: no thread was started."""
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:

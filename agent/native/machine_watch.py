@@ -117,30 +117,30 @@ class MachineWatch:
         )
 
     def start(self) -> None:
-        """Start the thread that reads memory, EDAC, pressure and CPU cores; its first pass begins at once."""
+        """Start the thread that reads memory, EDAC, pressure and CPU cores; it begins to read at once."""
         code = lib.dh_machine_start(self._machine)
         if code:
             raise ProbeError(f"machine thread cannot be started: {os.strerror(-code)}")
 
     def rescan_fileno(self) -> int:
-        """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
+        """Return the eventfd to which other threads write when CPUs, memory or NUMA nodes have changed."""
         return int(lib.dh_machine_rescan_fd(self._machine))
 
     def read(self) -> MachineSample | None:
         """Return the newest samples of memory, EDAC, pressure and CPU cores; None: the watch was not started.
 
-        A source that was not read once has the state "starting".
+        A source that was never read has the state "starting".
         """
         return self._publication.read()
 
     def pass_durations(self) -> Mapping[str, PassDurations]:
-        """Return the durations of the passes of each source. Any thread, until :meth:`stop`."""
+        """Return how long the readings of each source took. Any thread may call it until :meth:`stop`."""
         return pass_durations_by_source(
             lambda records: lib.dh_machine_durations(self._machine, records), tuple(_SOURCE_NAMES.values())
         )
 
     def run_pass(self) -> None:
-        """Read memory, EDAC, pressure and CPU cores once on this thread, instead of :meth:`start`.
+        """Read memory, EDAC, pressure and CPU cores once on the caller's thread, without :meth:`start`.
 
         For benchmarks and tests.
         """
@@ -165,7 +165,7 @@ class MachineDecoder:
         """Create the decoder.
 
         Args:
-            roots: Paths of sysfs and procfs for error texts, by the C core's field of the root.
+            roots: Paths of sysfs and procfs for error texts, by the C core's number for the root.
         """
         self._roots = roots
         self._dimms = RecordTable(

@@ -1,5 +1,4 @@
-"""Start of a command in a child process with a user, a cgroup and descriptors of its own, and the heap of
-the C library in this process.
+"""Start of a command in a child process with its own user, cgroup and descriptors; control of the heap.
 
 ``subprocess`` cannot put a child into a cgroup before it runs, except through Python code between fork and
 exec, which can deadlock in a process with threads.
@@ -14,9 +13,9 @@ from agent.native._core import ffi, lib
 
 
 def use_one_heap_arena() -> None:
-    """Let all threads share one arena of the heap; for a process of drahealth, before it starts threads.
+    """Make all threads share one arena of the C library's heap. Call it before the process starts threads.
 
-    Free memory of a thread's own arena stays with the process.
+    Free memory in a thread's own arena would stay with the process.
     """
     lib.dh_heap_one_arena()
 
@@ -64,7 +63,7 @@ def spawn(
     user: UserIds | None = None,
     cgroup_fd: int = -1,
 ) -> SpawnedProcess:
-    """Start a command in a session of its own. The kernel kills it when the calling thread ends.
+    """Start a command in a process session of its own. The kernel kills it when the calling thread ends.
 
     Args:
         command: Absolute path of the program, and its arguments.
@@ -111,7 +110,7 @@ class SpawnFailure(NamedTuple):
 
 
 def spawn_failure(message: bytes) -> SpawnFailure | None:
-    """Return the step that failed before the command ran, from a child's error pipe; None: no data."""
+    """Return the step that failed before a command ran, from the data in its error pipe; None: no data."""
     if len(message) < _ERROR.size:
         return None
     step, errno = _ERROR.unpack_from(message)

@@ -1,4 +1,4 @@
-"""Readers of the tables of records that the C core's threads publish, and values that many records have.
+"""Readers of the record tables that the C core's threads publish, and decoders of common values in records.
 
 Only changed records are decoded.
 """
@@ -100,7 +100,7 @@ class PublicationReader(Generic[T]):
 
 
 class UnchangedBytesCache(Generic[T]):
-    """Decoder of copied bytes that returns its last value again while the bytes are unchanged."""
+    """Decoder of copied bytes, which returns its last value again if the bytes are the same."""
 
     def __init__(self, decode: Callable[[CopiedBytes], T]) -> None:
         self._decode = decode
@@ -115,7 +115,7 @@ class UnchangedBytesCache(Generic[T]):
 
 
 class StampedRecordTable(Generic[S]):
-    """Table of the C core's records with a stamp, a unique 64-bit number that grows when its record changes.
+    """Table of the C core's records with stamps: unique 64-bit numbers that grow when their record changes.
 
     The C core copies all stamps, but only the records that are new to this reader. Arguments as for
     :class:`RecordTable`.
@@ -148,7 +148,7 @@ class StampedRecordTable(Generic[S]):
 
 
 class RecordTable(Generic[S]):
-    """Table of the C core's records of one kind, decoded into samples; unchanged records keep their sample.
+    """Table of one kind of the C core's records, decoded into samples; unchanged records keep their sample.
 
     Args:
         layout: Layout of one record.
@@ -213,12 +213,12 @@ def failure_text(name: str, root: Path | None, err: int) -> str:
 
 
 def missing_member(seen: int, err: int, field: int) -> Missing:
-    """Return why a member has no value; the arguments are those of :func:`reading_of_member`."""
+    """Return why a member of a C record has no value; arguments as for :func:`reading_of_member`."""
     return Missing(Absence.UNREADABLE, err) if seen >> field & 1 else ABSENT
 
 
 def reading_of_member(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
-    """Return a member's value, or Missing with the reason.
+    """Return the value of a member of a C record, or Missing with the reason.
 
     Args:
         value: Value of the member in the record.
@@ -260,7 +260,7 @@ def pass_durations(record: Any) -> PassDurations:
 def pass_durations_by_source(
     read: Callable[[Any], None], names: Sequence[str]
 ) -> Mapping[str, PassDurations]:
-    """Return the durations of the passes of several sources, by the sources' names.
+    """Return how long the readings of several sources took, by source name.
 
     ``read`` stores one ``struct dh_durations`` per name into its argument, in the order of ``names``.
     """

@@ -107,7 +107,7 @@ class SnapshotDecoder:
         """Create the decoder.
 
         Args:
-            roots: Paths of sysfs and cgroupfs for error texts, by the C core's field of the root.
+            roots: Paths of sysfs and cgroupfs for error texts, by the C core's number for the root.
         """
         self._roots = roots
         self._cpus = RecordTable(_CPUS, _decode_cpus)
@@ -319,7 +319,7 @@ class Sampler:
         )
 
     def start(self) -> None:
-        """Start the thread that reads CPUs, hugepages and cgroups; its first pass begins at once."""
+        """Start the thread that reads CPUs, hugepages and cgroups; it begins to read at once."""
         code = lib.dh_sampler_start(self._sampler)
         if code:
             raise ProbeError(f"sampler thread cannot be started: {os.strerror(-code)}")
@@ -329,7 +329,7 @@ class Sampler:
         return self._fd
 
     def rescan_fileno(self) -> int:
-        """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
+        """Return the eventfd to which other threads write when CPUs, memory or NUMA nodes have changed."""
         return int(lib.dh_sampler_rescan_fd(self._sampler))
 
     def last_wake_ns(self) -> int:
@@ -344,37 +344,40 @@ class Sampler:
             return
 
     def read(self) -> Snapshot | None:
-        """Return the newest snapshot; None: not started.
+        """Return the newest snapshot; None: the sampler was not started.
 
-        Until the first pass has ended, the snapshot counts 0 passes, and every source's state is "starting".
+        Until the first pass (reading of all files) has ended, the snapshot counts 0 passes, and every
+        source's state is "starting".
         """
         return self._publication.read()
 
     def pass_durations(self) -> Mapping[str, PassDurations]:
-        """Return the durations of the passes of each source. Any thread, until :meth:`stop`."""
+        """Return how long the readings of each source took. Any thread may call it until :meth:`stop`."""
         return pass_durations_by_source(
             lambda records: lib.dh_sampler_durations(self._sampler, records), SOURCE_NAMES
         )
 
     def run_pass(self) -> None:
-        """Read all files once on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        """Read all files once on the caller's thread, without :meth:`start`. For benchmarks and tests."""
         if lib.dh_sampler_pass(self._sampler):
             raise ProbeError(
                 "sampler: files not read: the sampler's own thread reads them; stop the sampler first"
             )
 
     def run_sweep(self) -> int:
-        """Read, on this thread, those counters of every cgroup that the kernel does not notify about.
+        """Read, on the caller's thread, the cgroups' counters for which the kernel sends no notification.
 
         Returns the number of cgroups that were read. For benchmarks and tests.
         """
         return int(lib.dh_sampler_sweep(self._sampler))
 
     def run_lower_bound(self, *, sweep: bool, opens: bool = False) -> int:
-        """Repeat only the system calls of a pass; return the number of reads. For benchmarks.
+        """Repeat only the system calls of a pass (reading of all files); return the number of reads.
 
-        ``sweep``: also repeat the calls of :meth:`run_sweep`. ``opens``: open every file of it, also those
-        whose descriptors stay open.
+        For benchmarks.
+
+        ``sweep``: also repeat the calls of :meth:`run_sweep`. ``opens``: open every file of the pass, also
+        those whose descriptors stay open.
         """
         swept = lib.DH_BARE_OPENS if opens else lib.DH_BARE_SWEEP
         return int(lib.dh_sampler_lower_bound(self._sampler, swept if sweep else lib.DH_BARE_PASS))

@@ -57,7 +57,7 @@ _NO_CPUS: Final[ExclusiveCpusByPod] = {}
 
 
 class AuditPaths(NamedTuple):
-    """Paths (roots, kubelet's configuration) and the kubelet's version, which an audit of cgroups needs."""
+    """Inputs of an audit of cgroups: root directories, and the kubelet's configuration and version."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -234,7 +234,7 @@ def _exclusive_cpus(pod: Pod, exclusive: ExclusiveCpusByPod, *, by_kubelet: bool
 
 
 def _add_shared_risks(audit: PodAudit, shared: Sequence[PodRisk]) -> PodAudit:
-    """Return the pod's audit with its risks from claims shared with other pods added."""
+    """Return the audit of a pod, extended by the pod's risks from claims that other pods share."""
     added = tuple(risk for risk in shared if risk.pod == str(audit.pod))
     return replace(audit, risks=(*audit.risks, *added)) if audit.comparisons and added else audit
 

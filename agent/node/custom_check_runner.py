@@ -39,7 +39,7 @@ _Key = tuple[str, str]
 
 
 class _Task(NamedTuple):
-    """Task that runs one check periodically, and the scope that cancels the task."""
+    """Task that runs one check periodically, and the cancel scope that ends the task."""
 
     check: CustomCheck
     scope: trio.CancelScope
@@ -48,7 +48,7 @@ class _Task(NamedTuple):
 class CustomCheckRunner:
     """Runner of the checks that operators configure (``[[check]]``).
 
-    Core thread only, except :meth:`close`.
+    All methods except :meth:`close` run in the core thread, which runs the engine loop.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CustomCheckRunner:
         self._changed.set()
 
     def note_report(self, report: Report) -> None:
-        """Store which devices the report has, for checks that run once for each device."""
+        """Store the devices of the newest health report, for checks that run once for each device."""
         if not any(check.is_per_device for check in self._checks):
             return
         devices = frozenset(

@@ -84,7 +84,7 @@ class DeclarationWatcher:
 
     @property
     def source(self) -> SourceSample:
-        """State of the declaration directory as a source; it never stalls."""
+        """State of the declaration directory, in the form that all data sources have. It never stalls."""
         state = SourceState.FAILING if self._read_error else SourceState.OK
         return SourceSample(
             DIRECTORY,
@@ -112,7 +112,7 @@ class DeclarationWatcher:
                 os.close(watched.descriptor)
 
     async def _read_after_changes(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
-        """Read the watched directory after each change until it is replaced or removed."""
+        """Read the watched directory after each change until the directory is replaced or removed."""
         current: _DirectoryIdentity | None = watched.id
         while current == watched.id:
             began_s = trio.current_time()

@@ -1,7 +1,7 @@
-"""All sources of the machine combined into one snapshot, with one eventfd that wakes the engine loop.
+"""Combination of all data sources of the machine into one snapshot, with one eventfd for all of them.
 
-The C threads and the watchers write to that eventfd. Nothing here imports agent.serve, so that ``drahealth
-scan`` does not load it.
+The C threads and the watchers write to the eventfd, which wakes the engine loop. This module does not import
+agent.serve, so that ``drahealth scan`` does not load it.
 """
 
 import os
@@ -58,10 +58,10 @@ class PodsSource(Protocol):
 
     @property
     def timer(self) -> PassTimer:
-        """Timer with the durations of the source's polls."""
+        """Timer that holds the durations of the source's polls."""
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
+        """Store the newest snapshot, for the cgroups and declared devices in it. Never blocks."""
 
     def start(self, wake: Callable[[], None]) -> None:
         """Start the source's threads, which call `wake` when the sample has changed."""
@@ -71,11 +71,11 @@ class PodsSource(Protocol):
 
 
 class NodeSource:
-    """All sources of the machine: threads of the C core, watchers of PCI bus, NICs, declarations and pods.
+    """All data sources of the machine: C core threads, watchers of PCI bus, NICs, declarations and pods.
 
     Args:
         config: Root directories and periods.
-        sampler: Sampler, which is started and stopped with the other threads.
+        sampler: Thread that reads CPUs, hugepages and cgroups; started and stopped with the other threads.
         limits: Limits of the GPU rules, which decide which readings wake the engine loop.
         period_ns: Time between two reads of the fast sources [ns].
         reads_declarations: Whether devices are declared by files in the runtime directory; False: by
@@ -141,7 +141,7 @@ class NodeSource:
             raise
 
     def start(self) -> None:
-        """Start all threads, the uevent listener first: no event after the first read of a file is lost."""
+        """Start all threads. The uevent listener is first, so that no event after the first read is lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()
@@ -157,7 +157,7 @@ class NodeSource:
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
-        """Return the newest values of all sources as one snapshot; None: not started."""
+        """Return the newest values of all sources as one snapshot; None: the sources were not started."""
         sampled = self._sampler.read()
         if sampled is None:
             return None
@@ -202,14 +202,18 @@ class NodeSource:
         return snapshot
 
     def nvml_costs(self) -> NvmlCosts | None:
-        """Return the costs of NVML calls; None: NVML is not called. Thread-safe. Blocks up to 10 ms."""
+        """Return the CPU time and durations of NVML calls; None: NVML is not called. Thread-safe.
+
+        Blocks up to 10 ms.
+        """
         with self._stop_lock:
             return self._gpus.costs() if self._gpus is not None and not self._is_stopped else None
 
     def pass_durations(self) -> Mapping[str, PassDurations]:
-        """Return the durations of the passes by source, without sources that wait for events.
+        """Return how long the passes (complete readings) of each source took, by source name.
 
-        Those of NVML start at zero with each NVML process. Thread-safe. Blocks up to 10 ms.
+        Sources that wait for events are left out. The durations of NVML start at zero with each NVML process.
+        Thread-safe. Blocks up to 10 ms.
         """
         found: dict[str, PassDurations] = {}
         with self._stop_lock:
@@ -230,7 +234,7 @@ class NodeSource:
         return self._declared.declarations if self._declared else self._declared_by_caller
 
     def declare(self, declarations: Declarations) -> None:
-        """Set the declared devices; only if they are not read from files. Thread-safe."""
+        """Set the declared devices. Allowed only if the devices are not read from files. Thread-safe."""
         self._declared_by_caller = declarations
 
     async def run_watchers(self) -> None:
@@ -246,7 +250,10 @@ class NodeSource:
         return self._host.start_single_read()
 
     def stop(self, timeout_s: float) -> Sequence[str]:
-        """Stop every thread within about `timeout_s`. Returns the names of hung, abandoned threads."""
+        """Stop all threads within about `timeout_s`. Returns the names of threads that hang.
+
+        These threads are abandoned.
+        """
         end_s = time.monotonic() + timeout_s
 
         def left_s() -> float:
@@ -301,7 +308,7 @@ SOURCES_STOP_S: Final = 0.6
 
 
 def engine_settings(config: Config) -> EngineSettings:
-    """Convert the configuration to the engine's settings: limits, expected hardware, validity of verdicts."""
+    """Return the engine's settings from the configuration: limits, expected hardware, verdict lifetime."""
     return EngineSettings(
         node=config.node_name,
         drivers=config.drivers,
@@ -337,7 +344,7 @@ def engine_settings(config: Config) -> EngineSettings:
 
 
 def open_sampler(config: Config, period_ns: int) -> Sampler:
-    """Create a sampler that reads below the configured roots; the caller starts it.
+    """Create a sampler, the thread that reads CPUs, hugepages and cgroups; the caller starts it.
 
     Raises:
         ConfigError: A root path is too long.
@@ -367,7 +374,10 @@ def open_node_source(
     use_udev: bool = True,
     pods: PodsSource | None = None,
 ) -> NodeSource:
-    """Create a sampler and all other sources; the caller starts them. See :class:`NodeSource`."""
+    """Create the sampler and all other data sources of the machine; the caller starts them.
+
+    See :class:`NodeSource`.
+    """
     sampler = open_sampler(config, period_ns)
     return NodeSource(
         config,

@@ -2,11 +2,11 @@
 
 A child process (:mod:`agent.node.nvml_process_main`) has the C core's GPU threads, the library and pynvml.
 The threads publish their records in shared memory, which the agent maps read-only, and wake the agent through
-its eventfd. A socket pair carries the options, requests for a count or an inventory, and, by its end, the
-request to stop.
+its eventfd. A socket pair carries the options, and the requests for a count or an inventory of GPUs. The end
+of its connection is the request to stop.
 
 If the child ends, its GPUs are reported as unreadable, with the signal or exit code, until the next child has
-read them. Latched faults stay, and the kernel log still reports new ones.
+read them. Latched faults (those that the agent keeps) stay, and the kernel log still reports new ones.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class _Child(NamedTuple):
 
 
 class NvmlProcess:
-    """Child process with the GPU watch, and the thread that starts it again when it ends. Thread-safe.
+    """Child process that calls NVML, and the thread that starts this process again when it ends. Thread-safe.
 
     The methods are those of :class:`agent.native.gpu_watch.GpuWatch`.
 
@@ -145,10 +145,10 @@ class NvmlProcess:
             return self._last
 
     def _replaces_last(self, found: NvmlSample) -> bool:
-        """Return whether a child's sample replaces that of the child before: once it has read all GPUs.
+        """Return whether a new child process's first sample replaces the last sample of the child before.
 
-        It also does FIRST_PASS_S after the child's first NVML call. The time before that call is not limited:
-        on a busy machine a child takes seconds to start.
+        It does once the new child has read all GPUs, or FIRST_PASS_S after the new child's first NVML call.
+        The time before that call is not limited: on a busy machine a child takes seconds to start.
         """
         if self._before is None:
             return True
@@ -183,12 +183,12 @@ class NvmlProcess:
         return _unreadable(self._last, reason, self._ends)
 
     def pass_durations(self) -> PassDurations | None:
-        """Return how long the running child's readings of all GPUs took; None: no child runs."""
+        """Return how long the child process's readings of all GPUs took; None: no child process runs."""
         with self._lock:
             return self._child.watch.pass_durations() if self._child else None
 
     def costs(self) -> NvmlCosts | None:
-        """Return the costs of the running child; None: no child runs."""
+        """Return the CPU time and durations of the child process's NVML calls; None: it does not run."""
         with self._lock:
             return self._child.watch.costs() if self._child else None
 
@@ -353,7 +353,7 @@ class NvmlProcess:
 
 
 def _spawn(sources: tuple[int, int, int]) -> int:
-    """Start the child process with the descriptors `sources`, and standard error; return its PID."""
+    """Start the child process, which gets the descriptors `sources` and standard error; return its PID."""
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_FD_MIN) for fd in sources]
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -387,7 +387,7 @@ def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
 
 
 def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
-    """Return the sample of a restarted child process with the counts of the child before added.
+    """Return the sample of a new child process, with its counts raised by the previous child's counts.
 
     The start of a child is neither a reload of the driver nor the return of a lost GPU.
     """
@@ -403,7 +403,7 @@ def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
 
 
 def _continued_gpu(gpu: GpuSample, before: GpuSample | None) -> GpuSample:
-    """Return a GPU's sample from a restarted child process with the counts of the child before added."""
+    """Return a GPU's sample from a new child process, with its counts raised by the previous child's."""
     if before is None:
         return gpu
     return replace(
@@ -422,7 +422,7 @@ def _continued_source(source: SourceSample, before: SourceSample) -> SourceSampl
 
 
 def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
-    """Return the sample while no child process runs: the last one, without readings and events.
+    """Return the sample to report while no child process runs: the last sample, without readings and events.
 
     Its sources do not stall, because their state (no child process) was verified now.
     """

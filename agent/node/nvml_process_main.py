@@ -1,8 +1,9 @@
 """Main program of the process that calls NVML: the C core's GPU threads, and pynvml for the inventory.
 
 The parent is :mod:`agent.node.nvml_process`. Its messages on the socket pair are, in this order: the options,
-as JSON; then any number of COUNT and INVENTORY. The end of the connection ends the process. A call of pynvml
-that hangs delays only the next message, because the GPU threads continue.
+as JSON; then any number of the requests COUNT (count the GPUs) and INVENTORY (read their attributes). The end
+of the connection ends the process. A call of pynvml that hangs delays only the next message, because the GPU
+threads continue.
 """
 
 import contextlib
@@ -69,15 +70,15 @@ def decode_options(message: bytes) -> GpuWatchOptions:
 
 
 def encode_inventory(gpus: tuple[GpuAttributes, ...]) -> bytes:
-    """Encode the attributes of GPUs as JSON, the answer to INVENTORY."""
+    """Encode the attributes of GPUs as JSON, as the answer to the request INVENTORY."""
     return json.dumps([gpu._asdict() for gpu in gpus]).encode()
 
 
 def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
-    """Decode the answer to INVENTORY.
+    """Decode the attributes of GPUs from the NVML process's answer to the request INVENTORY.
 
     Raises:
-        OSError: The answer is an error text, or not that of :func:`encode_inventory`.
+        OSError: The answer is an error text, or does not have the form of :func:`encode_inventory`.
     """
     if not answer:
         raise OSError("it ended")

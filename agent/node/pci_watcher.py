@@ -1,7 +1,7 @@
 """Watchers of the PCI bus: GPUs and their inventory, and the network adapters (NICs) that drivers declare.
 
-Bus, processes in the GPU driver and GPU inventory are read periodically, each in a thread of its own that
-may be abandoned, because a read can hang with the GPU driver or the NIC's firmware; so are the NICs. The
+The bus, the processes in the GPU driver, the GPU inventory and the NICs are read periodically. Each read has
+a thread that may be abandoned, because a read can hang with the GPU driver or the NIC's firmware. The
 last result of each read is kept. A uevent about an added, removed or rebound PCI device triggers a read of
 bus, inventory and NICs; without uevents the bus is read more often instead. Without declared NICs no NIC is
 read.
@@ -121,12 +121,12 @@ class GpuPciWatcher:
 
     @property
     def gpu_system(self) -> GpuOsSample:
-        """Last reading of GPU processes, of the GPU driver's inventory, and of GPUs on the PCI bus."""
+        """Last reading of processes in the GPU driver, of the GPU inventory, and of GPUs on the PCI bus."""
         return self._gpu_system
 
     @property
     def pci(self) -> tuple[PciSample, ...] | Missing | None:
-        """PCI functions of the last bus read; None: not read yet, or not with all devices declared now."""
+        """PCI functions of the last bus read; None: no read yet has all devices that are declared now."""
         return self._bus.functions if self._declared_addresses <= self._bus.requested else None
 
     @property
@@ -152,8 +152,10 @@ class GpuPciWatcher:
         declared: Declarations = (),
         nics: frozenset[str] = frozenset(),
     ) -> None:
-        """Store the newest GPU samples, uevents, declared devices and PCI addresses of declared NICs; a
-        relevant change triggers a read."""
+        """Store the newest inputs of the watcher; a relevant change triggers a read.
+
+        The inputs are GPU samples, uevents, declared devices, and PCI addresses of declared NICs.
+        """
         watched = self._watches_bus()
         self._gpus = gpus
         if declared is not self._declared or nics != self._nics:
@@ -198,13 +200,16 @@ class GpuPciWatcher:
                 nursery.start_soon(self._watch_inventory, self._read_inventory, wake)
 
     def unfinished_reads(self, timeout_s: float) -> Sequence[str]:
-        """Return the names of the reads that hang for longer than `timeout_s`, after :meth:`run`."""
+        """Return the names of the reads that last longer than `timeout_s`. Use after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
         running = list(self._running_reads.items())
         return [name for name, done in running if not done.wait(max(0.0, end_s - time.monotonic()))]
 
     async def _debounce_changes(self) -> None:
-        """Start reads of bus and inventory after a change; delays grow while changes follow each other."""
+        """Start reads of the PCI bus and the GPU inventory after a change.
+
+        The delay grows while changes follow each other.
+        """
         pause_s, last_s = DEBOUNCE_S, -DEBOUNCE_MAX_S
         while True:
             await self._changed.wait()
@@ -258,7 +263,7 @@ class GpuPciWatcher:
         return _PciBusReading(functions, gpus, bound, addresses, time.monotonic_ns(), self._bus.passes + 1)
 
     def _reset_bus(self) -> None:
-        """Discard the last bus read, and restart the time after which the source ``pci`` is stalled."""
+        """Discard the last bus read, and restart the timeout after which the source ``pci`` is stalled."""
         self._bus = _PciBusReading(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
 
     def _watches_bus(self) -> bool:
@@ -304,9 +309,7 @@ class GpuPciWatcher:
         return await call_in_thread_when_possible(partial(self._run_read, name, read), "dh-host")
 
     def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`; None: it failed. A new reason of a failure is logged.
-
-        Runs in a thread.
+        """Run `read` in a thread and return its result; None: it failed. A new reason of failure is logged.
 
         Args:
             name: Name of the read in log lines: ``read of the PCI bus``.
@@ -343,7 +346,7 @@ def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
 
 
 def _inventory_key(gpus: NvmlSample | None) -> tuple[object, ...]:
-    """Return the values of all GPUs whose change triggers a new read of the inventory."""
+    """Return the GPU values of which any change triggers a new read of the inventory."""
     if gpus is None or not gpus.gpus:
         return ()
     return (gpus.generation, *((gpu.uuid, gpu.handles, gpu.migs) for gpu in gpus.gpus))
@@ -413,12 +416,12 @@ class NicWatcher:
 
     @property
     def nics(self) -> tuple[NicSample, ...] | Missing | None:
-        """Declared NICs as of the last read; None: not read yet, or not with all NICs declared now."""
+        """Declared NICs as of the last read; None: no read yet has all NICs that are declared now."""
         return self._reading.nics if self._declared <= self._reading.requested else None
 
     @property
     def addresses(self) -> frozenset[str]:
-        """PCI addresses of the declared NICs; of a NIC that is gone, its last address."""
+        """PCI addresses of the declared NICs, with the last known address of a NIC that is gone."""
         found = (part.pci or self._address_of.get(part.rdma, "") for part in self._declared)
         return frozenset(address for address in found if address)
 
@@ -479,5 +482,5 @@ class NicWatcher:
         return _NicReading(nics, declared, time.monotonic_ns(), self._reading.passes + 1)
 
     def unfinished_reads(self, timeout_s: float) -> Sequence[str]:
-        """Return the name of the read of NICs if it hangs for longer than `timeout_s` after :meth:`run`."""
+        """Return the name of the read of NICs if it lasts longer than `timeout_s`. Use after :meth:`run`."""
         return [] if self._done.wait(timeout_s) else [NIC_READ]

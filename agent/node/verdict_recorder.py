@@ -1,9 +1,10 @@
-"""Recorder of changes in devices' health and causes: compares health reports, writes the changes to a file.
+"""Recorder of changes in devices' health and causes, in a file. It compares each health report with the last.
 
-Every report is compared when it is published, in the core thread; the thread ``dh-history`` writes, so a full
-or hung disk delays no verdict. Changes wait in memory until they are written. If too many wait, the present
-period of observation ends before the first change that is dropped, and a new one begins after the next write:
-the time between counts as not observed, and no interval has a wrong state.
+Every report is compared when it is published, in the core thread, which runs the engine loop; the thread
+``dh-history`` writes, so a full or hung disk delays no verdict. Changes wait in memory until they are
+written. If too many wait, the present period of observation ends before the first change that is dropped, and
+a new one begins after the next write: the time between counts as not observed, and no interval has a wrong
+state.
 """
 
 import logging
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class _Job(NamedTuple):
-    """Content of one write to the history file: observed periods and changed verdicts."""
+    """Content of one write to the history file: observed periods and changed health of devices."""
 
     periods: tuple[ObservedPeriod, ...]
     changes: tuple[VerdictChange, ...]
@@ -71,7 +72,7 @@ class VerdictRecorder:
         Args:
             file: History file; created by the first write.
             limits: Limits of the history file.
-            boot_id: Boot of the machine; empty: unknown.
+            boot_id: The kernel's id of the current boot; empty: unknown.
             heartbeat_s: Longest time between two reports of a running agent [s].
             boot_clock: Returns the time since boot, with the time in which the machine slept [s].
         """
@@ -111,7 +112,7 @@ class VerdictRecorder:
                 self._start_thread()
 
     def close(self, timeout_s: float) -> bool:
-        """Write the queued changes of verdicts and end the thread.
+        """Write the queued changes of devices' health and end the thread.
 
         Returns False if the disk takes longer than `timeout_s` seconds.
         """
@@ -201,7 +202,7 @@ class VerdictRecorder:
             )
 
     def _merge_stored(self, stored: StoredVerdicts) -> None:
-        """Continue the verdict history of earlier runs, after the first read of the history file.
+        """Continue the health history of the agent's earlier runs, after the first read of the history file.
 
         A later call means that the file was removed or damaged: queue each device's newest change again.
         """

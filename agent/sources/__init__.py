@@ -1,1 +1,1 @@
-"""Readers of slow sources: files, psutil, libudev, pynvml. Fast sources are read by the C core."""
+"""Readers of sources that are read rarely: files, psutil, libudev, pynvml. The C core reads the others."""

@@ -151,7 +151,7 @@ def read_cgroup_facts(
 def _counts_claims(kubelet_version: str, kubelet: KubeletConfig | None) -> bool:
     """Return whether the kubelet may count claims in the settings of pods' cgroups.
 
-    It depends on its version and its feature gate, which is off by default in 1.37.
+    The answer depends on the kubelet's version and its feature gate, which is off by default in 1.37.
     """
     if kubelet is None or not kubelet_counts_claims(kubelet_version):
         return kubelet_counts_claims(kubelet_version)

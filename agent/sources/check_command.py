@@ -1,12 +1,12 @@
 """One run of a custom check's command, with limits of time and output, in a cgroup of its own.
 
 The exit codes are those of custom plugins of node-problem-detector: 0 is OK, 1 is a fault, every other one
-is no result. The first output is the text. All processes of the command are ended afterwards, and the cgroup
-is removed.
+is no result. The text is the standard output; if that is empty, the standard error output. All processes of
+the command are ended afterwards, and the cgroup is removed.
 
 Cgroups are made in the agent's own cgroup, where the service manager has delegated it (``Delegate=yes``),
-and in cgroup v2 only. Elsewhere a cgroup that another process manages would get children that it does not
-know.
+and in cgroup v2 only. Elsewhere a cgroup that another process manages would get children that the other
+process does not know.
 """
 
 import errno
@@ -91,7 +91,7 @@ class CheckCgroup:
         return True
 
     def exceeded_memory(self) -> str:
-        """Return a text that the kernel killed the command at its memory limit; empty: it did not."""
+        """Return an error text if the kernel killed the command at its memory limit; empty: it did not."""
         try:
             events = (self._path / "memory.events").read_text()
         except OSError:
@@ -173,7 +173,7 @@ def _is_delegated(cgroup: Path) -> bool:
 
 
 def _enable(base: Path, controllers: tuple[str, ...]) -> None:
-    """Enable controllers for the children of a cgroup; its own processes are moved to a child first."""
+    """Enable controllers for the children of a cgroup, after moving the cgroup's own processes to a child."""
     enabled = (base / "cgroup.subtree_control").read_text().split()
     missing = [name for name in controllers if name not in enabled]
     if not missing:
@@ -209,7 +209,7 @@ USER_ADVICE: Final = "see 'User' in the documentation of custom checks"
 
 
 class CommandResult(NamedTuple):
-    """End of one run of a custom check's command: exit code and output, or the reason for neither."""
+    """Result of one run of a custom check's command: exit code and output, or why there is none."""
 
     exit_code: int | None
     """Exit code of the command; None: it gave no result, see ``problem``."""
@@ -302,7 +302,7 @@ class CheckCommand:
         return descriptor
 
     def _wait(self, outputs: Sequence["_Output"], end_s: float) -> str:
-        """Read the command's outputs until it has ended; return the text of the limit that it exceeds.
+        """Read the command's outputs until it has ended; return the text of a limit that it exceeded.
 
         Empty: the command ended within its limits.
 
@@ -364,8 +364,8 @@ class CheckCommand:
     def is_ended(self) -> bool:
         """Return whether :meth:`run` has returned and the command's first process has ended.
 
-        A process that exceeded its time is removed from the process table; before, its exit code is for the
-        thread of :meth:`run`.
+        This call removes a process that exceeded its time limit from the process table. Before :meth:`run`
+        has returned, this call does not collect the exit code, because :meth:`run` needs it.
         """
         if not self._has_run:
             return False
@@ -407,7 +407,7 @@ class _Output:
         """Create a pipe, or use the reading end of one.
 
         Args:
-            at_end: Closes the pipe at its end.
+            at_end: Stack of exit functions, to which the closing of the pipe is added.
             read_fd: Descriptor of the reading end; -1: a pipe is created.
         """
         self.write_fd = -1

@@ -1,5 +1,4 @@
-"""Reader of the directory in which drivers declare their devices, and parser of one file: TOML text to
-devices.
+"""Reader of the directory in which drivers declare their devices, and parser of one TOML file in it.
 
 ``KEYS_BY_KIND`` defines the keys of each kind of device; an unknown key is an error. Whether a declared
 device exists is decided by the rules. docs/declared-devices.md describes the format.
@@ -434,7 +433,7 @@ def _within_device_limit(
 
     Args:
         file: New content of the file.
-        known: Files that were read before it.
+        known: Devices of the files that were read before this one.
         path: Path of the file.
     """
     others = sum(len(devices) for driver, devices in known.items() if driver != file.driver)

@@ -1,10 +1,10 @@
 """Readers of GPU facts that need no NVML: PCI bus, fabric manager, processes stuck in the GPU driver.
 
-An unreadable fact is Missing, never False. Reading processes can hang with the GPU driver: call it from a
-thread that can be abandoned.
+An unreadable fact is Missing, never False. A function that reads processes can hang with the GPU driver: call
+it from a thread that can be abandoned.
 
-The module also has the reader of the kubelet's, container runtimes' and agents' processes, for ``scan``
-only; no rule uses them.
+The module also has the reader of the kubelet's, container runtimes' and agents' processes, for the command
+``scan`` only; no health rule uses these processes.
 
 psutil is imported late, because it takes 0.6 MiB.
 """
@@ -79,7 +79,7 @@ def process_role(name: str, cmdline: list[str]) -> str:
 
 
 def read_node_processes(procfs_root: Path) -> list[ProcessFacts]:
-    """Read the kubelet, container runtimes and running agents, sorted by name; empty without procfs."""
+    """Read the processes of kubelet, container runtimes and agents, sorted by name; empty without procfs."""
     import psutil
 
     facts: list[ProcessFacts] = []

@@ -5,8 +5,8 @@ agent.devices.consumers.kube_objects interprets the objects.
 
 The module also has the reader of kubeconfig files, which name API servers and their credentials.
 
-Of the kinds of credentials it knows tokens and certificates. A program that returns credentials (``exec``) is
-not run, and a password is not sent: API servers have refused passwords since Kubernetes 1.19.
+Tokens and certificates are the supported kinds of credentials. A program that returns credentials (``exec``)
+is not run, and a password is not sent: API servers have refused passwords since Kubernetes 1.19.
 """
 
 import base64
@@ -35,7 +35,10 @@ _COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get reso
 
 
 def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
-    """Read and parse the objects of one kind in a file, with the errors of :func:`parse_object_file`."""
+    """Read a file and parse its Kubernetes objects of one kind.
+
+    Raises the errors of :func:`parse_object_file`.
+    """
     return parse_object_file(path, read_object_file(path), kind, now)
 
 
@@ -69,7 +72,7 @@ def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant)
 
 
 def parse_mixed_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> ObjectFileContent:
-    """Parse the objects in a file. 1,000 pods in YAML take a second.
+    """Parse the Kubernetes objects in a file: those of one kind, and the others. 1,000 pods in YAML take 1 s.
 
     Args:
         path: Path of the file.
@@ -302,7 +305,9 @@ def _decoded(parent: JsonObject, key: str) -> bytes:
 
 
 def _client_certificate(user: JsonObject, directory: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return certificate and key of a kubeconfig's user as PEM, or their two files; empty: it has none.
+    """Return the client certificate and key of a kubeconfig's user: as PEM, or as the paths of two files.
+
+    Both results are empty if the user has no certificate.
 
     Files are returned by name, so that the client of the API server reads them again after a rotation.
 

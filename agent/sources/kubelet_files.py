@@ -435,7 +435,7 @@ def _kubelet_processes(procfs_root: Path) -> Iterator[Path]:
 
 
 def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
-    """Return a kubelet's configuration: its file, then its drop-in files in order, then its flags.
+    """Return a kubelet's configuration, merged from its file, its drop-in files in order, and its flags.
 
     Args:
         process: Directory of the kubelet's process in procfs.
@@ -455,7 +455,9 @@ def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
 
 
 def _seen_by(process: Path, path: str) -> Path:
-    """Return where this process can read a path of another process: below its root or working directory.
+    """Return the path at which this process can read a file of another process.
+
+    The path is below the other process's root directory or working directory.
 
     Args:
         process: Directory of the other process in procfs.

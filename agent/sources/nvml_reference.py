@@ -1,7 +1,8 @@
 """Reader of GPU fields through pynvml, with which ``scan --backend both`` checks the C core's values.
 
 It shares no code with the C core. Where the C core reads a field by NVML's field id, this module calls NVML's
-function for the field, and uses the field id only as fallback. Numbers and layouts are pynvml's.
+function for the field, and uses the field id only as fallback. Numbers of constants and layouts of
+structures are those of pynvml.
 """
 
 from collections.abc import Callable, Mapping
@@ -163,7 +164,7 @@ def _retired_pages(cause: str) -> FieldReader:
 def _slowdown_time(reason: str) -> FieldReader:
     """Return a reader of the time in which a GPU's clocks were reduced for a reason [ns].
 
-    The field id depends on the driver branch.
+    NVML's field id of this time depends on the branch of the GPU driver.
     """
 
     def read(gpu: _GpuHandle) -> FieldValue:
@@ -218,7 +219,7 @@ def _fabric_member(member: str) -> FieldReader:
 
 
 def _read_link_states(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
-    """Read the state of each NVLink of a GPU that answers (0: down), by link number."""
+    """Read the state of each NVLink of a GPU (0: down), by link number, without links that fail."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
     failure = gpu.nvml.failure_for(NvmlReturnCode.NOT_SUPPORTED)

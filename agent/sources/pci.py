@@ -1,13 +1,13 @@
 """Reader of PCI functions from sysfs: NVIDIA's GPUs, and PCI functions that drivers declare.
 
-libudev lists them with their model names; without libudev, or with another sysfs root, sysfs does. Call this
-from a thread that can be abandoned: reading a link's width wakes the device and may hang.
-agent.sources.gpu_os_facts counts the GPUs that NVML should see.
+libudev lists the functions with their model names; without libudev, or with another sysfs root, sysfs lists
+them. Call the reader from a thread that can be abandoned: reading a link's width wakes the device and may
+hang. agent.sources.gpu_os_facts counts the GPUs that NVML should see.
 
 The module also has the reader of RDMA network adapters (NICs) that drivers declare, from sysfs.
 
-Call this from a thread that can be abandoned: some drivers ask the NIC's firmware for a port's state and
-counters, which may hang.
+Call the reader of NICs from a thread that can be abandoned: some drivers ask the NIC's firmware for a port's
+state and counters, which may hang.
 """
 
 import errno
@@ -338,7 +338,8 @@ def _read_count(path: Path) -> Reading:
 def _interface(port: Path, device: Path, number: int) -> str:
     """Return the network interface of a NIC's Ethernet port; empty: not found.
 
-    It is the interface of the port's first GID, or else that of the PCI function with the port's number.
+    It is the interface of the port's first GID, or else the interface with the port's number of the same PCI
+    function.
     """
     name = read_sysfs_text(port / "gid_attrs/ndevs/0")
     if isinstance(name, str) and name.strip():

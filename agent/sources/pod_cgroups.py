@@ -91,7 +91,7 @@ def read_live_pods(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) 
 def qos_class_directories(
     cgroupfs_root: Path, drivers: Iterable[CgroupDriver], kubelet_cgroup_root: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield each directory that a QoS class's cgroup may have, and its path below the cgroup hierarchy."""
+    """Yield the directory and the path in the hierarchy of each cgroup that a QoS class may have."""
     paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in QosClass]
     for mount in _MOUNTS:
         for path in paths:
@@ -99,7 +99,7 @@ def qos_class_directories(
 
 
 class _CgroupTreeWalk:
-    """Search of cgroupfs for pods' cgroups; a cgroup in several hierarchies counts once."""
+    """Search of cgroupfs for the cgroups of pods; a cgroup in several v1 hierarchies counts once."""
 
     def __init__(self, kubelet_cgroup_root: str) -> None:
         self._root = kubelet_cgroup_root
@@ -128,7 +128,7 @@ class _CgroupTreeWalk:
     def _add_cgroup(self, directory: str, path: str, level: CgroupLevel) -> bool:
         """Add a cgroup if its name is that of a pod or container, as `level` requires.
 
-        Returns whether it was added.
+        Returns whether the cgroup was added.
         """
         cgroup = parse_path(path, self._root)
         if cgroup is None or cgroup.level is not level:

@@ -97,7 +97,7 @@ def _alias_value(event: Any, state: _ParseState, depth: int) -> object:
 
 
 def _extent(value: object) -> tuple[int, int]:
-    """Return the size of a parsed YAML value: number of values in it with itself, and depth of nesting."""
+    """Return the size of a parsed YAML value: number of values including itself, and nesting depth."""
     if not isinstance(value, list | dict):
         return 1, 0
     inner = [_extent(item) for item in (value.values() if isinstance(value, dict) else value)]

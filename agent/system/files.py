@@ -143,7 +143,7 @@ def check_directory(path: Path, *, accepts_link: bool = True) -> None:
 
     Args:
         path: The directory.
-        accepts_link: False: a symbolic link is refused. True: one of this user or of root is followed.
+        accepts_link: False: a symbolic link is refused. True: a link that this user or root owns is followed.
 
     Raises:
         UnsafeDirectory: Another user owns the directory or the link, or all users may write to it.

@@ -1,5 +1,6 @@
-"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError; and
-the text that says how a process ended.
+"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError.
+
+The module also has the text that states how a process ended.
 
 Python's own streams keep unwritten data and retry at interpreter exit, where an error cannot be reported, and
 they ignore writes to a closed descriptor.
@@ -112,5 +113,5 @@ def _open_closed_descriptors() -> None:
 
 
 def has_terminal() -> bool:
-    """Return True if standard output or error is a terminal, whose end the process gets as SIGHUP."""
+    """Return True if standard output or error is a terminal, whose closing sends SIGHUP."""
     return any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))

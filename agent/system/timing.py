@@ -1,4 +1,4 @@
-"""Clocks, steps of the wall clock, random delays, a rate limit for log lines, durations of readings."""
+"""Clocks, detection of wall-clock steps, random delays, a rate limit for log lines, durations of readings."""
 
 import time
 from bisect import bisect_left
@@ -89,7 +89,7 @@ class PassTimer:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Count the block as one pass, unless it raises."""
+        """Measure the ``with`` block as one pass (reading), unless the block raises an exception."""
         began_s = time.monotonic()
         yield
         took_s = time.monotonic() - began_s
@@ -98,5 +98,5 @@ class PassTimer:
         self._durations = PassDurations(tuple(counts), self._durations.sum_s + took_s)
 
     def read(self) -> PassDurations:
-        """Return the durations of all measured passes."""
+        """Return the durations of all measured passes (readings) of the source."""
         return self._durations

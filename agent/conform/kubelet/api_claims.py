@@ -27,7 +27,7 @@ def read_slices_and_claims(api: ApiServer) -> tuple[list[JsonObject], list[JsonO
 
 
 def create_claim(api: ApiServer, claim: JsonObject) -> JsonObject:
-    """Create a claim and write its allocation, as the scheduler does; return the created one.
+    """Create a claim and write its allocation, as the scheduler does; return the created claim.
 
     Raises:
         ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`. No claim remains then.
@@ -65,7 +65,7 @@ def _in_version(requests: object, version: str) -> object:
 
 
 def delete_claim(api: ApiServer, claim: JsonObject) -> str:
-    """Delete a claim that :func:`create_claim` created; return why it may still exist, or nothing."""
+    """Delete a claim that :func:`create_claim` created; return why it may still exist, or an empty text."""
     metadata = get_mapping(claim, "metadata")
     namespace, name = (get_text(metadata, key, "metadata") for key in ("namespace", "name"))
     try:
@@ -139,7 +139,7 @@ def _of_node(specs: Sequence[JsonObject], driver: str, node: str) -> Sequence[Js
 
 
 def _held_devices(claims: Iterable[JsonObject], driver: str) -> Iterator[tuple[str, str]]:
-    """Yield (pool, name) of each device of a driver that a claim holds."""
+    """Yield (pool, name) of each device of a driver that is allocated to a claim."""
     for claim in claims:
         allocation = get_mapping(get_mapping(claim, "status"), "allocation", "status")
         devices = get_mapping(allocation, "devices", "status.allocation")
@@ -151,7 +151,10 @@ def _held_devices(claims: Iterable[JsonObject], driver: str) -> Iterator[tuple[s
 def _complete_pools(
     specs: Iterable[JsonObject], reasons: Counter[str]
 ) -> Iterator[tuple[str, list[JsonObject]]]:
-    """Yield each pool with its devices in the newest generation; count the slices of incomplete pools."""
+    """Yield each complete pool with its devices, from the ResourceSlices of the pool's newest generation.
+
+    Slices of incomplete pools are counted in `reasons`.
+    """
     pools: dict[str, dict[int, list[JsonObject]]] = {}
     for spec in specs:
         pool = get_mapping(spec, "pool", "spec")

@@ -322,7 +322,7 @@ class HealthStreamClients:
     async def _watch_version(self, version: str) -> None:
         """Record the health streams of an API version.
 
-        It opens a new stream 5 s after the end of each one, except after UNIMPLEMENTED.
+        A new stream is opened 5 s after the end of each one, except after UNIMPLEMENTED.
         """
         until_s = self._window_s
         while True:
@@ -390,7 +390,8 @@ class HealthStreamClients:
     async def _run_second_kubelet(self, version: str) -> None:
         """Record a second health stream on a connection of its own.
 
-        It closes the stream at LEAVES_AT_FRACTION, or after its first list if that is later.
+        The simulated kubelet closes the stream after LEAVES_AT_FRACTION of the session, or after its first
+        list if that is later.
         """
         recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
         recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))

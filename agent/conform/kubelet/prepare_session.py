@@ -94,7 +94,7 @@ class PrepareOptions(NamedTuple):
 
 
 def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[ConformClaim, ...]:
-    """Return the claims with their devices of a driver.
+    """Return the given claims, each with its allocated devices of one driver.
 
     Raises UsageError: a claim is invalid, has no device of the driver, or is reserved and so may be in use.
     """
@@ -146,7 +146,7 @@ def _invented_claim(name: str) -> ClaimRef:
 
 
 def omit_all(outcome: CheckOutcome) -> ClaimSessionRecord:
-    """Return the record of a session that prepared no claim: one outcome for every :class:`PrepareStage`."""
+    """Return the record of a session that prepared no claim: every :class:`PrepareStage` has `outcome`."""
     return ClaimSessionRecord("", (), (), {}, dict.fromkeys(PrepareStage, outcome))
 
 
@@ -230,7 +230,9 @@ class PrepareSession:
         await self.clean_up()
 
     async def run(self, socket: str) -> ClaimSessionRecord:
-        """Prepare and unprepare the claims at a service socket; empty: no socket takes a connection.
+        """Prepare and unprepare the claims through a service socket of the driver; return the record.
+
+        `socket` is empty if no service socket accepts a connection.
 
         Raises PermissionDeniedError: the socket may not be opened.
         """
@@ -343,7 +345,7 @@ class PrepareSession:
         return ""
 
     def _own_cdi_files(self) -> list[str]:
-        """Return the paths of CDI files that the first prepare created, with CDI ids that it returned."""
+        """Return the paths of the CDI files that the first prepare created and that define its CDI ids."""
         [first] = self._calls[PrepareStage.FIRST]
         ids = {cdi_id for answer in first.answers for device in answer.devices for cdi_id in device.cdi_ids}
         known = {file.path for file in self._cdi["before"].files}

@@ -5,7 +5,7 @@ calls GetInfo, reports the driver as registered, and calls NodePrepareResources 
 kubelet on the node, that report may start a driver's work; :attr:`SessionOptions.notify` leaves it out.
 With :attr:`SessionOptions.prepare` it then prepares and unprepares claims.
 
-The plugin watcher finds registration sockets and registers drivers.
+The module also acts as the kubelet's plugin watcher, which finds registration sockets and registers drivers.
 """
 
 import asyncio
@@ -97,7 +97,9 @@ def _is_inside(path: str, directory: str) -> bool:
 async def register_plugin(
     file: RegistrationFile, endpoint: PluginEndpoint | None, clock: SessionClock, *, notify: bool
 ) -> RegistrationRecord:
-    """Report a successful registration to a driver that answered GetInfo if `notify`; call GetInfo again.
+    """Register a driver that answered GetInfo, as the kubelet does; then call GetInfo again.
+
+    Without `notify`, the driver gets no report of its registration.
 
     Meanwhile call NodePrepareResources without claims in each advertised version. Raises
     PermissionDeniedError if a socket may not be opened.

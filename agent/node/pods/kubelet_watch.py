@@ -1,6 +1,6 @@
-"""Watch of the kubelet's directory by inotify, and the pod list by the watch of the kubelet's pods API.
+"""Watch of the kubelet's directory by inotify, and of the node's pods by the kubelet's pods API.
 
-Where a watch fails, the caller polls instead. For an asyncio loop.
+Where a watch fails, the caller polls instead. The module is for use in an asyncio loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _FileId = tuple[int, ...] | None
 
 
 class _DirectoryState(NamedTuple):
-    """Identity of the kubelet's directory and claims checkpoint, which differs after a change of either."""
+    """State of the kubelet's directory and its claims checkpoint file; two states differ after a change."""
 
     directory: _FileId = None
     checkpoint: _FileId = None
@@ -145,7 +145,10 @@ def _file_id(path: Path, *, file: bool) -> _FileId:
 
 
 class PodList:
-    """Pods of this Kubernetes node, by a watch of the pods API or else by a query. Event loop only."""
+    """List of the pods on this Kubernetes node, from a watch of the kubelet's pods API or else from a query.
+
+    Event loop only.
+    """
 
     def __init__(
         self, kubelet_dir: Path, clock: Callable[[], Instant], on_change: Callable[[], None]

@@ -1,8 +1,10 @@
-"""Poller of pods that use devices: queries kubelet and drivers, builds the consumer map, audits cgroups.
+"""Poller of pods that use devices: queries kubelet and drivers, and audits the pods' cgroups.
 
-Imported only where a kubelet with claims runs, to save memory elsewhere.
+The result is the consumer map: a map of claims, devices and pods. The module is imported only
+where a kubelet that supports ResourceClaims runs, to save memory elsewhere.
 
-The module also has the log lines that name the pods affected by a change of a device's health. Pure.
+The module also has the log lines that name the pods affected by a change of a device's health. The
+functions for these lines do no I/O.
 """
 
 import asyncio
@@ -63,7 +65,7 @@ HealthByDevice = Mapping[DeviceRef, Health]
 
 
 class ImpactLines(NamedTuple):
-    """Log lines about changed health of devices in use, and the health that was logged so far."""
+    """Log lines about changed health of devices in use, and the last logged health of each device."""
 
     not_healthy: tuple[str, ...]
     """Log lines about devices that are Unhealthy or Unknown; a last line counts devices without a line."""
@@ -80,7 +82,7 @@ def health_of_claimed_devices(
     Args:
         consumers: Map of claims, devices and pods.
         report: Newest health report.
-        served: Drivers that the agent serves.
+        served: Drivers whose devices' health the agent serves to the kubelet.
     """
     health_of = health_lookup(report, served)
     return {ref: health for ref in consumers.devices if (health := health_of(ref)) is not None}
@@ -103,7 +105,7 @@ def pod_names_by_uid(consumers: ConsumerMap) -> Mapping[str, str]:
 def impact_lines(
     consumers: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], reported: HealthByDevice
 ) -> ImpactLines:
-    """Return one line about each device in use whose health differs from `reported`, up to LINES_MAX.
+    """Return one log line about each device in use whose health differs from `reported`, up to LINES_MAX.
 
     Args:
         consumers: Map of claims, devices and pods.
@@ -258,7 +260,7 @@ def audit_pods_with_claims(
 
 
 class PodsSourceState(NamedTuple):
-    """State of the source ``pods``, and the uses of devices that it knows."""
+    """State of the source ``pods``, and the known uses of devices."""
 
     state: SourceState
     detail: str
@@ -267,7 +269,7 @@ class PodsSourceState(NamedTuple):
 
 
 class PodPoller:
-    """Poller of the kubelet and of drivers: which pods and claims use which devices. Event loop only.
+    """Poller that asks the kubelet and the drivers which pods and claims use which devices. Event loop only.
 
     If the kubelet's checkpoint of prepared claims is unreadable, the last known uses of devices stay.
     """
@@ -313,16 +315,16 @@ class PodPoller:
 
     @property
     def newest_map(self) -> ConsumerMap | None:
-        """Newest consumer map, even if a source was unreadable; None: no map yet."""
+        """Newest map of claims, devices and pods, even if a source was unreadable; None: no map yet."""
         return self._newest
 
     @property
     def size(self) -> int:
-        """Number of claims and pods in the newest consumer map."""
+        """Number of claims and pods in the newest map of claims, devices and pods."""
         return len(self._newest.claims) + len(self._newest.pods) if self._newest else 0
 
     async def poll(self, core: TimedSnapshot | None) -> PodsSourceState:
-        """Query kubelet and drivers, build the consumer map, and return the new state.
+        """Query kubelet and drivers, build the map of claims, devices and pods; return the new state.
 
         ``core``: newest snapshot, for its cgroups; None: there is none yet.
         """
@@ -345,8 +347,11 @@ class PodPoller:
         return self._state()
 
     async def with_embedding_drivers(self, report: Report) -> Report:
-        """Return a report of the agent with the devices of drivers that embed drahealth, read from their
-        sockets. Only drivers whose devices are in use, or were at the last call, are queried."""
+        """Return a report of the agent, extended by the devices of drivers that embed drahealth.
+
+        Their health is read from the drivers' sockets. Only drivers whose devices are in use, or were at the
+        last call, are queried.
+        """
         claimed = self._newest.devices if self._newest else ()
         before, self._drivers_in_use = self._drivers_in_use, frozenset(ref.driver for ref in claimed)
         sent = await query_embedded_health(self._drivers, self._drivers_in_use | before)
@@ -434,14 +439,14 @@ class PodPoller:
 
 
 class GcControl:
-    """Control of Python's garbage collector during a poll; at most one per process.
+    """Control of Python's garbage collector during a poll of pods; a process has at most one instance.
 
     A large poll creates half a million objects without cycles. The collector would traverse them several
     times with the GIL held, and stall the engine loop for a quarter of a second each time.
     """
 
     def __init__(self, trim: Callable[[], None] = trim_heap) -> None:
-        """Create the control.
+        """Create the control of the garbage collector.
 
         Args:
             trim: Gives free memory back to the kernel.
@@ -453,8 +458,10 @@ class GcControl:
 
     @contextmanager
     def paused_during(self, size: Callable[[], int]) -> Iterator[None]:
-        """Disable the garbage collector while the context is open; afterwards freeze the objects of a large
-        poll, and give memory back that smaller polls no longer need.
+        """Disable the garbage collector while the context is open.
+
+        Afterwards exempt the objects of a large poll from collection (``gc.freeze``), and give memory that
+        smaller polls no longer need back to the kernel.
 
         ``size``: returns the number of claims and pods.
         """

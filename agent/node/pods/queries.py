@@ -140,7 +140,7 @@ def prepared_claims(file: LedgerFileContent) -> Iterator[PreparedClaim]:
 
 
 class KubeletAnswers(NamedTuple):
-    """Answers of the kubelet's three sources: checkpoint, podresources and pods API."""
+    """Answers of the kubelet's three sources: claims checkpoint, podresources API and pods API."""
 
     prepared: SourceAnswer[PreparedClaim]
     listed: SourceAnswer[PodResourcesPod]
@@ -151,7 +151,7 @@ class KubeletAnswers(NamedTuple):
 async def query_kubelet(
     directory: Path, guard: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[JsonObject]]] | None = None
 ) -> KubeletAnswers:
-    """Query claims checkpoint, podresources and pods API of the kubelet at the same time.
+    """Query the kubelet's claims checkpoint, podresources API and pods API at the same time.
 
     ``pods``: returns the answer of the pods API; None: the API is queried.
     """

@@ -1,7 +1,7 @@
 """Thread that tracks which pods use devices while the agent runs.
 
 The engine loop never waits for this thread. Without a kubelet that supports claims, the thread imports
-nothing and only checks periodically for one.
+nothing and only checks periodically for such a kubelet.
 """
 
 import asyncio
@@ -61,7 +61,8 @@ class PodTracker:
         Args:
             config: Paths and intervals.
             clock: Returns the current time.
-            record: Receives each new consumer map, in a thread; None: no history is recorded.
+            record: Receives each new map of claims, devices and pods, in a thread; None: no history is
+                recorded.
         """
         self.timer: Final = PassTimer(SOURCE)
         self._config = config
@@ -96,7 +97,7 @@ class PodTracker:
         return self._map
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
+        """Store the newest snapshot, for the cgroups and declared devices in it. Never blocks."""
         self._core_snapshot = (snapshot, self._clock())
 
     def note_report(self, report: Report) -> None:
@@ -187,7 +188,8 @@ class PodTracker:
 
         Args:
             report: Newest health report, for the log lines about affected pods; None: there is none yet.
-            recording: Recorder that gets the consumer map.
+            recording: Recorder that gets the new map of claims, devices and pods; None: no history is
+                recorded.
         """
         with self.timer.measure():
             polled = await poller.poll(self._core_snapshot)
@@ -220,7 +222,7 @@ class PodTracker:
                 return
 
     def _report_bug(self, text: str) -> None:
-        """Report an internal error in the sample, which keeps its values. The traceback is logged once."""
+        """Add an internal error to the sample of pods, whose values stay. The traceback is logged once."""
         last = self._sample
         if text != self._logged_error:
             log.exception("pod tracker: poll failed: internal error; the last known uses of devices stay")
@@ -295,13 +297,13 @@ async def _pause(seconds: float, began_s: float) -> None:
 
 
 def _visible_part(sample: PodsSample) -> object:
-    """Return what wakes the engine loop if it changes in a sample of pods: all but counters and times."""
+    """Return the part of a sample of pods whose change wakes the engine loop: all but counters and times."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
 
 
 def _has_kubelet(kubelet_dir: Path) -> bool:
-    """Return whether a kubelet that supports claims uses the directory; True also if it is unreadable."""
+    """Return whether a kubelet that supports claims uses the directory, or the directory is unreadable."""
     return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 

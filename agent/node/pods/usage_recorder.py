@@ -1,4 +1,6 @@
-"""Recorder of which pod used which device and when: compares successive consumer maps, writes a SQLite file.
+"""Recorder of which pod used which device and when, in a SQLite file.
+
+It compares successive consumer maps (maps of claims, devices and pods).
 
 Uses of devices that cannot be written yet are queued in memory, up to a limit. Modules that take memory are
 imported with the first consumer map.
@@ -57,7 +59,7 @@ class UsageRecorder:
         self._lock = threading.Lock()
 
     def record(self, consumers: "ConsumerMap", report: Report, now: Instant) -> None:
-        """Record the uses of devices in a consumer map. Blocks on the disk; a disk error is only logged.
+        """Record which pods use which devices. Blocks on the disk; a disk error is only logged.
 
         Args:
             consumers: Map of claims, devices and pods.
@@ -132,7 +134,8 @@ class UsageRecorder:
     def _resume_from_file(self, uses: "UsageState") -> "UsageState":
         """Return the current uses of devices.
 
-        If the recorder has not read the history file yet, uses that an earlier agent stored continue.
+        If the recorder has not read the history file yet, the uses that an earlier run of the agent stored
+        continue.
         """
         from agent.devices.consumers.usage import resume_usages
 

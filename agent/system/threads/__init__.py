@@ -1,1 +1,1 @@
-"""Helpers for threads: newest-value cells, event loops in a thread, worker pools, calls with a timeout."""
+"""Helpers for threads: cells that hold a newest value, event loops, worker pools, calls with a timeout."""

@@ -35,7 +35,7 @@ TrioTask = Callable[[], Awaitable[None]]
 
 
 class LoopThread(ABC):
-    """Daemon thread that runs an event loop: the process can end although the loop hangs."""
+    """Daemon thread that runs an event loop; the process can end even if the loop hangs."""
 
     def __init__(self, on_failure: Callable[[BaseException], None], name: str) -> None:
         """Create a thread that is not started.
@@ -76,8 +76,9 @@ class LoopThread(ABC):
 class AsyncioThread(LoopThread):
     """Thread that runs one coroutine function, ``main``, in an asyncio loop.
 
-    An exception of ``main`` is raised by :meth:`start` until ``main`` is ready, and by :meth:`stop` while it
-    stops. In between, ``on_failure`` gets the exception; a RuntimeError if ``main`` returns by itself.
+    An exception of ``main`` is raised by :meth:`start` if ``main`` is not ready yet, and by :meth:`stop` if
+    ``main`` is being stopped. In between, ``on_failure`` gets the exception; a RuntimeError if ``main``
+    returns by itself.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class ThreadStartError(RuntimeError):
 
 
 class DaemonThread(threading.Thread):
-    """Daemon thread: the process can end although the thread hangs.
+    """Daemon thread: the process can end even if the thread hangs.
 
     ``threading.Thread.start()`` waits until the new thread sets an event. If the new thread has no memory for
     its first call, it ends without setting the event, and the caller would wait without end. Here the kernel

@@ -1,4 +1,4 @@
-"""Blocking calls of Trio tasks. Each call runs in its own thread, which is abandoned with a cancelled task.
+"""Blocking calls of Trio tasks. Each call runs in its own thread, which a cancelled task abandons.
 
 ``trio.to_thread`` waits without end in the event loop if a new thread has no memory for its first call.
 """
@@ -60,7 +60,7 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
 async def call_in_thread_when_possible(function: Callable[[], T], name: str) -> T:
     """Call a function in a new daemon thread, and wait until one can be started. For periodic work.
 
-    Otherwise as :func:`call_in_thread`.
+    All else is as in :func:`call_in_thread`.
     """
     pause_s = RETRY_FIRST_S
     while True:

@@ -159,7 +159,7 @@ class WorkerPool:
     """
 
     def __init__(self, name: str, threads: int, waiting_max: int = QUEUE_MAX) -> None:
-        """Create a pool without threads; ``name`` is the prefix of its threads' names."""
+        """Create a pool that has no threads yet; ``name`` is the prefix of its threads' names."""
         self._name = name
         self._threads_max = threads
         self._waiting_max = waiting_max
@@ -307,7 +307,7 @@ class SerialWorker:
 
 
 class LatestJob(Generic[P]):
-    """Runner of one job at a time, in a thread; a newer job replaces a job that has not begun.
+    """Runner of one job at a time in a thread; a newer job replaces the job that waits.
 
     A thread exists only while a job runs.
     """
