@@ -1,4 +1,4 @@
-"""Results of a driver's health checks: valid findings, and results that drivers report over their sockets.
+"""Results of a driver's health checks: their validation, and the results that drivers send over sockets.
 
 A driver in another process runs its checks itself. Each result is valid for a limited time; afterwards
 agent.health.declared.driver_reports makes the device Unknown.
@@ -32,7 +32,7 @@ _CODE: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 
 
 def validated_finding(finding: Finding) -> Finding:
-    """Return a finding whose evidence and advice are shortened to one line each, however long they were.
+    """Return a finding whose evidence and advice are shortened to one line each.
 
     Raises:
         ValueError: The code is not dotted, or is too long.
@@ -94,7 +94,7 @@ class ReportedChecks:
         """Store new results of health checks: all of them, or none after an error.
 
         Raises:
-            ConfigError: A name or a finding is not valid; names the result and the value.
+            ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
         valid = [_validated(result, f"results[{index}]") for index, result in enumerate(results)]
         now_ns = self._clock_ns()
@@ -128,7 +128,7 @@ def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:
 def _next_reported(
     before: _Reported | None, result: DriverCheckResult, subject: str, now_ns: int
 ) -> _Reported:
-    """Return the newest result of a check on a device, with the number of runs that had this result."""
+    """Return the newest result of a check on a device, with the number of consecutive runs that had it."""
     outcome = result.finding, result.no_result_reason
     passes, same_results = 0, 0
     if before is not None:

@@ -1,9 +1,9 @@
-"""Background writer of the prepare ledger, which has the results of prepares.
+"""Background writer of the prepare ledger, a file with the results of prepares.
 
-A slow disk therefore delays no prepare.
+Because of the writer, a slow disk does not block prepares.
 
-A failed prepare is written at once, and its caller waits a bounded time for the disk; other changes are
-written within a second. A write error is logged once, and the write is retried.
+A failed prepare is written at once, and its caller waits at most a limited time for the disk; other changes
+are written within a second. A write error is logged once, and the write is retried.
 """
 
 import logging
@@ -36,8 +36,7 @@ T = TypeVar("T")
 class LedgerWriter:
     """Background writer of the prepare ledger. Thread-safe.
 
-    The writer thread exists only while there are unsaved changes or a driver-reported fault has yet to
-    expire.
+    The writer thread exists only while there are unsaved changes or driver-reported faults that will expire.
     """
 
     def __init__(
@@ -79,7 +78,10 @@ class LedgerWriter:
         return self._ledger
 
     def restore(self) -> None:
-        """Load the saved ledger. Blocks up to 1.5 s; a ledger that is read later is merged then."""
+        """Load the saved ledger. Blocks up to 1.5 s.
+
+        If the disk is slower, the ledger is merged as soon as it is read.
+        """
         directory = self._directory
         if directory is None:
             log.info(
@@ -154,7 +156,7 @@ class LedgerWriter:
     # --- writer thread -------------------------------------------------------------------------------------
 
     def _ensure_thread(self) -> bool:
-        """Start the writer thread if it has work; returns True if it runs. Caller holds the lock."""
+        """Start the writer thread if it has work; returns True if it runs. The caller holds the lock."""
         self._changed.notify_all()
         if self._thread is None and self._wait_s() is not None:
             self._thread = DaemonThread(self._run, "dh-ledger")
@@ -171,7 +173,7 @@ class LedgerWriter:
         return self._thread is not None
 
     def _wait_s(self) -> float | None:
-        """Return the time until the writer thread has work [s]; None: no work. Caller holds the lock."""
+        """Return the time until the writer thread has work [s]; None: no work. The caller holds the lock."""
         write_s = self._write_s()
         due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults)
         expiry_s = None if due is None else min(max(0.0, due - self._clock()), MAX_CLOCK_SLEEP_S)

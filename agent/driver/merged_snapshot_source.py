@@ -1,4 +1,4 @@
-"""Snapshot source that adds the reports of drivers to the host's snapshots.
+"""Snapshot source that adds the reports of drivers to the host's snapshots (newest readings of all sources).
 
 Drivers report their devices, the results of their health checks, and faults of devices, from any thread. The
 engine loop reads the newest reports together with the host's newest samples in one snapshot.
@@ -27,7 +27,10 @@ DriverCheckKey = tuple[str, str]
 
 
 class UnmonitoredHostSource:
-    """Snapshot source for a host that is not monitored: no samples; only the driver wakes the engine loop."""
+    """Snapshot source for a host that is not monitored: its snapshots have no samples of the host.
+
+    Only reports of the driver wake the engine loop.
+    """
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -42,7 +45,7 @@ class UnmonitoredHostSource:
             os.eventfd_read(self._fd)
 
     def read(self) -> Snapshot:
-        """Return a snapshot without samples of the host."""
+        """Return a snapshot (newest readings of all sources) without samples of the host."""
         return Snapshot(0, _UNREAD_CPUS)
 
     def close(self) -> None:
@@ -58,7 +61,7 @@ class HostAndDriverSource:
     """
 
     def __init__(self, driver: str = "") -> None:
-        """Create a source without a host; :meth:`open` adds the host.
+        """Create a source without the host's snapshots; :meth:`open` adds them.
 
         Args:
             driver: Name of the driver that embeds the monitor and calls :meth:`declare`. Empty: drivers
@@ -105,7 +108,7 @@ class HostAndDriverSource:
         self._opened.clear()
 
     def read(self) -> Snapshot | None:
-        """Return the host's newest snapshot with the reports of all drivers; None: the host has none yet."""
+        """Return the host's newest snapshot and all drivers' reports; None: the host has no snapshot yet."""
         self.newest = snapshot = self._read()
         return snapshot
 
@@ -135,7 +138,7 @@ class HostAndDriverSource:
         new_checks: Iterable[DriverCheckSample] = (),
         removed_checks: Iterable[DriverCheckKey] = (),
     ) -> None:
-        """Replace the embedding driver's devices, and add and drop samples of health checks accordingly.
+        """Replace the devices of the driver that embeds the monitor, with the samples of their checks.
 
         Args:
             devices: All devices of the driver.
@@ -153,7 +156,7 @@ class HostAndDriverSource:
             self._wake()
 
     def update_check_sample(self, sample: DriverCheckSample, *, wake: bool) -> None:
-        """Replace the sample of a health check; ignored if the check was removed.
+        """Replace the newest result (sample) of a health check; a removed check is ignored.
 
         Args:
             wake: Whether the engine loop reads the sample at once, and not at its next wake.
@@ -177,7 +180,7 @@ class HostAndDriverSource:
                 self._wake()
 
     def failing_checks(self, subjects: Collection[str]) -> frozenset[DriverCheckKey]:
-        """Return the health checks of devices whose newest result is Unhealthy, even if not reported yet."""
+        """Return the keys of the devices' health checks whose newest result is Unhealthy, reported or not."""
         with self._lock:
             return frozenset(
                 key

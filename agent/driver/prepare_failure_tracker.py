@@ -2,8 +2,8 @@
 
 If a prepare fails because a device is broken, the fault is saved on disk, the device becomes Unhealthy on the
 health streams, and its taint is published; then the prepare returns. A hung disk, a stopped engine and an
-unreachable API server delay the prepare by 5 s at most. agent.prepare defines the ledger and the
-classification.
+unreachable API server delay the prepare by 5 s at most. agent.prepare defines the ledger (the
+file of results) and the classification.
 """
 
 import logging
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class HealthEngine(Protocol):
-    """Health engine as the prepare tracker uses it: health of devices, and delivery of reported faults."""
+    """Interface to the health engine for the prepare tracker: device health, delivery of reported faults."""
 
     @property
     def is_up(self) -> bool:
@@ -59,13 +59,19 @@ class HealthEngine(Protocol):
         """Replace all faults that the driver reported. Thread-safe. Never blocks."""
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Block until all health streams have the health that follows from these faults; False: timeout."""
+        """Block until all health streams have the health that follows from these faults.
+
+        Returns False on timeout.
+        """
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
-        """Block until the devices' health follows from readings newer than this call, or the timeout."""
+        """Block until the devices' health is based on readings newer than this call, or until a timeout."""
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
-        """Publish the current taints of devices at once, and block until that is done; False: timeout."""
+        """Publish the current taints of devices at once, and block until that is done.
+
+        Returns False on timeout.
+        """
 
 
 class PrepareFailureTracker:
@@ -89,7 +95,8 @@ class PrepareFailureTracker:
         Args:
             driver: Name of the driver.
             directory: Directory of the ledger's file, created at the first write; None: not saved.
-            engine: Gets the restored faults at once; its health is read when a prepare fails, not before.
+            engine: Health engine. It gets the restored faults at once; the health of devices is read only
+                when a prepare fails.
             version: Version of the driver; failures cached for another version are retried.
             patterns: Patterns for error texts, tried before the built-in ones.
             taint_wait_s: Longest time that a failed prepare waits until a broken device's taint is published
@@ -120,7 +127,7 @@ class PrepareFailureTracker:
     # --- prepares ------------------------------------------------------------------------------------------
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """Return the cached error of an earlier, equal prepare of a claim; None: the driver must be called.
+        """Return the cached error of an earlier prepare of the same claim; None: the driver must be called.
 
         Takes microseconds.
         """
@@ -134,9 +141,9 @@ class PrepareFailureTracker:
 
         None: it may succeed.
 
-        The prepare fails if a failure is cached or a device is Unhealthy; the latter is recorded as a failed
-        prepare. Driver-reported faults are ignored: only a prepare can show whether they have passed.
-        Takes microseconds.
+        The prepare fails if a failure is cached or a device is Unhealthy. The case of the Unhealthy device is
+        recorded as a failed prepare. Driver-reported faults are ignored, because only a prepare can show
+        whether they have passed. Takes microseconds.
         """
         if cached := self.cached_failure(claim):
             return cached.verdict
@@ -187,10 +194,11 @@ class PrepareFailureTracker:
         evidence: FailureEvidence,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Wait for newer health of the claim's devices, and return the verdict on a failure with that health.
+        """Classify a failure again after a wait for newer health of the claim's devices. Blocks up to 2 s.
 
-        A fault that made the prepare fail is often found by the health engine a moment later. So a failure
-        without a proven cause waits for that, and the kubelet gets one text instead of two. Blocks up to 2 s.
+        The health engine often finds the fault that made a prepare fail a moment later. If the cause of a
+        failure is not proven, this method waits for the fault, so that the kubelet gets one error text
+        instead of two.
 
         Args:
             verdict: Verdict on the failure by the health that is known now.
@@ -221,7 +229,9 @@ class PrepareFailureTracker:
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
         """Record a failed prepare; return its verdict with the number of failures.
-        The caller calls :meth:`wait_delivered` later."""
+
+        The caller must call :meth:`wait_delivered` later.
+        """
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
@@ -264,7 +274,8 @@ class PrepareFailureTracker:
             devices: The claim's devices, used if the ledger has none for the claim.
 
         Returns:
-            None: the driver reports success because a device is broken, else the pod would never terminate.
+            Verdict to report. None: the driver must report success, because a device is broken and the pod
+            would otherwise never terminate.
         """
         known = tuple(
             ClaimDevice("", *device) for device in ledgers.prepared_devices(self._writer.ledger, ref)
@@ -304,7 +315,10 @@ class PrepareFailureTracker:
         return tuple(entry.outcome for entry in entries)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the verdicts on those of the claims with these UIDs whose last prepare failed recently."""
+        """Return the verdicts on recently failed prepares of the claims with these UIDs.
+
+        Only the last prepare of each claim counts.
+        """
         claims, since_wall_s = self._writer.ledger.claims, self._clock() - RECENT_S
         entries = [claims[uid] for uid in sorted(uids) if uid in claims]
         return [
@@ -321,13 +335,13 @@ class PrepareFailureTracker:
         return ledgers.expire_entries(self._writer.ledger, self._clock()).driver_faults.faults
 
     def _health(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health with the driver-reported faults that have not expired."""
+        """Return a device's health, including the driver-reported faults that have not expired."""
         health = self._engine_health(device)
         expired = (fault for fault in self.driver_faults() if fault.expired_wall_s)
         return health and health_without_faults(expired, health)
 
     def _engine_health(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health from the engine; None: unknown device, or the engine is down."""
+        """Return a device's health from the engine; None: the engine is down or does not know the device."""
         return self._engine.health_of(device) if self._engine.is_up else None
 
     def _unhealthy_devices(self, claim: Claim) -> frozenset[DeviceRef]:
@@ -344,7 +358,7 @@ class PrepareFailureTracker:
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until the device faults that failed prepares showed are published. Blocks up to 3.5 s.
+        """Block until device faults that failed prepares have shown are published. Blocks up to 3.5 s.
 
         All health streams then have the health of the broken devices, and the taints are published.
         """
@@ -372,7 +386,9 @@ class PrepareFailureTracker:
         self, record: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
     ) -> PrepareVerdict:
         """Change the ledger by ``record``, which adds a failed prepare, and report faults to the engine.
-        Waits up to 1.5 s for the disk."""
+
+        Waits up to 1.5 s for the disk.
+        """
         verdict = self._writer.update(record, urgent=True)
         self._report_faults()
         return verdict
@@ -387,7 +403,7 @@ class PrepareFailureTracker:
 
 
 def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
-    """Return the devices that failed prepares blame, and that get a taint for it."""
+    """Return the devices that are the cause of failed prepares and get a taint because of them."""
     return sorted({
         device
         for verdict in verdicts

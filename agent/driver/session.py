@@ -1,4 +1,4 @@
-"""Session of one driver that calls the agent over a socket: handles its calls, and keeps its state.
+"""Session of one DRA driver: handles the driver's calls over its socket, and keeps the driver's state.
 
 The prepare tracker classifies and records prepares; the taint publisher decides taints. A session is opened
 at the driver's first call, or when the agent starts if the driver has saved state.
@@ -73,8 +73,8 @@ def write_declaration(
         Number of declared devices.
 
     Raises:
-        ConfigError: A value is wrong; names the device, the key, the value and its limit.
-        ResourceBusyError: The driver's file exists, and the agent did not write it.
+        ConfigError: A value is wrong; the error names the device, the key, the value and its limit.
+        ResourceBusyError: The driver's declaration file exists, and the agent did not write it.
         StateWriteError: The file could not be written.
     """
     path = directory / f"{driver}{SUFFIX}"
@@ -117,7 +117,8 @@ def declaration_text(driver: str, devices: Iterable[DeviceDeclaration]) -> bytes
     """Return the content of the declaration file of a driver's devices, in TOML.
 
     Raises:
-        ConfigError: A value is longer than a line of the file; names the device, the key and the limit.
+        ConfigError: A value is longer than a line of the file; the error names the device, the key and the
+            limit.
     """
     lines = [
         f"{OWN_FILE_MARK}devices that {driver} declared over its socket; its next declaration replaces them.",
@@ -171,9 +172,9 @@ class DriverSession:
             state_dir: Directory of this driver's saved state.
             declarations: Returns the devices that all drivers declare.
             on_faults: Called with a driver's name and all its reported faults.
-            on_checks: Called with a driver's name, the newest results of all checks that it reports, and
-                True if the engine must evaluate them at once.
-            other_failures: Returns the failures at other drivers of the pods that use a driver's claim.
+            on_checks: Called with a driver's name, the newest results of all checks that it reports, and True
+                if the engine must evaluate them at once.
+            other_failures: Returns the failures of other drivers for the pods that use a driver's claim.
             clock: Returns the time on the monotonic and the wall clock.
         """
         self._driver = driver
@@ -200,9 +201,9 @@ class DriverSession:
         """Replace the driver's declared devices, and wait up to 2 s until their health is known.
 
         Raises:
-            ConfigError: A value is wrong; names the device, the key, the value and its limit.
+            ConfigError: A value is wrong; the error names the device, the key, the value and its limit.
             TooManyDevices: All drivers together declare too many devices.
-            ResourceBusyError: The driver's file exists, and the agent did not write it.
+            ResourceBusyError: The driver's declaration file exists, and the agent did not write it.
             StateWriteError: The file could not be written.
         """
         others = sum(len(file.devices) for file in self._declarations() if file.driver != self._driver)
@@ -228,7 +229,7 @@ class DriverSession:
         """Replace the newest results of the driver's own checks. Never blocks.
 
         Raises:
-            ConfigError: A name or a finding is not valid; names the result and the value.
+            ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
         self._checks.report(results)
 
@@ -254,21 +255,25 @@ class DriverSession:
         """Record the results of unprepares.
 
         Returns:
-            Verdict on each failure; None: the driver reports success to the kubelet.
+            Verdict on each unprepare that the driver reports as failed; None: the driver reports success to
+            the kubelet.
         """
         return [self._unprepared(result) for result in results]
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
-        """Return recent failures at other drivers of the pods that use a claim."""
+        """Return recent failures of other drivers for the pods that use a claim."""
         return self._other_failures(self._driver, claim)
 
     def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
-        """Return the verdicts on those of the claims with these UIDs whose last prepare failed recently."""
+        """Return the verdicts on recently failed prepares of the claims with these UIDs.
+
+        Only the last prepare of each claim counts.
+        """
         return self._tracker.recent_failures(uids)
 
     @property
     def taints(self) -> LatestValue[Taints]:
-        """Cell that always holds the newest taints that the driver's devices should have."""
+        """Cell (holder of one value) with the newest taints that the driver's devices should have."""
         return self._taints
 
     def _prepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
@@ -294,7 +299,9 @@ class DriverSession:
 
     def reconfigure(self, config: Config) -> None:
         """Apply a reloaded configuration: lease of health reports, patterns of prepare errors, taints.
-        Thread-safe. Never blocks."""
+
+        Thread-safe. Never blocks.
+        """
         self._lease_ns = config.lease_s * NS
         self._tracker.set_patterns(config.prepare_patterns)
         self._publisher.set_policy(taint_policy(config))
@@ -323,7 +330,7 @@ class DriverSession:
         return report is not None and time.monotonic_ns() - report.at.mono_ns <= self._lease_ns
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health; None: unknown device.
+        """Return a device's health; None: no device of this name is known.
 
         Until the driver declares devices, ``device`` names a device that the agent found itself.
         """
@@ -345,8 +352,8 @@ class DriverSession:
         return self._hub.wait_delivered(reported, timeout_s)
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
-        """Return at once: a driver behind the socket waits for an answer for half a second only."""
+        """Return at once, because a driver waits only half a second for an answer over its socket."""
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
-        """Put the current taints of devices into the :attr:`taints` cell at once; False: timeout."""
+        """Put the current taints of devices into the :attr:`taints` cell at once; return False on timeout."""
         return self._publisher.wait_published(devices, timeout_s)

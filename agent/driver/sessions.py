@@ -1,4 +1,4 @@
-"""Sessions of all drivers that call the agent over a socket, one session per driver.
+"""Sessions of all DRA drivers that call the agent over a socket. A session handles one driver's calls.
 
 agent.driver.session is imported at the first call of a driver, which saves memory if no driver calls.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DriverSessions:
-    """Sessions of all drivers that have a socket, opened at a driver's first call. Thread-safe."""
+    """Sessions of all drivers that have a socket, each opened at its driver's first call. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DriverSessions:
         return session
 
     def failures_at_other_drivers(self, driver: str, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
-        """Return recent failures at all other drivers of the pods that use a driver's claim. Thread-safe.
+        """Return recent failures of all other drivers for the pods that use a driver's claim. Thread-safe.
 
         The kubelet stops at the first driver that fails, so the pod's event has the error of only one.
         """
@@ -98,15 +98,20 @@ class DriverSessions:
         ]
 
     def reconfigure(self, config: Config) -> None:
-        """Apply a reloaded configuration to all sessions, also to those that are opened later.
-        Never blocks."""
+        """Apply a reloaded configuration to all sessions, including those that are opened later.
+
+        Never blocks.
+        """
         with self._lock:
             self._reloaded = config
             for session in self._sessions.values():
                 session.reconfigure(config)
 
     def update_taints(self, report: Report, now: Instant) -> None:
-        """Update the taints of all drivers with a session for a new report. Core thread only."""
+        """Update the taints of all drivers that have a session, for a new report.
+
+        Called only in the core thread.
+        """
         for session in self._sessions.values():
             session.update_taints(report, now)
 
@@ -119,7 +124,10 @@ class DriverSessions:
         }
 
     def record_clear(self, cleared: Iterable[DriverFault]) -> None:
-        """End driver-reported faults that an operator cleared. Core thread only. Never blocks."""
+        """End driver-reported faults that an operator cleared.
+
+        Called only in the core thread. Never blocks.
+        """
         by_driver: dict[str, list[DriverFault]] = {}
         for fault in cleared:
             by_driver.setdefault(fault.device.driver, []).append(fault)
@@ -128,7 +136,7 @@ class DriverSessions:
                 session.record_clear(faults)
 
     async def run(self) -> None:
-        """Publish and save the taints of all sessions until cancelled. Core thread only."""
+        """Publish and save the taints of all sessions until cancelled. Called only in the core thread."""
         running: set[str] = set()
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()

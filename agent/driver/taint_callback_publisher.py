@@ -1,9 +1,9 @@
 """Publisher of a driver's taints: passes the newest taints to the driver's callback.
 
-The callback writes them to Kubernetes, and is repeated until a call succeeds.
+The callback writes the taints to Kubernetes. It is called again until a call succeeds.
 
 agent.devices.taints decides the taints. A callback that fails or hangs, for example while the API server is
-unreachable, delays no verdict.
+unreachable, does not delay health reports.
 """
 
 import inspect
@@ -148,9 +148,11 @@ class TaintCallbackPublisher:
             return self._publishing.wait_for(is_published, timeout_s)
 
     def update(self, report: Report, now: Instant) -> None:
-        """Decide the taints for a new report; reports before all sources were read once are ignored.
+        """Decide the taints for a new report.
 
-        Core thread only. Never blocks.
+        Reports from before the first reading of all sources are ignored.
+
+        Called only in the core thread. Never blocks.
         """
         if report.starting:
             return
@@ -178,7 +180,7 @@ class TaintCallbackPublisher:
                 nursery.start_soon(self._save, self._path)
 
     async def _update_when_due(self) -> None:
-        """Decide the taints again when a taint's delay ends, since no new report may come then."""
+        """Decide the taints again when a taint's delay ends, because a new report may not come then."""
         while True:
             self._reported = trio.Event()
             with trio.move_on_after(self._time_left_s()) as scope:
@@ -218,7 +220,7 @@ class TaintCallbackPublisher:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep for some time, but less if a failed prepare waits for taints that are not published yet."""
+        """Sleep for some time, or shorter if a failed prepare waits for taints that are not published yet."""
         with trio.move_on_after(seconds):
             await self._urgent.wait()
 
@@ -253,7 +255,10 @@ class TaintCallbackPublisher:
     # --- disk ----------------------------------------------------------------------------------------------
 
     async def _save(self, path: Path) -> None:
-        """Save changed taints to the file until cancelled, one write at a time; at the end the last ones."""
+        """Save changed taints to the file until cancelled, one write at a time.
+
+        The last changes are saved at the end.
+        """
         logged_errno: int | None = None
         try:
             while True:
@@ -285,7 +290,7 @@ class TaintCallbackPublisher:
 
 
 class _CallResult(NamedTuple):
-    """Error of a call of the driver's callback, or the awaitable that it returned."""
+    """Result of a call of the driver's callback: an error, or the awaitable that the callback returned."""
 
     error: BaseException | None = None
     awaitable: Awaitable[object] | None = None

@@ -1,7 +1,7 @@
 """Runner of a DRA driver's functions: async ones in the driver's loop, plain ones in the calling thread.
 
-The driver may be an asyncio program, a Trio program, or neither. The calling threads can be abandoned, so a
-hung function of the driver delays nothing else.
+The driver may be an asyncio program, a Trio program, or neither. If a function of the driver hangs, the
+thread that called it can be abandoned, so nothing else is delayed.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ class DriverCallbackRunner:
 
     @property
     def runs_in_driver_loop(self) -> bool:
-        """True: the caller runs in the driver's event loop."""
+        """Whether the caller runs in the driver's event loop."""
         current = DriverCallbackRunner()
         return (current._trio, current._loop) == (self._trio, self._loop) != (None, None)
 
     @property
     def has_loop_ended(self) -> bool:
-        """True: the driver's event loop has ended, so that its async functions can never run again."""
+        """Whether the driver's event loop has ended, so that its async functions can never run again."""
         if self._trio is not None:
             try:
                 self._trio.run_sync_soon(_do_nothing, idempotent=True)
@@ -78,7 +78,7 @@ class DriverCallbackRunner:
     async def run_blocking(self, function: Callable[[], T]) -> T:
         """Run a blocking function in a thread, and return its result to a task of the driver's loop.
 
-        The task waits for the function even if the task is cancelled meanwhile.
+        The task waits for the end of the function even if the task is cancelled meanwhile.
         """
         if self._trio is not None:
             with trio.CancelScope(shield=True):
@@ -129,4 +129,4 @@ async def _await(awaitable: Awaitable[T]) -> T:
 
 
 def _do_nothing() -> None:
-    """Do nothing. A call of this function shows whether Trio's loop runs: otherwise Trio refuses it."""
+    """Do nothing. A call of this function tests whether Trio's loop runs; otherwise Trio refuses the call."""

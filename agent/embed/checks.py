@@ -1,5 +1,4 @@
-"""Health checks that a driver defines for its devices: settings, valid answers and results, and their
-scheduler.
+"""Health checks that a driver defines for its devices: settings, results and scheduler.
 
 The scheduler runs one task for each health check of each device in the core thread, so a device that hangs
 delays only its own health checks. While a call hangs there is no second call, and every period counts as a
@@ -52,9 +51,9 @@ def unhealthy(code: str, evidence: str, advice: str = "", *, repair: Repair | No
     """Return the finding of a device that cannot be used.
 
     Args:
-        code: Stable dotted code of the driver, ``fpga.bank_locked``.
-        evidence: One line with the compared numbers, but no times or counters: each change is a new report.
-            Cut to 500 bytes; line breaks and control characters become spaces.
+        code: Stable dotted code of the driver, for example ``fpga.bank_locked``.
+        evidence: One line with the compared numbers, but no times or counters, because each change of the
+            text causes a new report. Cut to 500 bytes; line breaks and control characters become spaces.
         advice: What the operator should do, in one line; cut to 300 bytes.
         repair: Repair that ends the fault, for programs that act on reports; None: reported as NONE.
 
@@ -227,11 +226,11 @@ class ScheduledCheck:
 
     @property
     def key(self) -> DriverCheckKey:
-        """Identity of the check and the device, by which the snapshot source finds the check's samples."""
+        """Key of the check's samples in the snapshot source: the device's subject and the check's name."""
         return self.declared.subject, self.check.name
 
     def initial_sample(self) -> DriverCheckSample:
-        """Return the sample that stands for the health check until its first call has returned."""
+        """Return the sample that is used for the health check until its first call has returned."""
         check = self.check
         return DriverCheckSample(
             check.name,
@@ -329,7 +328,9 @@ class DriverCheckScheduler:
 
     def run_now(self, name: str = "") -> None:
         """Run one health check now on all its devices; empty name: all checks.
-        Raises ConfigError: no check has the name."""
+
+        Raises ConfigError if no check has the name.
+        """
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
@@ -368,8 +369,10 @@ class DriverCheckScheduler:
     def _update_schedule(
         self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()
     ) -> None:
-        """Add and remove scheduled checks, and pass the devices to the snapshot source.
-        Caller holds the lock."""
+        """Add and remove scheduled checks, and give the devices to the snapshot source.
+
+        The caller holds the lock.
+        """
         for scheduled in ended:
             del self._scheduled[scheduled.key]
         self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
@@ -491,7 +494,9 @@ class _CheckCall:
 
     async def run(self) -> None:
         """Call the health check and store its result.
-        Raises only the cancellation of this call's Trio scope."""
+
+        The only exception that it raises is the cancellation of this call's Trio scope.
+        """
         try:
             with self.scope:
                 if self._check.is_async:
@@ -530,7 +535,7 @@ class _CheckCall:
 
 
 def _next_due_s(due_s: float, every_s: float) -> float:
-    """Return the time of the next run on Trio's clock [s]: `due_s`, or later if that has passed."""
+    """Return the time of the next run on Trio's clock [s]: `due_s`, or later if that time has passed."""
     late_s = trio.current_time() - due_s
     return due_s if late_s < 0 else due_s + every_s * (late_s // every_s + 1)
 

@@ -92,7 +92,9 @@ class CoreComponents:
         return self._publisher.taints if self._publisher else Taints()
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
-        """Publish the current taints of devices at once, and block until that is done; False: timeout.
+        """Publish the current taints of devices at once, and block until that is done.
+
+        Returns False on timeout.
 
         Thread-safe.
         """
@@ -164,7 +166,9 @@ class CoreComponents:
         self, settings: EngineSettings
     ) -> tuple[list[TrioTask], EngineState, Callable[[PersistentState], None]]:
         """Load the file of saved GPU faults.
-        Returns the task that writes the file, the engine's first state, and a function that saves state."""
+
+        Returns the task that writes the file, the engine's first state, and a function that saves state.
+        """
         if self._directory is None:
             return [], initial_state(settings), lambda _: None
         path = self._directory / gpu_fault_file.FILE
@@ -210,7 +214,9 @@ def failed_report(
     lease_s: int,
     now: Instant,
 ) -> Report:
-    """Return the report after a failure of the core thread: all devices, old and new, are Unknown.
+    """Return the report after a failure of the core thread: all known devices are Unknown.
+
+    Known are the devices of the last report, and the devices that the driver declares.
 
     Args:
         last: Last report before the failure; None: there was none.
@@ -241,7 +247,7 @@ def _as_unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
 
 
 def _unreported_health(declared: DriverDevice, lease_s: int, now: Instant) -> DeviceHealth:
-    """Return the health, Unknown, of a declared device that was in no report before the failure."""
+    """Return the Unknown health of a declared device that was in no report before the failure."""
     return DeviceHealth(
         driver=declared.driver,
         pool=declared.pool,

@@ -2,12 +2,13 @@
 
 The fields are the keys of a declaration file, and the same code validates them.
 
-The module also has the format of the ResourceSlices of these devices, and divides the devices into slices.
-Pure.
+The module also defines the format of these devices in ResourceSlices, and divides the devices into slices.
+All functions are pure.
 
 A pool's devices are divided in their order, 64 to a slice: that is the limit of a slice with a taint, so no
-device moves to another slice when it gets a taint. A change of devices raises the pool's generation, so that
-the scheduler never sees a part of it; a change of taints does not.
+device moves to another slice when it gets a taint. A change of devices raises the pool's generation (a field
+of ResourceSlices), so that the scheduler never uses a part of the change. A change of taints does not raise
+the generation.
 """
 
 import hashlib
@@ -111,7 +112,9 @@ _KINDS: Final[Mapping[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of the driver. Validated when it is created; missing hardware shows in its health.
+    """One device of the driver. Its fields are validated when it is created.
+
+    Missing hardware is not an error here; the device's health shows it.
 
     Raises:
         ConfigError: A value is invalid.
@@ -131,7 +134,10 @@ class Device:
         self.declare("any", "any")
 
     def declare(self, driver: str, node: str) -> DriverDevice:
-        """Convert to the health engine's format; the name of the Kubernetes `node` is the default pool."""
+        """Convert the device to the health engine's format.
+
+        The name of the Kubernetes `node` is the default pool.
+        """
         row: dict[str, object] = {"name": self.name}
         if self.lease_s:
             row["lease"] = f"{self.lease_s}s"
@@ -244,7 +250,7 @@ def plan_slices(
     Args:
         devices: All devices of the driver.
         taints: Taints of the driver's devices; those of other devices are ignored.
-        existing: Existing specs by name, in the same version.
+        existing: Specs of the existing slices by name, in the version ``version``.
         driver: Name of the driver.
         node: Name of the Kubernetes node, which is the default pool.
         version: Version of ``resource.k8s.io`` in which the slices are written.

@@ -62,7 +62,7 @@ F = TypeVar("F", bound=HealthCheckFunction)
 
 
 class DefaultStateDir(Enum):
-    """Marker for the default state directory, see :func:`default_state_dir`."""
+    """Type of the marker for the default state directory, see :func:`default_state_dir`."""
 
     DEFAULT = "default"
 
@@ -71,15 +71,15 @@ DEFAULT_DIRECTORY: Final = DefaultStateDir.DEFAULT
 
 
 def default_state_dir(kubelet_dir: Path, driver: str) -> Path:
-    """Return ``plugins/<driver>/drahealth`` below the kubelet's directory."""
+    """Return the default state directory: ``plugins/<driver>/drahealth`` below the kubelet's directory."""
     return kubelet_dir / "plugins" / driver / "drahealth"
 
 
 class Monitor:
     """Health monitor of one driver's devices. Thread-safe.
 
-    A monitor is started once, and only after a fork, because threads do not survive it. A process may have
-    several monitors. ``with`` and ``async with`` (asyncio and Trio) start and stop a monitor.
+    A monitor is started once, and only after a fork, because threads do not survive a fork. A process may
+    have several monitors. ``with`` and ``async with`` (asyncio and Trio) start and stop a monitor.
     """
 
     def __init__(
@@ -100,15 +100,16 @@ class Monitor:
 
         Args:
             driver: Name of the driver, as it registers with the kubelet.
-            version: Version of the driver; a new version retries cached failures of the old one.
+            version: Version of the driver; prepares whose failures were cached for another version are tried
+                again.
             config: Node name and limits; None: defaults, with the host name as the node name.
             hardware: Whether to monitor the machine, too: CPUs, memory, hugepages, GPUs, the kernel log. If
                 not, only the driver's health checks and failed prepares count.
             kubelet_dir: The kubelet's directory, as the kubelet itself names it.
-            state_dir: Directory of saved state; None: no state is saved. The default is where
-                ``drahealth prepares`` finds it: ``plugins/<driver>/drahealth`` below the kubelet's directory.
+            state_dir: Directory of saved state; None: no state is saved. The default is the directory that
+                ``drahealth prepares`` reads: ``plugins/<driver>/drahealth`` below the kubelet's directory.
             patterns: Patterns for prepare error texts, in addition to the built-in ones.
-            policy: Policy of the taints; None: the configured one.
+            policy: Policy of the taints; None: the policy of the configuration.
             on_error: Called once with :attr:`failure` if the monitor fails; in the core thread, which cannot
                 stop the monitor.
             clock: Returns wall clock and monotonic time; replaced in tests.
@@ -189,7 +190,7 @@ class Monitor:
 
     @property
     def tracker(self) -> PrepareFailureTracker:
-        """Tracker that classifies failed prepares and records all results of prepares."""
+        """Prepare tracker, which classifies failed prepares and records all results of prepares."""
         return self._tracker
 
     # --- devices and checks --------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Monitor:
         self._report_failure()
 
     def remove(self, *names: str) -> None:
-        """Remove devices by name. Reports have them as Unknown for ten minutes, then no longer.
+        """Remove devices by name. Reports list them as Unknown for ten minutes, and omit them afterwards.
 
         Raises:
             ConfigError: A device does not exist.
@@ -224,9 +225,9 @@ class Monitor:
         """Register a function as a health check of the driver's devices; returns the function unchanged.
 
         The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
-        the core thread's Trio loop, which it must not block. It returns None or True for no fault, or the
-        result of :func:`drahealth.unhealthy`, :func:`drahealth.degraded` or :func:`drahealth.unknown`. After
-        any other answer, an exception or a timeout the device is Unknown.
+        the core thread's Trio loop, which it must not block. The function returns None or True for no fault,
+        or the result of :func:`drahealth.unhealthy`, :func:`drahealth.degraded` or :func:`drahealth.unknown`.
+        After any other answer, an exception or a timeout the device is Unknown.
 
         Args:
             every_s: Period [s], 0.1 to 3600.
@@ -258,7 +259,9 @@ class Monitor:
 
     def recheck(self, name: str = "") -> None:
         """Run one health check now on all its devices; empty name: all checks.
-        Raises ConfigError: no check has the name."""
+
+        Raises ConfigError if no check has the name.
+        """
         self._scheduler.run_now(name)
 
     # --- state: never blocks --------------------------------------------------------------------------------
@@ -298,7 +301,8 @@ class Monitor:
 
         Raises:
             FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
-                earlier prepare reported do not count: only the next prepare shows whether they have passed.
+                earlier prepare reported do not count: only the next prepare shows whether these faults have
+                passed.
         """
         if isinstance(device, str):
             declared = self._scheduler.declared_devices.get(device)
@@ -324,7 +328,9 @@ class Monitor:
         self._source.set_driver_faults(self._driver, faults)
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Block until taints are decided and health streams have a report with these faults; False: timeout.
+        """Block until taints are decided and health streams have a report with these faults.
+
+        Returns False on timeout.
 
         Faults of undeclared devices are ignored, because no report has them. Called by the prepare tracker.
         """
@@ -336,9 +342,9 @@ class Monitor:
         return self._hub.wait_delivered(awaited, timeout_s, self._has_stopped)
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
-        """Block until the health of devices follows from readings that end after this call, or the timeout.
+        """Block until the devices' health is based on readings that end after this call, or until a timeout.
 
-        Their health checks run at once. A check that finds a fault runs again, until the fault is raised or
+        Their health checks run at once. A check that finds a fault runs again, until the fault is reported or
         is not confirmed. Called by the prepare tracker.
         """
         began_ns, end_s = time.monotonic_ns(), time.monotonic() + timeout_s
@@ -368,7 +374,9 @@ class Monitor:
                 self._scheduler.run_again(failing)
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
-        """Publish the current taints of devices at once, and block until this is done; False: timeout.
+        """Publish the current taints of devices at once, and block until this is done.
+
+        Returns False on timeout.
 
         Called by the prepare tracker. True if the driver has no function that publishes taints.
         """
@@ -377,11 +385,12 @@ class Monitor:
     # --- taints --------------------------------------------------------------------------------------------
 
     def on_taints(self, callback: TaintCallback) -> TaintCallback:
-        """Set the function that publishes taints; works as a decorator. Called before :meth:`start`.
+        """Set the function that publishes taints; usable as a decorator. Called before :meth:`start`.
 
-        The function is called when taints change, and repeated after an exception: a plain one in a worker
-        thread, an async one in the core thread's Trio loop. A failed prepare that blames a device waits up to
-        ``taints.wait`` of the configuration until the function has published the device's taint.
+        The function is called when taints change, and again after an exception. A plain function is called in
+        a worker thread, an async function in the core thread's Trio loop. A failed prepare whose cause is a
+        device waits up to ``taints.wait`` of the configuration until the function has published the device's
+        taint.
         """
         with self._lock:
             if self._started:
@@ -398,14 +407,14 @@ class Monitor:
 
     @property
     def supported_services(self) -> tuple[str, ...]:
-        """Names of the health services, newest first, for the driver's ``supported_versions``."""
+        """Names of the health services, newest first, for the ``supported_versions`` of a registration."""
         return SERVICES
 
     @property
     def codec(self) -> Codec:
         """Codec for a :class:`grpclib.server.Server` that serves :meth:`health_service`.
 
-        It passes encoded health messages through, and encodes the messages of Google's protobuf and
+        The codec sends encoded health messages unchanged, and encodes the messages of Google's protobuf and
         betterproto.
         """
         return EmbeddedCodec()
@@ -424,7 +433,7 @@ class Monitor:
         return service
 
     def subscribe(self) -> LatestValue[Report]:
-        """Return a cell that always holds the newest report, for the tasks of one asyncio loop."""
+        """Return a cell (holder of one value) that always has the newest report, for one asyncio loop."""
         return self._hub.subscribe()
 
     def unsubscribe(self, latest: LatestValue[Report]) -> None:
@@ -475,7 +484,7 @@ class Monitor:
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
+        """Stop the monitor like :meth:`stop`, from an asyncio or Trio task, even if the task is cancelled."""
         return await DriverCallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:

@@ -74,7 +74,7 @@ class PrepareWorker:
         self._needs_loop = any(map(inspect.iscoroutinefunction, functions))
 
     def start(self, callbacks: DriverCallbackRunner) -> None:
-        """Accept calls from now on, and run the driver's functions by `callbacks`."""
+        """Accept calls from now on, and use `callbacks` to run the driver's functions."""
         self.callbacks = callbacks
         self.stopping = False
 
@@ -125,7 +125,7 @@ class PrepareWorker:
         return run(tracker, claim, lambda: self._call_prepare(claim, until_s))
 
     def _recorded_claim(self, ref: ClaimRef) -> Claim:
-        """Return a claim with the devices of its last recorded prepare, for use until it is fetched."""
+        """Return a claim with the devices of its last recorded prepare, for use until the claim is read."""
         outcomes = self._monitor.tracker.outcomes()
         last = next((outcome for outcome in outcomes if outcome.claim.uid == ref.uid), None)
         return Claim(
@@ -169,8 +169,10 @@ class PrepareWorker:
 
     @contextmanager
     def _serialized(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
-        """Hold the lock with which calls of the driver run one after the other.
-        Raises PrepareError if it is not free in time."""
+        """Hold the lock that serializes the calls of the driver's functions.
+
+        Raises PrepareError if the lock is not free in time.
+        """
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
@@ -187,13 +189,15 @@ class PrepareWorker:
 
     def _not_called_error(self, ref: ClaimRef, error: Exception) -> PrepareError:
         """Return the error of a claim for which no driver function was called.
-        It is neither retried nor recorded."""
+
+        The failure is neither retried nor recorded.
+        """
         verdict = self.classify(ref, error)
         return PrepareError(verdict, kubelet_text(verdict))
 
 
 class _FetchTracker:
-    """Prepare tracker for the time in which a claim is read from the API server; records only failures."""
+    """Prepare tracker that is used while a claim is read from the API server; records only failures."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify
@@ -202,7 +206,7 @@ class _FetchTracker:
         self.jitter = tracker.jitter
 
     def cached_failure(self, claim: Claim) -> None:
-        """Return None: the claim may have changed since a failure, so it is always read."""
+        """Return None: the claim may have changed since a failure, so it is always read again."""
 
     def classify_by_newer_health(
         self,
@@ -211,7 +215,7 @@ class _FetchTracker:
         evidence: BaseException,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Return the verdict unchanged: no device takes part when a claim is read."""
+        """Return the verdict unchanged, because the read of a claim does not depend on devices' health."""
         return verdict
 
     def record_success(self, claim: Claim) -> None:
@@ -312,7 +316,7 @@ class PluginServer:
         self._start(DriverCallbackRunner(), timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Unregister, finish running calls and stop. Blocks up to ``timeout_s``.
+        """Unregister the driver, finish running calls and stop the server. Blocks up to ``timeout_s``.
 
         Threads that do not end in time, such as a hung prepare, are abandoned. A second call has no effect.
 
@@ -330,14 +334,15 @@ class PluginServer:
         return self._stop(timeout_s)
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
+        """Stop the server like :meth:`stop`, from an asyncio or Trio task, even if the task is cancelled."""
         return await DriverCallbackRunner().run_blocking(lambda: self._stop(timeout_s))
 
     def run(self) -> None:
-        """Run the monitor and the server of a program without an event loop until SIGTERM or SIGINT.
+        """Run the monitor and the server until SIGTERM or SIGINT, in a program without an event loop.
 
         Blocks until a signal, or until the server fails; its sockets are then removed. A failed monitor does
-        not end it, because claims can still be prepared. The signals' handlers are restored at the end.
+        not end the server, because claims can still be prepared. The signals' handlers are restored at the
+        end.
 
         Raises:
             RuntimeError: The caller is not the main thread, or the server failed; ``__cause__`` is then
@@ -434,7 +439,7 @@ class PluginServer:
     def _fail(self, error: BaseException) -> None:
         """Store the exception that ended the plugin server and call ``on_error``.
 
-        Runs in the failed thread, after its sockets are gone.
+        Runs in the failed thread, after the server's sockets are removed.
         """
         self.failure = error
         log.error(
@@ -454,7 +459,7 @@ class PluginServer:
 
 @contextmanager
 def _signals(received: SimpleQueue[object]) -> Iterator[None]:
-    """Put SIGTERM and SIGINT into a queue instead of their effect. Main thread only."""
+    """Put received SIGTERM and SIGINT into a queue, without their usual effect. Main thread only."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for number in before:

@@ -1,7 +1,8 @@
 """Publisher of a driver's ResourceSlices, with the taints of its devices.
 
-The kubelet deletes the slices when it starts, and when the driver is away for half a minute. A watch shows
-this and changes by others at once; without the permission to watch, slices are compared every minute.
+The kubelet deletes the slices when it starts, and when the driver has been unregistered for half a minute. A
+watch shows deletions and changes by other clients at once; without the permission to watch, slices are
+compared every minute.
 """
 
 import logging
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 class SlicePublisher:
     """Publisher of a driver's ResourceSlices on one node, with the monitor's taints. Thread-safe.
 
-    The slices are owned by the Node object, and remain when the driver ends, as during an update; see
+    The Node object owns the slices. They remain when the driver ends, for example during an update; see
     :meth:`delete`. They are first published after the monitor's first report. ``with`` starts and stops the
     threads that repair slices which others deleted or changed.
 
@@ -97,7 +98,8 @@ class SlicePublisher:
     # --- publishing -----------------------------------------------------------------------------------------
 
     def publish(self, taints: Taints) -> None:
-        """Publish all devices with these taints; the monitor's taint callback.
+        """Publish all devices with these taints; this is the monitor's taint callback.
+
         Up-to-date slices are not written.
 
         Blocks up to 10 s for the connect and for each read of its calls.
@@ -113,7 +115,7 @@ class SlicePublisher:
             self._publish()
 
     def set_devices(self, devices: Sequence[SliceDevice]) -> None:
-        """Replace all devices; the slices follow in the publisher's thread. Never blocks on the API server.
+        """Replace all devices; the publisher's thread updates the slices. Never blocks on the API server.
 
         Raises:
             ConfigError: A device is given twice.
@@ -123,7 +125,8 @@ class SlicePublisher:
 
     def delete(self) -> None:
         """Delete all slices of the driver on this node, for a driver that leaves the node.
-        Nothing is published any more.
+
+        Afterwards nothing is published any more.
 
         Blocks and raises like :meth:`publish`.
         """
@@ -134,7 +137,9 @@ class SlicePublisher:
 
     def _publish(self) -> None:
         """Write the ResourceSlices that differ from the wanted ones.
-        After a conflict, read all of them again first."""
+
+        After a conflict, all slices are read again first.
+        """
         for attempt in range(ATTEMPTS):
             try:
                 self._write_changes()
@@ -145,7 +150,7 @@ class SlicePublisher:
                 return
 
     def _may_repeat(self, error: ApiError) -> bool:
-        """Return whether a failed write of slices can succeed at once, possibly with other contents."""
+        """Return whether to repeat a failed write of slices at once, possibly with other contents."""
         if error.status == NOT_FOUND:  # deleted by others meanwhile, or the version is served no longer
             self._api.forget_dra_version()
             return True
@@ -193,7 +198,8 @@ class SlicePublisher:
     def _effective_spec(self, name: str, found: JsonObject) -> JsonObject:
         """Return the spec of a ResourceSlice, for the comparison with the wanted spec.
 
-        If the API server has only dropped fields of the written spec, it is the written one.
+        If the found spec is the last written spec without fields that the API server dropped, the result is
+        the written spec.
         """
         written, resulting = self._accepted.get(name, ({}, None))
         return written if found == resulting else found
@@ -301,7 +307,7 @@ class SlicePublisher:
     def _repair(self) -> None:
         """Repair the ResourceSlices whenever another thread requests it, until the publisher is stopped.
 
-        Pauses grow while other clients change the slices.
+        The pauses between repairs grow while other clients change the slices.
         """
         set_thread_name("dh-slices")
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
@@ -344,7 +350,9 @@ class SlicePublisher:
 
     def _follow(self) -> None:
         """Watch the ResourceSlices until the publisher is stopped.
-        Request a comparison after each change by others."""
+
+        After each change by another client, the method requests a comparison of the slices.
+        """
         set_thread_name("dh-slices-watch")
         logged = ""
         while True:
@@ -377,7 +385,10 @@ class SlicePublisher:
             self._request_comparison()
 
     def _is_foreign(self, event: WatchEvent) -> bool:
-        """Return whether a watch event shows another state of a ResourceSlice than this publisher knows."""
+        """Return whether a watch event shows a state of a ResourceSlice that this publisher does not know.
+
+        Such a state is the result of a change by another client.
+        """
         with self._writing:
             names = {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in event.objects}
             if event.kind is WatchEventKind.DELETED:

@@ -1,17 +1,16 @@
 """Engine loop: decides when to evaluate health and when to publish a report.
 
-The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at
-each heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat
-interval. The loop publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step
-computes the report.
+The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
+heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat interval.
+The loop publishes a report when devices or notes (causes that concern no device) changed, and at each
+heartbeat. agent.engine.step computes the report.
 
-After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last passes of all sources are
-old although none of them hangs. So the loop reads again before it reports a new stall, more often if it was
-late.
+After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last readings of all sources are
+old although no source hangs. So the loop reads the sources again before it reports a newly stalled source,
+more often if the loop was late.
 
-Next to the loop are its two queues: requests of operators to clear remembered faults (``drahealth clear``),
-which the loop answers, and the hub, which passes each report to its subscribers and waits for the delivery
-of faults.
+The module also has the queue of operators' requests to clear latched faults (``drahealth clear``), which the
+loop answers, and the hub, which passes each report to its subscribers and waits for the delivery of faults.
 """
 
 import os
@@ -66,16 +65,16 @@ RecordStep = Callable[[EngineState, Snapshot, Report, StepOutcome], None]
 
 
 class SnapshotSource(Protocol):
-    """Source of snapshots that wakes the engine loop through an eventfd."""
+    """Interface to a source of snapshots (readings of all sources), which wakes the loop by an eventfd."""
 
     def fileno(self) -> int:
-        """Return the file descriptor of an eventfd that is readable when readings of rules have changed."""
+        """Return the file descriptor of an eventfd that is readable when readings for rules have changed."""
 
     def clear(self) -> None:
         """Reset the eventfd after a wake; the engine loop calls this before :meth:`read`."""
 
     def read(self) -> Snapshot | None:
-        """Return the newest complete snapshot; None: there is none yet."""
+        """Return the newest complete snapshot (readings of all sources); None: no complete one yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class PublicationReason(Enum):
 
 
 class PublicationSchedule:
-    """Schedule of evaluations and heartbeats, which decides on publications. Reads no clock."""
+    """Schedule of evaluations and reports: decides when a report is published. Reads no clock."""
 
     def __init__(self, timing: LoopTiming, jitter: Callable[[], float]) -> None:
         """Create the schedule; `jitter` returns a random number from 0 to 1."""
@@ -134,31 +133,35 @@ class PublicationSchedule:
 
         Args:
             due_ns: Time at which the engine's state needs an evaluation [ns]; None: no such time.
-            publish_ns: Time of the next heartbeat, or of an earlier duty of the loop [ns].
+            publish_ns: Time of the next heartbeat report or, if earlier, watchdog notification [ns].
         """
         if self._has_skipped:  # the report of a change postpones the heartbeat, which would be a full one
             publish_ns = min(publish_ns, self._full_ns)
         return publish_ns if due_ns is None else min(publish_ns, due_ns)
 
     def is_full(self, now_ns: int, *, is_woken: bool) -> bool:
-        """Return whether an evaluation includes all GPUs; `is_woken`: a source caused it."""
+        """Return whether an evaluation includes all GPUs; `is_woken`: a source woke the loop for it."""
         return not is_woken or now_ns >= self._full_ns
 
     def rereads(self, late_ns: int) -> int:
-        """Return how often to read the sources again before a new stall is reported, if `late_ns` late."""
+        """Return how many times to read the sources again before a new stall is reported.
+
+        A stall is a source or GPU that gives no new readings. ``late_ns`` is the delay of the evaluation
+        [ns].
+        """
         return LATE_REREADS if late_ns > LATE_NS else 1
 
     def has_new_stall(self, report: Report) -> bool:
-        """Return whether a report has a stall that the last evaluation did not have."""
+        """Return whether a report has a stalled source or GPU that was not stalled in the last evaluation."""
         return not stalls_of(report) <= self._stalls
 
     def postpone(self, now_ns: int) -> None:
-        """Postpone the heartbeat while the sources have not finished their first pass."""
+        """Postpone the heartbeat report while the sources have not finished their first reading."""
         self.heartbeat_ns = now_ns + self.heartbeat_period_ns
         self._has_skipped = False
 
     def request_full(self, now_ns: int) -> None:
-        """Make the next evaluation include all GPUs, and its report be published."""
+        """Make the next evaluation include all GPUs, and publish its report even without a change."""
         self.heartbeat_ns, self._full_ns = now_ns, now_ns
 
     def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
@@ -182,8 +185,10 @@ class PublicationSchedule:
 
 
 class EngineLoop:
-    """Loop that evaluates the machine's health again and again, and publishes the reports. Event loop
-    only."""
+    """Loop that evaluates the machine's health repeatedly, and publishes the reports.
+
+    Used only in the event loop.
+    """
 
     def __init__(
         self,
@@ -209,11 +214,12 @@ class EngineLoop:
             clock: Returns the time on the monotonic and the wall clock.
             publish: Called with each report to publish; must not block.
             save_state: Called with the state that a restart must keep, when it changes; must not block.
-            notify_watchdog: Called after an evaluation in which all vital sources were alive.
+            notify_watchdog: Called after an evaluation in which no vital source was stalled; systemd restarts
+                the agent if these calls stop.
             jitter: Returns a random number from 0 to 1.
             on_evaluated: Called with the report of each evaluation, published or not; must not block.
-            repeat: Called instead of `publish` with a report that repeats the last one, for which no client
-                waits. Default: `publish`.
+            repeat: Called instead of `publish` with a heartbeat report, which only repeats the last report.
+                Default: `publish`.
             record: Called after each step; must not block. None: steps are not recorded.
         """
         self._source = source
@@ -249,8 +255,10 @@ class EngineLoop:
                 await self._evaluate(snapshot, now, rereads, is_full=is_full)
 
     def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
-        """Replace settings and intervals of the loop between two evaluations. The next evaluation follows at
-        once."""
+        """Replace settings and intervals of the loop between two evaluations.
+
+        The next evaluation follows at once.
+        """
         now = self._clock()
         self._state = with_settings(self._state, settings, now)
         self._schedule.timing = timing
@@ -258,19 +266,19 @@ class EngineLoop:
         os.eventfd_write(self._source.fileno(), 1)
 
     def set_record(self, record: RecordStep | None) -> None:
-        """Replace the function that records evaluations. None: they are not recorded."""
+        """Replace the function that records evaluations; None: evaluations are not recorded."""
         self._record = record
 
     def _postpone(self, now: Instant) -> None:
-        """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
+        """Postpone heartbeat and watchdog while the sources have not finished their first reading."""
         self._schedule.postpone(now.mono_ns)
         self._watchdog_ns = now.mono_ns + (self._schedule.timing.watchdog_period_ns or 0)
 
     async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int, *, is_full: bool) -> None:
         """Evaluate a snapshot and publish the report.
 
-        If the report has a new stall, it is discarded and a newer snapshot is evaluated, up to `rereads`
-        times.
+        If the report has a newly stalled source or GPU, the report is discarded and a newer snapshot is
+        evaluated, up to `rereads` times.
         """
         before = self._state
         state, report = step(before, snapshot, now, is_full=is_full)
@@ -316,7 +324,7 @@ class EngineLoop:
         return False
 
     async def _debounce(self) -> None:
-        """Sleep so that further changes are in the same report, and evaluations use at most 20 % of a CPU."""
+        """Sleep, so that further changes are in the same report and evaluations use at most 20 % of a CPU."""
         until_ns = max(
             self._schedule.changed_ns + self._schedule.timing.debounce_ns, self._throttled_until_ns
         )
@@ -336,7 +344,7 @@ class EngineLoop:
 def stalls_of(report: Report) -> frozenset[Stall]:
     """Return the stalled sources and the GPUs that do not answer.
 
-    A pause of the agent, after which all readings are old, causes the same findings.
+    A pause of the agent has the same effect, because all readings are old after it.
     """
     stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
     hung = [
@@ -350,7 +358,10 @@ def stalls_of(report: Report) -> frozenset[Stall]:
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
-    """Return whether no vital source is stalled, and a vital source has finished a pass recently."""
+    """Return whether no vital source is stalled, and at least one has finished a reading recently.
+
+    A source is vital if systemd must restart the agent when the source stalls.
+    """
     vital = [source for source in report.sources if source.vital]
     stalled = any(source.state is SourceState.STALLED for source in vital)
     return not stalled and any(not is_stalled(source, now) for source in vital)
@@ -359,7 +370,8 @@ def _is_alive(report: Report, now: Instant) -> bool:
 def visible_state(report: Report) -> tuple[object, ...]:
     """Return the fields of a report whose change is published at once: all except times, counters and costs.
 
-    Of the sources only the stalled ones are included, because verdicts show the effect of other failures.
+    Only the names of stalled sources are included, because the devices' health shows all other failures of
+    sources.
     """
     return (
         list(map(_visible_fields, report.devices)),
@@ -377,7 +389,7 @@ Unanswered = tuple[ClearRequest, ...]
 
 
 class ClearRequestQueue:
-    """Unanswered requests to clear faults, in order. Thread-safe. Never blocks."""
+    """Queue of operators' unanswered requests to clear faults. Thread-safe. Never blocks."""
 
     def __init__(self, set_requests: Callable[[Unanswered], None]) -> None:
         """Create an empty queue; ``set_requests`` is called with all requests after each change."""
@@ -423,7 +435,7 @@ class ClearRequestQueue:
 
 
 class ReportHub:
-    """Holder of the newest health report, which it passes to health streams and drivers. Thread-safe."""
+    """Hub that holds the newest health report, and passes it to health streams and drivers. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -441,7 +453,7 @@ class ReportHub:
 
     @property
     def evaluated(self) -> Report | None:
-        """Report of the newest evaluation, also if it was not published; None: none was noted."""
+        """Report of the newest evaluation, even if it was not published; None: no evaluation was stored."""
         return self._evaluated
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
@@ -472,7 +484,7 @@ class ReportHub:
             self._changed.notify_all()
 
     def subscribe(self) -> LatestValue[Report]:
-        """Add a subscriber; return its cell, which always holds the newest report."""
+        """Add a subscriber; return its cell (holder of one value), which always has the newest report."""
         latest: LatestValue[Report] = LatestValue()
         with self._changed:
             if self._report is not None:
@@ -488,7 +500,9 @@ class ReportHub:
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Block until ``condition`` returns True; return False after ``timeout_s``.
-        It is called after each report, each evaluation and each :meth:`notify`."""
+
+        ``condition`` is called after each report, each evaluation and each :meth:`notify`.
+        """
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 

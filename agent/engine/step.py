@@ -1,4 +1,4 @@
-"""One step of the health engine: from its state and a snapshot to the next state and a health report.
+"""One step of the health engine, which computes its next state and a health report from a snapshot.
 
 Read this first. The step is pure: it reads no clock, file or socket, so that recorded snapshots can be
 replayed with the same reports. The rules and decisions are in these modules:
@@ -6,11 +6,11 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the machine;
                               checks that operators configure as commands
     health/gpu/               rules for GPUs, from readings of NVML
-    health/gpu/faults/        GPU faults that are reported once, such as XIDs, and their end
-    health/kernel_log/        facts that lines of the kernel log state about the host
+    health/gpu/faults/        GPU faults that the hardware reports only once, such as XIDs, and when they end
+    health/kernel_log/        information about the host in lines of the kernel log
     health/declared/          devices that drivers declare, their own checks and the faults they report
-    health/clear_faults.py    latched faults that operators clear
-    health/state_updates.py   values at start, which outlive the agent within a boot; changes of the settings
+    health/clear_faults.py    latched (kept) faults, which operators clear
+    health/state_updates.py   values at start, kept over restarts of the agent until a reboot; new settings
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         stalled sources; health, message and lease of a device
 """
@@ -86,7 +86,7 @@ two runs in a row have no lease in common."""
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """State that one evaluation of the health engine passes to the next."""
+    """State that the health engine keeps from one evaluation to the next."""
 
     settings: EngineSettings
     host: HostRuleState = field(default_factory=HostRuleState)
@@ -123,7 +123,7 @@ class EngineState:
 
 
 class StepOutcome(IntEnum):
-    """What the engine loop did with the state and the report of one evaluation."""
+    """Action of the engine loop on the state and the report of one evaluation."""
 
     DISCARDED = 0
     """State and report are discarded, and the sources read again, because a stall is new."""
@@ -143,8 +143,10 @@ def initial_state(
     Args:
         settings: Settings of the engine.
         restored: GPU faults from before a restart of the agent; None: GPUs begin without state.
-        saved: State that the last run of the agent stored; None: nothing is stored, and no run is counted.
-        boot_id: Boot ID of the running kernel, whose stored baseline is restored; empty: unknown.
+        saved: State that the last run of the agent stored; None: nothing is stored, and runs of the agent are
+            not counted.
+        boot_id: Boot ID of the running kernel, whose stored baseline (values at start) is restored; empty:
+            unknown.
     """
     state = EngineState(settings)
     if restored is not None:
@@ -169,8 +171,8 @@ def initial_state(
 def with_settings(state: EngineState, settings: EngineSettings, now: Instant) -> EngineState:
     """Return the engine's state after the settings have changed between two evaluations.
 
-    Raised, latched and pending faults stay, and so does the baseline (the machine's values at start), except
-    where the settings replace it.
+    Reported, latched (kept) and not yet confirmed faults stay. The baseline (the machine's values at start)
+    stays, too, except for values that the settings replace.
     """
     before, gpus = state.settings, state.gpus.rule_state
     rule_state = gpus_with_settings(gpus, before.gpu, settings.gpu)
@@ -202,7 +204,7 @@ def step(
 
     Returns:
         The next state and the report. A report with ``starting`` set is incomplete and must not be published:
-        a source has yet to finish its first pass.
+        at least one source has not finished its first reading.
     """
     # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
@@ -335,7 +337,9 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the rules' state that the boot's baseline comes from, and the state to store for a restart.
+    """Return the input of the machine's baseline, and the state to store for a restart of the agent.
+
+    The baseline is the machine's values at start.
 
     The stored state is the same object if nothing in it has changed.
     """
@@ -351,10 +355,10 @@ def _next_checkpoint(
 
 
 def _run_lease_s(checkpoint: PersistentState) -> int:
-    """Return what this run of the agent adds to each lease (how long the kubelet trusts a verdict) [s].
+    """Return the time that this run of the agent adds to each lease (validity of a verdict) [s].
 
     If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
-    with the same leases would renew the verdicts without updating the pods.
+    of devices with the same leases would renew the verdicts without updating the pods.
     """
     return RUN_LEASE_S * (max(checkpoint.runs - 1, 0) % 2)
 
@@ -362,7 +366,10 @@ def _run_lease_s(checkpoint: PersistentState) -> int:
 def _schedule_stall_detection(
     evaluation: Evaluation, starting: Sequence[SourceSample], started: Instant, *, is_late: bool
 ) -> None:
-    """Schedule evaluations that detect stalled and resumed sources, which do not wake the engine."""
+    """Schedule evaluations that detect stalled and resumed sources.
+
+    The evaluations are necessary because such sources do not wake the engine.
+    """
     now_ns = evaluation.now.mono_ns
     for source in evaluation.sources.values():
         if source.state is SourceState.STALLED:
@@ -375,10 +382,10 @@ def _schedule_stall_detection(
 
 
 def _lease_salt(state: EngineState, now: Instant) -> int:
-    """Return 0 or 1, which is added to every lease (how long the kubelet trusts a verdict) [s].
+    """Return 0 or 1 second, which is added to every lease (how long the kubelet trusts a verdict).
 
-    If the first list of devices after an expiry equals the last list, the kubelet renews the leases but does
-    not update the pods. A lease that differs by one second makes the kubelet update them.
+    If the first list of devices after the leases expired equals the last list, the kubelet renews the leases
+    but does not update the pods. A lease that differs by one second makes the kubelet update them.
     """
     gap_ns = now.mono_ns - state.evaluated.mono_ns if state.evaluated else 0
     if gap_ns <= state.settings.lease_s * NS:  # no device has a shorter lease
@@ -390,7 +397,10 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
 def _previous_conditions(
     state: EngineState, gpus: GpuEvaluationResult, declared: DeclaredState
 ) -> Conditions:
-    """Return the conditions of the last evaluation, without those of replaced GPUs and redeclared devices."""
+    """Return the raised and pending faults (conditions) of the last evaluation.
+
+    Those of replaced GPUs and of devices that were declared again are left out.
+    """
     names = redeclared_devices(state.declared.devices, declared.devices)
     names |= {check_conditions_subject(name) for name in names}
     if gpus.replaced:

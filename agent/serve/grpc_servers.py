@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0) -> list[bytes]:
-    """Encode devices as NodeWatchResourcesResponse messages of at most 1 MiB each, in the C core.
+    """Encode devices as NodeWatchResourcesResponse messages of at most 1 MiB each, with the C extension.
 
     Each lease (health_check_timeout_seconds) gets ``extra_lease_s`` more, up to :data:`LEASE_LIMIT_S`.
     """
@@ -80,8 +80,9 @@ def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0
 
 
 def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
-    """Return the sockets' paths below the runtime directory: one per driver, in their order, then the
-    agent's.
+    """Return the sockets' paths below the runtime directory.
+
+    There is one path per driver, in the order of the drivers, followed by the path of the agent's socket.
 
     Raises:
         ConfigError: A driver's name is not valid, or is given twice.
@@ -168,7 +169,7 @@ class GrpcServers:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Paths of the sockets: one per driver, in their order, then the agent's."""
+        """Paths of the sockets: one per driver, in the order of the drivers, then the agent's socket."""
         return tuple(listener.path for listener in self._listeners.values())
 
     def subscribers(self) -> tuple[SocketSubscriberCounts, ...]:
@@ -185,7 +186,7 @@ class GrpcServers:
         )
 
     def close(self) -> None:
-        """Close and remove the sockets if :meth:`run` was never called; otherwise it has removed them."""
+        """Close and remove the sockets if :meth:`run` was never called; :meth:`run` removes them itself."""
         for listener in self._listeners.values():
             listener.close()
 
@@ -193,7 +194,7 @@ class GrpcServers:
         """Serve all sockets until cancelled; then end all streams and remove the sockets.
 
         ``ready`` is called when all sockets are served. The shutdown takes less than a second, even if a
-        client does not read. Event loop only.
+        client does not read. Used only in the event loop.
 
         Raises:
             ValueError: A report names a device twice.
@@ -248,7 +249,7 @@ class GrpcServers:
             make_socket_directory(self._runtime_dir / DRIVERS, flag="--runtime-dir", accepts_link=False)
 
     async def _keep_files(self, servers: dict[str, HardenedServer]) -> None:
-        """Create sockets and lock files again that another process removes, until cancelled."""
+        """Restore sockets and lock files that another process removes, until cancelled."""
         while True:
             await self._restore_files(servers)  # first: a directory that is missing cannot be watched
             with self._watched_directories() as (changed, is_watched):
@@ -262,8 +263,11 @@ class GrpcServers:
 
     @contextmanager
     def _watched_directories(self) -> Iterator[tuple[asyncio.Event, bool]]:
-        """Watch the directories of the sockets in a ``with`` block. Yields the event that a change sets, and
-        False if a directory cannot be watched."""
+        """Watch the directories of the sockets in a ``with`` block.
+
+        Yields an event, which each change of a directory sets, and a flag, which is False if a directory
+        cannot be watched.
+        """
         loop, changed, watches = asyncio.get_running_loop(), asyncio.Event(), list[int]()
         directories = {listener.path.parent for listener in self._listeners.values()}
         try:
@@ -278,9 +282,9 @@ class GrpcServers:
                 os.close(watch)
 
     async def _restore_files(self, servers: dict[str, HardenedServer]) -> bool:
-        """Create removed sockets and lock files again.
+        """Restore removed sockets and lock files.
 
-        Returns False, after a log line once a minute, if one could not be created.
+        Returns False if a file could not be created. The failure is logged once a minute.
         """
         try:
             if not all(listener.is_intact() for listener in self._listeners.values()):

@@ -1,7 +1,8 @@
 """Client of NVSentinel's platform connector: health of devices as its health events.
 
 NVSentinel keeps the state of each check and entity; an event about a healthy entity ends the faults that
-earlier events of the same check reported about it. One event per device carries all of its codes.
+earlier events of the same check reported about it. There is one event per device, with the codes of all its
+faults.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ ACTIONS: Final = {
 
 
 def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: bool) -> v1.HealthEvent:
-    """Return the event about a device.
+    """Return the NVSentinel health event about a device.
 
     Args:
         device: Health of the device.
@@ -80,7 +81,7 @@ def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: b
 
 
 def _entities(device: DeviceHealth) -> Iterable[tuple[str, str]]:
-    """Yield the entities of a device, with the names that NVSentinel's own GPU monitor has for GPUs."""
+    """Yield the entities (hardware identifiers) of a device, named as in NVSentinel's own GPU monitor."""
     attributes = dict(device.attributes)
     if device.kind == "gpu":
         for kind, attribute in (("GPU_UUID", "uuid"), ("PCI", "pciBusId")):
@@ -90,7 +91,7 @@ def _entities(device: DeviceHealth) -> Iterable[tuple[str, str]]:
 
 
 async def send_health_events(socket: Path, events: list[v1.HealthEvent]) -> None:
-    """Send events in one call. Event loop only.
+    """Send events in one call. Used only in the event loop.
 
     Raises:
         AgentUnreachable: No platform connector serves the socket, or it refused the events or gave no answer

@@ -1,8 +1,7 @@
-"""Messages of the agent to its service manager, systemd: ready, reloading, status, watchdog, stopping
-(sd_notify(3)).
+"""Messages of the agent to systemd (sd_notify(3)): ready, reloading, status, watchdog, stopping.
 
-The daemon decides when to send which message. Sending never blocks and never raises an exception, because a
-manager that does not listen must not stop the agent.
+The caller decides when to send which message. Sending never blocks and never raises an exception, because a
+service manager that does not read them must not stop the agent.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ class SystemdNotifier:
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
-        """Return a sender for the manager's variables, and remove them, so that no child process inherits
-        them.
+        """Return a sender for systemd's environment variables, and remove these variables.
+
+        As a result, no child process inherits them.
 
         An address that is no unix socket (``vsock:``) and a watchdog of another process are ignored.
         """
@@ -54,8 +54,10 @@ class SystemdNotifier:
         return cls(address, int(limit_us) / 1e6 if watched else None)
 
     def ready(self) -> None:
-        """Report that the agent has started, or that a reload has ended; systemd may start the units that
-        wait for it."""
+        """Report that the agent has started, or that a reload has ended.
+
+        systemd may then start the units that wait for the agent.
+        """
         self._send(b"READY=1")
 
     def reloading(self) -> None:
@@ -69,7 +71,10 @@ class SystemdNotifier:
         self._send(b"STATUS=" + line.decode("utf-8", "ignore").encode())
 
     def watchdog(self) -> None:
-        """Restart systemd's watchdog timeout. Only the engine loop may call it, so that its hang is seen."""
+        """Restart systemd's watchdog timeout.
+
+        Only the engine loop may call this method, so that systemd detects a hang of the loop.
+        """
         self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:

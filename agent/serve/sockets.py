@@ -1,5 +1,7 @@
-"""Listening unix sockets: create with mode 0660, remove with their file, and detect another server's
-socket."""
+"""Listening unix sockets: created with mode 0660, removed with their file.
+
+The module also detects a socket that another server uses.
+"""
 
 import errno
 import os
@@ -76,18 +78,18 @@ class UnixListener:
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
-        """Remove the socket's file if it is still this socket. Open connections stay open."""
+        """Remove the socket's file if the file is still this socket. Open connections stay open."""
         if self.is_intact():
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the socket, and remove the file if it is still this socket."""
+        """Close the socket, and remove its file if the file is still this socket."""
         self.sock.close()
         self.remove()
 
 
 class PeerCredentials(NamedTuple):
-    """Process at the other end of a unix socket, as the kernel recorded it when it connected."""
+    """Process that connected to a unix socket, as the kernel recorded it at the time of the connection."""
 
     pid: int
     uid: int
@@ -157,8 +159,8 @@ def connection_failure_reason(path: Path | str, error: OSError) -> str:
 def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
     """Remove sockets (``*.sock``) of this user on which no server listens, except the paths in ``keep``.
 
-    For example the socket of a driver that is no longer configured. A socket that cannot be removed stays.
-    All stay if the directory is a symbolic link.
+    Such a socket belongs, for example, to a driver that is no longer configured. A socket that cannot be
+    removed stays. If the directory is a symbolic link, all sockets stay.
     """
     if directory.is_symlink():
         return
@@ -180,7 +182,7 @@ def _remove_stale(path: Path) -> None:
     """Remove the socket at a path if no server listens on it; do nothing if there is no file.
 
     Raises:
-        ResourceBusyError: A server listens on it.
+        ResourceBusyError: A server listens on the socket.
         ConfigError: The file is not a socket.
     """
     try:

@@ -1,9 +1,12 @@
-"""Client of the agent's API, and of any DRA driver's health API, for the command line. Event loop only.
+"""Client of the agent's API, and of any DRA driver's health API, for the command line.
+
+Used only in the event loop.
 
 Whatever a server sends, the result is a Report, an AgentStatus, or an exception with the socket and the
 problem.
 
-The module also has the conversion of decoded ``drahealth.v1`` messages to a Report or an AgentStatus. Pure.
+The module also has the conversion of decoded ``drahealth.v1`` messages to a Report or an AgentStatus. The
+conversion functions are pure.
 """
 
 import asyncio
@@ -245,7 +248,7 @@ SEVERITIES: Final = {
 
 
 class StreamHealth:
-    """Current health of all devices of a health stream, merged from its lists as in the kubelet.
+    """Current health of all devices, merged from the device lists of a health stream as the kubelet does.
 
     A device that a list omits keeps its last health until its lease (``health_check_timeout_seconds``) ends,
     and is Unknown from then on. No device is ever removed.
@@ -279,7 +282,7 @@ class StreamHealth:
         return max(0, min(leases) - now.mono_ns) / NS if leases else None
 
     def report(self, now: Instant) -> Report:
-        """Return all devices as a Report without other content, sorted by pool and name."""
+        """Return a Report with the devices only, sorted by pool and name."""
         devices = sorted(self._devices.values(), key=lambda device: (device.pool, device.device))
         return Report(node="", at=now, devices=tuple(devices))
 
@@ -364,10 +367,10 @@ async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> Asy
 
 
 async def first_report(socket: Path, *, first_byte_s: float, silence_s: float = SILENCE_S) -> Report:
-    """Return the current report of a socket, however long its transfer takes while the server sends.
+    """Return the current report of a socket, with time limits on the pauses of its transfer.
 
-    A report of thousands of devices takes seconds on a busy machine. A fixed timeout would count them, and
-    the time in which this process decodes other answers, as a server that hangs.
+    A report of thousands of devices takes seconds on a busy machine. With one fixed timeout, a server that
+    still sends would be taken for a hung server.
 
     Args:
         socket: Socket as in :func:`watch_reports`, whose errors are raised.
@@ -415,15 +418,16 @@ async def fetch_status(socket: Path) -> AgentStatus:
 
 
 async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFault, ...]:
-    """Request from an agent that it clears the kept (latched) faults of a device; return the cleared faults.
+    """Ask an agent to clear the latched (kept) faults of a device; return the cleared faults.
 
     Args:
         socket: Path of the agent's socket.
         device: Name of the device as the operator gives it.
-        code: Code of the only fault to clear; empty: all latched faults of the device.
+        code: Code of the one fault to clear; empty: clear all latched faults of the device.
 
     Raises:
-        UsageError: The device is not known, has no such fault, or a reading decides the fault.
+        UsageError: The device is not known, has no such fault, or the fault is not latched and so
+            cannot be cleared: it ends when readings no longer show it.
         FaultStillPresent: A reading still shows a fault of the device.
         AgentUnreachable: No agent serves the socket, or it gave no valid answer.
         PermissionDeniedError: This process may not open the socket, or runs neither as root nor as the agent.
@@ -476,7 +480,7 @@ async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[R
 async def _messages_or_expiry(
     stream: Any, merged: StreamHealth
 ) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
-    """Yield each message of a health stream, and None when a device's health expires before the next."""
+    """Yield each message of a health stream; yield None when a device's health expires without a message."""
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:
@@ -495,7 +499,10 @@ async def _messages_or_expiry(
 
 @contextlib.contextmanager
 def _errors_with_socket(socket: Path) -> Iterator[None]:
-    """Convert the exceptions of a connection to AgentUnreachable or PermissionDeniedError with the socket."""
+    """Convert connection errors in a ``with`` block to AgentUnreachable or PermissionDeniedError.
+
+    The text of the new exception names the socket.
+    """
     try:
         yield
     except PermissionError as error:

@@ -1,7 +1,7 @@
-"""Encoder of a Report or an AgentStatus as ``drahealth.v1`` messages. Pure.
+"""Encoder of a Report or an AgentStatus as ``drahealth.v1`` messages. The functions are pure.
 
 Everything but ``Report.declaring`` is encoded, so that the command line can show all that the agent knows.
-The agent sends a report at every change, so this encoder does without betterproto, which takes 0.5 ms for a
+The agent sends a report at every change, so this encoder does not use betterproto, which takes 0.5 ms for a
 device.
 """
 

@@ -1,4 +1,4 @@
-"""Service ``drahealth.v1.Agent`` for the command line: reports, status of the agent, clears of faults.
+"""Service ``drahealth.v1.Agent`` for the command line: reports, status, and requests to clear faults.
 
 A report is encoded once for all clients, only while a client watches, and in steps between which the event
 loop serves the kubelet's streams.
@@ -54,17 +54,20 @@ CHUNKS_AT_ONCE: Final = 16
 
 
 class ClearRequests(Protocol):
-    """Queue of requests to clear faults that the agent keeps; the health engine answers them."""
+    """Interface to the queue of operators' requests to clear latched (kept) faults.
+
+    The health engine answers the requests.
+    """
 
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
-        """Queue a request to clear faults; return the future of its answer, which can be cancelled.
+        """Queue a request to clear faults; return a future that gets the answer.
 
-        A cancelled future withdraws the request. Thread-safe. Never blocks.
+        Cancelling the future withdraws the request. Thread-safe. Never blocks.
         """
 
 
 class AgentService:
-    """gRPC service on ``agent.sock`` for the command line. Event loop only."""
+    """gRPC service on ``agent.sock`` for the command line. Used only in the event loop."""
 
     def __init__(
         self,
@@ -200,7 +203,10 @@ def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
 
 
 def _login_uid(pid: int) -> int:
-    """Return the uid of the login that a process belongs to; NO_LOGIN_UID: none, or procfs hides it."""
+    """Return the login uid of a process.
+
+    Returns NO_LOGIN_UID if the process has none, or procfs does not show it.
+    """
     try:
         with open(f"/proc/{pid}/loginuid", encoding="ascii") as file:
             uid = int(file.read(16))
@@ -215,7 +221,7 @@ def collect_status(
     """Return the status of this agent process, from procfs, and of its newest report.
 
     Args:
-        publications: Number of reports so far.
+        publications: Number of reports published so far.
         report: Newest report; None: there is none yet.
     """
     import psutil  # the import takes 20 ms

@@ -5,8 +5,8 @@ overwrite the other's verdicts. So the newest instance is the leader, which alon
 of one instance ends, the kubelet forgets all verdicts, so the leader sends all devices again.
 
 Another lock serializes prepares and unprepares across all instances on the Kubernetes node. Threads of one
-process acquire it in their order. Both locks are on files in the driver's directory, which the kernel
-unlocks when the process ends.
+process acquire it in the order of their calls. Both locks are on files in the driver's directory, which the
+kernel unlocks when the process ends.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ _READ_LIMIT: Final = 4096
 
 
 class InstancesState(NamedTuple):
-    """State of the driver's instances, as one check found it."""
+    """Result of one check of the running instances of a driver."""
 
     is_leader: bool
     """True: this instance is the newest running one of the driver."""
@@ -45,13 +45,13 @@ class InstancesState(NamedTuple):
 
 
 class LeaderElection:
-    """Lock file of this instance, and checks of the other instances. For one thread at a time."""
+    """Leader election among the instances of a driver: each instance has one lock file. Not thread-safe."""
 
     def __init__(self, directory: Path, pod_uid: str = "") -> None:
         """Create the lock file. The directory must exist.
 
         Raises:
-            ConfigError: The file cannot be created there.
+            ConfigError: The file cannot be created in the directory.
             PermissionDeniedError: This process may not create the file.
         """
         self._directory = directory
@@ -70,9 +70,11 @@ class LeaderElection:
             raise ConfigError(f"instance file {self._path}: cannot be created: {error.strerror}") from error
 
     def check_instances(self) -> InstancesState:
-        """Check all instances; remove the files of ended ones, and create a missing file of this one again.
+        """Check all instances of the driver, and remove the lock files of ended instances.
 
-        Raises OSError if the directory cannot be read, or the file not be created.
+        A missing lock file of this instance is created again.
+
+        Raises OSError if the directory cannot be read, or the file cannot be created.
         """
         if not is_current_file(self._fd, self._path):
             log.warning("instance file %s: was removed by another process; created again", self._path)
@@ -162,7 +164,7 @@ class SerializeLock:
     """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the lock of a driver's directory, which must exist when the lock is acquired."""
+        """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
         self._path = directory / FILE
         self._lock = threading.Lock()
         self._waiters: deque[threading.Event] = deque()
@@ -170,7 +172,7 @@ class SerializeLock:
 
     @contextmanager
     def hold(self, until_s: float) -> Iterator[None]:
-        """Hold the lock in a ``with`` block; blocks until it is acquired.
+        """Acquire the lock for a ``with`` block; block until it is acquired.
 
         Args:
             until_s: Time at which the wait ends, on the clock of :func:`time.monotonic`.

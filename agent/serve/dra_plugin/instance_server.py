@@ -67,8 +67,8 @@ def plugin_paths(
 ) -> PluginPaths:
     """Return the paths of one instance of a driver, without access to any file.
 
-    The names are those of Kubernetes' own drivers. They contain the uid of the driver's pod, if given, or
-    its hash, if a path would be too long.
+    The file names are like those of Kubernetes' own drivers. They contain the UID of the driver's pod, if
+    given. If a path would be too long, they contain a hash of the UID.
 
     Args:
         driver: Name of the driver.
@@ -131,7 +131,7 @@ def _hash(text: str, size: int) -> str:
 def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
     """Return the first of several paths in a directory that is short enough for a unix socket.
 
-    Raises ConfigError if none is.
+    Raises ConfigError if all are too long; the error recommends the command-line flag ``flag``.
     """
     used = len(os.fsencode(directory)) + 1
     for name in names:
@@ -147,7 +147,10 @@ log = logging.getLogger(__name__)
 
 
 class PluginSockets:
-    """Service socket and registration socket of one instance of a driver, with servers. Event loop only."""
+    """Service socket and registration socket of one instance of a driver, with servers.
+
+    Used only in the event loop.
+    """
 
     def __init__(
         self, paths: PluginPaths, service: HardenedServer, registration: HardenedServer, files: SerialWorker
@@ -177,7 +180,7 @@ class PluginSockets:
         await self._registration.ensure_exists()
 
     async def restore_missing(self) -> None:
-        """Create a directory or socket again that another process removed; log a failure once a minute.
+        """Restore directories and sockets that another process removed; log a failure once a minute.
 
         After a new registration socket, the kubelet registers the driver again.
         """
@@ -196,8 +199,10 @@ class PluginSockets:
                 )
 
     async def unregister(self, reason: str) -> None:
-        """Remove the registration socket, so that the kubelet drops the driver; end its streams with
-        ``reason``."""
+        """Remove the registration socket, so that the kubelet drops the driver.
+
+        All streams of the driver end with ``reason``.
+        """
         await self._files.finish(self._registration.remove)
         await self._registration.server.stop(reason)
 
@@ -289,8 +294,10 @@ class RegistrationService(wire.RegistrationBase):
     async def notify_registration_status(
         self, registration_status: wire.RegistrationStatus
     ) -> wire.RegistrationStatusResponse:
-        """Log the result of a registration and call the callback. The kubelet itself retries after a
-        failure."""
+        """Log the result of a registration and call the callback.
+
+        The kubelet itself retries after a failure.
+        """
         registered, error = registration_status.plugin_registered, registration_status.error
         if registered:
             log.info("driver %s: registered with the kubelet", self._info.name)
@@ -323,7 +330,7 @@ When that instance ends, the kubelet forgets the driver's health.
 
 
 class DriverInstanceServer:
-    """Plugin server of one instance of a driver; :meth:`run` serves."""
+    """Plugin server of one instance of a driver; :meth:`run` starts the server."""
 
     def __init__(
         self,
@@ -347,7 +354,7 @@ class DriverInstanceServer:
         self._on_status = on_status
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until cancelled; then unregister, wait for open calls, and remove the sockets.
+        """Serve until cancelled; then unregister the driver, wait for open calls, and remove the sockets.
 
         ``ready`` is called when the kubelet can find the driver. The shutdown takes at most :attr:`drain_s`
         and two seconds more, even if a disk hangs.
@@ -409,7 +416,7 @@ class DriverInstanceServer:
 
 
 class _Leadership:
-    """Check of leader election that mutes the health streams of a driver instance which is not the leader."""
+    """Periodic leader check, which mutes the health streams of a driver instance that is not the leader."""
 
     def __init__(self, election: LeaderElection, files: SerialWorker, subscribers: HealthSubscribers) -> None:
         self._election = election
@@ -422,8 +429,8 @@ class _Leadership:
     async def check(self) -> float:
         """Check the driver's other instances; return the time until the next check [s].
 
-        The health streams are muted if this instance is not the leader. They send all devices again if it has
-        become the leader, or another instance has ended.
+        The health streams are muted if this instance is not the leader. They send all devices again if this
+        instance has become the leader, or another instance has ended.
         """
         try:
             state = await self._files.call(self._election.check_instances)

@@ -1,9 +1,9 @@
-"""Devices that a driver returns for a prepared claim, their validation, and the error class of an answer.
+"""Devices that a driver returns for a prepared claim, their validation, and encoded error classes.
 
-The module also has the validation of the claims in a prepare or unprepare request. Pure.
+The module also validates the claims in a prepare or unprepare request. All functions are pure.
 
-Only valid Kubernetes names pass, because drivers use them in file names and labels. Each invalid claim gets
-an error of its own.
+Only valid Kubernetes names are accepted, because drivers use them in file names and labels. Each invalid
+claim gets an error of its own.
 """
 
 import logging
@@ -44,10 +44,11 @@ class PreparedDevice:
 def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDevice, ...]:
     """Check the devices that the driver returned for a claim, and return them.
 
-    A device for a subrequest gets the name ``<request>``, because containers name only the request.
+    For a device of a subrequest ``<request>/<subrequest>``, the result names ``<request>``, because
+    containers refer only to the request.
 
     Raises:
-        DriverError: The answer is not valid; names the device and the field.
+        DriverError: The answer is not valid; the error names the device and the field.
     """
     if not isinstance(answer, Sequence) or isinstance(answer, str | bytes | bytearray):
         raise _answer_error(f"prepare returned {type(answer).__name__}, not a sequence of PreparedDevice")
@@ -104,7 +105,7 @@ def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDev
 
 
 def _base(request: str) -> str:
-    """Return the request of a subrequest: ``<request>`` for ``<request>/<subrequest>``."""
+    """Return the name of a request without its subrequest: ``<request>`` for ``<request>/<subrequest>``."""
     return request.partition("/")[0]
 
 
@@ -123,9 +124,9 @@ def _answer_error(text: str) -> DriverError:
 
 
 class WireMode(StrEnum):
-    """Encoding of an error's class in the answer to the kubelet.
+    """Whether and how the answer to the kubelet has the class of an error as a field.
 
-    Kubernetes has proposals for such a field, but no release with it.
+    Kubernetes has proposals for such a field, but no release has the field.
     """
 
     NONE = "none"
@@ -176,7 +177,10 @@ _SHOWN: Final = 64  # characters of a wrong value in an error text
 
 
 class ValidatedClaims(NamedTuple):
-    """Valid and invalid claims of one request, each uid once, in the order of the request."""
+    """Claims of one request, divided into valid and invalid ones.
+
+    Each UID appears once, in the order of the request.
+    """
 
     claims: tuple[ClaimRef, ...]
     refused: tuple[tuple[ClaimRef, str], ...]

@@ -1,15 +1,15 @@
 """Service of the kubelet's DRA plugin API, v1 and v1beta1, which prepares and unprepares claims.
 
 Every claim of a request gets an answer of its own. Each error text names all failed claims, because the
-kubelet shows only one. A whole call fails only if the request is not valid, or with UNAVAILABLE while the
-driver cannot prepare claims.
+kubelet shows only one error. A whole call fails only if the request is not valid, or with UNAVAILABLE while
+the driver cannot prepare claims.
 
-The module also has the prepares and unprepares that are in progress: one run per claim at a time, shared by
-the kubelet's calls.
+The module also tracks the runs, which are prepares and unprepares in progress. A claim has at most one run at
+a time, which repeated calls of the kubelet share.
 
 The kubelet repeats a call after its timeout, while the driver may still work on the first one. So a run
-continues after the call that started it has ended, and the next call for the claim waits for the same run.
-A run for which no call waits makes no further tries.
+continues after the call that started it has ended, and the next call for the claim waits for the same run. A
+run for which no call waits is not retried after a failure.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
 
 @dataclass(slots=True, eq=False)
 class _ClaimRun:
-    """Prepare or unprepare of one claim that is in progress, or that waits for an earlier run of it."""
+    """Prepare or unprepare of one claim, which is in progress or waits for an earlier run of the claim."""
 
     operation: ClaimOperation
     ref: ClaimRef
@@ -84,8 +84,10 @@ class _ClaimRun:
     task: "asyncio.Task[ClaimOutcome]" = field(init=False)
 
     def unfinished_run(self) -> "_ClaimRun | None":
-        """Return the newest unfinished run of the claim: this one or an earlier one; None: all are
-        finished."""
+        """Return the newest unfinished run of the claim; None: all its runs are finished.
+
+        The result is this run or an earlier one.
+        """
         run: _ClaimRun | None = self
         while run is not None and run.task.done():
             run = run.before
@@ -93,7 +95,10 @@ class _ClaimRun:
 
 
 class InFlightClaims:
-    """Runs in progress of one instance of the driver: at most one per claim at a time. Event loop only."""
+    """Prepares and unprepares in progress in one driver instance, at most one per claim at a time.
+
+    Used only in the event loop.
+    """
 
     def __init__(self, runner: ClaimRunner, classify: ClassifyFailure) -> None:
         self._runner = runner
@@ -108,9 +113,9 @@ class InFlightClaims:
     ) -> "asyncio.Task[ClaimOutcome]":
         """Return the task of the claim's prepare or unprepare; start one if none is in progress.
 
-        A new run first waits for the claim's run of the other operation, until ``until_s`` (the event loop's
-        time). The run itself has no time limit. The task never raises an exception. The caller calls
-        :meth:`leave` when it no longer waits for the run.
+        A new prepare first waits for a running unprepare of the claim, and vice versa, until ``until_s`` (the
+        event loop's time). The run itself has no time limit. The task never raises an exception. The caller
+        calls :meth:`leave` when it no longer waits for the run.
         """
         run = self._last.get(ref.uid)
         if run is None or (run.operation, run.ref) != (operation, ref):
@@ -122,7 +127,7 @@ class InFlightClaims:
     def leave(self, task: "asyncio.Task[ClaimOutcome]") -> None:
         """End a caller's wait for the run of ``task``.
 
-        Without any caller the run continues, but makes no further tries.
+        Without any caller the run continues, but is not retried after a failure.
         """
         run = self._of_task.get(task)
         if run is not None:  # else the run is finished
@@ -140,7 +145,7 @@ class InFlightClaims:
         return run
 
     def _forget(self, run: _ClaimRun) -> None:
-        """Stop tracking a claim's ended run; if it never began, track the unfinished run before it."""
+        """Stop tracking a claim's run that has ended; track its earlier run again if that is unfinished."""
         del self._of_task[run.task]
         if self._last.get(run.ref.uid) is run:
             holder = run.unfinished_run()
@@ -169,7 +174,7 @@ class InFlightClaims:
     async def _begin(self, run: _ClaimRun, until_s: float) -> None:
         """Wait until the claim's earlier runs have ended, and fewer than RUNS_LIMIT claims are in progress.
 
-        Raises TransientError at `until_s`.
+        Raises TransientError if the wait lasts until `until_s`.
         """
         while run.before is not None and (holder := run.before.unfinished_run()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
@@ -230,11 +235,11 @@ class ClaimHandler(Protocol):
         """Prepare or unprepare a claim; return its devices. Raises PrepareError.
 
         May wait for other claims until ``until_s``, a time of the event loop. A transient failure is not
-        retried while ``unawaited`` is set.
+        retried while ``unawaited`` is set, which means that no call of the kubelet waits for the claim.
         """
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Return class and code of a claim's failure that the driver's code did not raise."""
+        """Return error class and code for a claim's failure outside the driver's code."""
 
     def unavailable_reason(self) -> str:
         """Return the reason why no claim can be prepared now; empty: claims can be prepared."""
@@ -298,7 +303,7 @@ class DraPluginService:
         """Run the operation on all claims of a request; return the outcome of each claim.
 
         A claim that is not finished at ``until_s`` gets an error. Once a claim has failed, its pod cannot
-        start, so the others are no longer retried.
+        start, so the other claims are no longer retried.
         """
         validated = validate_claims(claims)
         outcomes: dict[ClaimRef, ClaimOutcome] = {
@@ -325,7 +330,8 @@ class DraPluginService:
     ) -> None:
         """Wait for the runs of claims until ``until_s``.
 
-        Retries of all runs end when one has failed, or at once if ``has_failed``.
+        When one run has failed, no run is retried any more. ``has_failed`` means that a run has failed
+        before.
         """
         tasks = list(tasks)
         awaited = list(tasks)
@@ -352,7 +358,7 @@ class DraPluginService:
     ) -> bytes:
         """Encode the response of a prepare or unprepare: an answer for each claim, by UID of the claim.
 
-        Its error class field is unknown to betterproto and appended to the encoded answer.
+        betterproto does not know the field of the error class, which is appended to the encoded answer.
         """
         verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
         answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
@@ -378,7 +384,7 @@ class DraPluginService:
 
 
 def _encode_devices(module: ModuleType, devices: Sequence[PreparedDevice]) -> bytes:
-    """Encode the answer for a claim that was prepared; without devices, that for an unprepared claim."""
+    """Encode the answer for a prepared claim; without devices, the answer for an unprepared claim."""
     shares = "share_id" in module.Device.__dataclass_fields__  # v1beta1 has no share_id
     return bytes(
         module.NodePrepareResourceResponse(

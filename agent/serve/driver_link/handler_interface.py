@@ -31,7 +31,7 @@ class SyncDevicesResult(NamedTuple):
 
 
 class DeviceDeclaration(NamedTuple):
-    """Device that a driver declares to the agent for evaluation."""
+    """Device that a driver declares to the agent, which then evaluates the device's health."""
 
     pool: str
     """Name of the device's resource pool; empty: the name of the Kubernetes node."""
@@ -63,7 +63,7 @@ class DriverCheckResult(NamedTuple):
 
 
 class TooManyDevices(DrahealthError):
-    """The devices of all drivers together would be more than the maximum."""
+    """Error: the devices of all drivers together would be more than the maximum."""
 
 
 class DriverLinkHandler(Protocol):
@@ -76,7 +76,7 @@ class DriverLinkHandler(Protocol):
         """Replace the devices that the driver has declared to the agent.
 
         Raises:
-            ConfigError: A device is not valid; names the device, the key, and the value.
+            ConfigError: A device is not valid; the error names the device, the key, and the value.
             TooManyDevices: The devices of all drivers together would be too many.
             ResourceBusyError: Another program wrote the driver's declaration file.
         """
@@ -85,35 +85,40 @@ class DriverLinkHandler(Protocol):
         """Replace the newest results of the driver's own checks. Reads no disk.
 
         Raises:
-            ConfigError: A name or a finding is not valid; names the result and the value.
+            ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
-        """Return for each claim the known reason why a prepare would fail now; None: there is none.
+        """Return for each claim the known reason why a prepare would fail now; None: no known reason.
 
         Reads no disk.
         """
 
     def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
-        """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""
+        """Return the verdict on a claim's failed prepare, by the evidence that the driver has of the failure.
+
+        Records nothing, reads no disk.
+        """
 
     def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of prepares; return class, code and advice for each failure.
 
-        A success has None instead of a verdict.
+        The result for a success is None.
         """
 
     def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of unprepares; return class, code and advice for each failure.
 
-        None instead of a verdict: a success, or a failure that the driver should report to the kubelet as
+        The result is None for a success, and for a failure that the driver should report to the kubelet as
         success.
         """
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
-        """Return recent failures at other drivers of the pods that use a claim. Reads no disk."""
+        """Return recent failures of other drivers for the pods that use a claim. Reads no disk."""
 
     @property
     def taints(self) -> LatestValue[Taints]:
-        """Taints of the driver's devices. Raises ConfigError if the driver's name cannot begin a taint's
-        key."""
+        """Taints of the driver's devices.
+
+        Raises ConfigError if the driver's name is not a valid beginning of a taint's key.
+        """

@@ -1,6 +1,6 @@
 """Methods of ``drahealth.v1.DriverLink``: decode a request, call the handler, encode the reply.
 
-agent.serve.driver_link.requests decodes and checks the requests. Blocks while the handler does.
+agent.serve.driver_link.requests decodes and checks the requests. Each method blocks while the handler blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler
 def encode_taints(taints: Taints) -> bytes:
     """Encode the taints of a driver's devices as a message of ``WatchTaints``.
 
-    With more than MESSAGE_TAINTS_MAX taints in all, the mildest of each device are left out.
+    With more than MESSAGE_TAINTS_MAX taints in all, the mildest taints of each device are left out.
     """
     devices = sorted(taints.devices.items(), key=lambda item: (item[0].pool, item[0].device))
     maximum = _limit_per_item(
@@ -130,8 +130,8 @@ def _answers(
 
     Args:
         kind: Message type of the reply.
-        verdicts: Verdict on each claim; None: no failure.
-        texts_of: Returns the texts for the kubelet of the failures.
+        verdicts: Verdict on each claim; None: the claim has no failure.
+        texts_of: Returns the error texts for the kubelet, one for each failure.
     """
     failed = [verdict for verdict in verdicts if verdict is not None]
     texts = iter(texts_of(failed))
@@ -162,9 +162,9 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
 
 
 def _limit_per_item(counts: Sequence[int], total: int, maximum: int) -> int:
-    """Return the limit for each of the counts so that the sum of the limited counts is at most `total`.
+    """Return a limit for each count, so that the sum of the limited counts is at most `total`.
 
-    The result is `maximum`, halved as often as needed; at least 1.
+    The limit is `maximum`, halved until the sum is small enough; it is at least 1.
     """
     while maximum > 1 and sum(min(count, maximum) for count in counts) > total:
         maximum //= 2

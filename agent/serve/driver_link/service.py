@@ -49,15 +49,18 @@ class SizeLimitedDriverLinkStream(HardenedStream):
 
 
 class DriverLinkService:
-    """Driver link service on the socket of one driver. Event loop only."""
+    """Driver link service, which answers the calls of one DRA driver on the driver's socket.
+
+    Used only in the event loop.
+    """
 
     def __init__(self, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> None:
         """Create the service.
 
         Args:
             driver: Name of the driver of the socket.
-            open_handler: Returns the handler of the driver's calls. Called in a thread by the first call,
-                and after an exception by the next call.
+            open_handler: Returns the handler of the driver's calls. Called in a thread at the driver's first
+                call. After an exception it is called again at the next call.
         """
         self.streams = 0
         """Number of open streams on which the driver receives its devices' taints."""
@@ -95,9 +98,9 @@ class DriverLinkService:
         return mapping | {f"{SERVICE}/WatchTaints": Handler(self._watch, streaming, bytes, bytes)}
 
     async def close(self) -> None:
-        """Wait at most :data:`DRAIN_S` until ReportPrepare calls are recorded, then end the threads.
+        """Wait at most :data:`DRAIN_S` until open ReportPrepare calls are recorded, then end the threads.
 
-        Call it after the server has stopped.
+        Call this method after the server has stopped.
         """
         await self._reports.finish(DRAIN_S)
         for pool in (self._queries, self._declarations, self._checks, self._reports, self._taints):
@@ -131,7 +134,8 @@ class DriverLinkService:
     async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
         """Encode the driver's taints with a version number, once for all streams.
 
-        Returns the version and the message; if newer taints are encoded already, theirs.
+        Returns the version and the message. If newer taints are encoded already, both are those of the newer
+        taints.
         """
         async with self._encoding:
             if self._encoded[0] < version:
@@ -142,6 +146,8 @@ class DriverLinkService:
         self, pool: WorkerPool, function: Callable[[], T], *, run_even_if_abandoned: bool = False
     ) -> T:
         """Run a function in a worker pool and return its result.
+
+        ``run_even_if_abandoned`` runs the function even if the caller no longer waits.
 
         Raises GRPCError if the function fails, or the pool's queue is full.
         """
@@ -181,7 +187,7 @@ class DriverLinkService:
             return self._handler
 
     def _guarded(self, function: Callable[[], T]) -> T | GRPCError:
-        """Return the result of `function`; after an exception, the GRPCError that the driver gets for it."""
+        """Return the result of `function`; if it raises an exception, return the GRPCError for the driver."""
         try:
             return function()
         except GRPCError as error:

@@ -137,7 +137,7 @@ class _RawProtocol(HardenedProtocol):
 class RawChannel(UnixChannel):
     """Connection of a gRPC client for conformance checks, whose messages are not decoded.
 
-    It shows the server's GOAWAY frame, and its flow control window can be closed. A response above
+    The caller can read the server's GOAWAY frame and close the flow control window. A response above
     :data:`RESPONSE_LIMIT` raises :class:`ResponseTooLarge`.
     """
 

@@ -34,9 +34,9 @@ class Codec(CodecBase):
     """grpclib codec for betterproto messages and for encoded messages as ``bytes``; refuses invalid fields.
 
     Args:
-        max_entries: Maximum number of messages directly in one decoded message, because betterproto blocks
-            the event loop for up to 0.1 ms for each; None: no limit. All fields of the message are limited to
-            :data:`FIELDS_PER_ENTRY` times as many.
+        max_entries: Maximum number of messages nested directly in one decoded message, because betterproto
+            blocks the event loop up to 0.1 ms for each nested message; None: no limit. The number of all
+            fields of the message is limited to :data:`FIELDS_PER_ENTRY` times this number.
     """
 
     __content_subtype__ = "proto"
@@ -52,7 +52,7 @@ class Codec(CodecBase):
         """Decode a message; for the type ``bytes`` return the data for the caller to decode.
 
         Raises:
-            GRPCError: INTERNAL for data that are not a valid message of the type; names the field.
+            GRPCError: INTERNAL for data that are not a valid message of the type; the error names the field.
                 RESOURCE_EXHAUSTED for more entries or fields than the limit.
         """
         try:
@@ -82,11 +82,11 @@ def _known_fields(
         data: Encoded message.
         message_type: Type of the message.
         message_name: Name of the message in error texts.
-        limit: Largest number of entries of this message; None: no limit.
+        limit: Largest number of entries (messages nested directly) of this message; None: no limit.
         field_count: Counter of the fields of the outermost message.
 
     Raises:
-        ValueError: The data are not a valid message of the type; names the field.
+        ValueError: The data are not a valid message of the type; the error names the field.
         GRPCError: There are too many entries or fields.
     """
     kept: list[bytes] = []

@@ -1,7 +1,8 @@
 """grpclib streams and connections, for servers and clients, with limits for a hostile, broken or stuck peer.
 
 Only this module, ``server.py`` and ``channel.py`` use private parts of grpclib and h2, as of grpclib 0.4.9
-and h2 4.4; the requirements pin the first and bound the second. Deficiencies that they correct:
+and h2 4.4; the requirements pin the version of grpclib and bound that of h2. These modules correct the
+following deficiencies of grpclib and h2:
 
 * a frame or event of an unknown type ended the connection (RFC 9113, 5.5: ignore it), and so did a header
   byte beyond ASCII;
@@ -143,17 +144,17 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class OpenRequestBytes:
-    """Counter of the size of all open requests of one server; each stream adds and removes its own."""
+    """Counter of the bytes of all open requests of one server; each stream adds and subtracts its bytes."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
 
 
 class UnsentMessages:
-    """Messages of all servers of a process that wait for a client to read, with a limit on their memory.
+    """Messages that a process's servers cannot send until a client reads, with a limit on their memory.
 
-    Streams that wait with the same bytes object share its memory. Above the limit the stream that waits
-    longest is ended first. Event loop only.
+    Streams that wait to send the same bytes object share its memory. Above the limit the stream that has
+    waited longest is ended first. Used only in the event loop.
     """
 
     def __init__(self, limit_bytes: int = UNSENT_LIMIT) -> None:
@@ -199,9 +200,9 @@ class UnsentMessages:
 
 
 class ClientGone(GRPCError, StreamTerminatedError):
-    """Error with which a request ends whose client has reset it or has closed the connection.
+    """Error that ends a request whose client has reset the request or closed the connection.
 
-    grpclib logs a StreamTerminatedError unless it is a GRPCError.
+    The class is also a GRPCError, because grpclib logs every other StreamTerminatedError.
     """
 
     def __init__(self, reason: str) -> None:
@@ -209,9 +210,10 @@ class ClientGone(GRPCError, StreamTerminatedError):
 
 
 def end_without_log(stream: server.Stream[Any, Any]) -> None:
-    """Let a request of a grpclib server end without a log line if its client is gone.
+    """End a request of a grpclib server without a log line if its client is gone.
 
-    The request ends with :class:`ClientGone`. Call it in the request's task when that is cancelled.
+    The request ends with :class:`ClientGone`. Call this function in the request's task when the task is
+    cancelled.
     """
     wrapper = stream._stream.wrapper
     if wrapper is not None and isinstance(wrapper._error, StreamTerminatedError):
@@ -283,7 +285,7 @@ class HardenedStream(protocol.Stream):
             self.wrapper.cancel(ClientGone(reason))
 
     def release_memory(self) -> None:
-        """Subtract the size of the ended request from that of the server's open requests."""
+        """Subtract the size of the ended request from the total size of the server's open requests."""
         if self.memory is not None:
             self.memory.used_bytes -= self._held
             self._held = 0
@@ -312,7 +314,7 @@ class HardenedStream(protocol.Stream):
                 await self.window_updated.wait()
 
     async def send_shared_message(self, message: bytes) -> None:
-        """Send an encoded message with its prefix; while it waits for the peer, it is not copied.
+        """Send an encoded message with its prefix; the message is not copied while the peer does not read.
 
         Raises GRPCError if the peer reads too slowly: see :class:`UnsentMessages`.
         """
@@ -351,7 +353,7 @@ class HardenedStream(protocol.Stream):
         return self._write_nowait(len(data), data_frames, data)
 
     def send_message_nowait(self, message: bytes) -> bool:
-        """Send an encoded message with its prefix if window and buffer have room.
+        """Send an encoded message with its prefix if the peer's window and the write buffer have room.
 
         Returns False if nothing was sent.
         """
@@ -373,8 +375,8 @@ class HardenedStream(protocol.Stream):
 async def send_shared_message(stream: server.Stream[Any, Any], message: bytes) -> None:
     """Send an encoded message from the request's own task, after the initial metadata.
 
-    Streams of our servers that wait with the same bytes object share its memory; they raise GRPCError if the
-    client reads too slowly.
+    Streams that wait to send the same bytes object share its memory. Raises GRPCError if the client reads too
+    slowly.
     """
     h2_stream = stream._stream
     if isinstance(h2_stream, HardenedStream):
@@ -384,7 +386,7 @@ async def send_shared_message(stream: server.Stream[Any, Any], message: bytes) -
 
 
 def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:
-    """Send an encoded message from a task other than the request's own, if there is room.
+    """Send an encoded message from a task other than the request's own, if the client's window has room.
 
     Call it only after the request's task has sent the initial metadata, and while that task sends nothing.
     Returns True if the message was sent; False: nothing was sent, and the request's task must send it.
@@ -421,8 +423,8 @@ class TooManyControlFrames(ProtocolError):
 class ControlFrameBudget:
     """Budget of one peer's control frames, which cost the server work and carry no message.
 
-    It begins with :data:`CONTROL_FRAMES_BURST` and is refilled with time. A message has no cost, so a busy
-    peer keeps its connection.
+    The budget begins with :data:`CONTROL_FRAMES_BURST` and grows again with time. A message has no cost, so a
+    busy peer keeps its connection.
     """
 
     COSTS: Final[dict[type[Frame], float]] = {

@@ -66,8 +66,8 @@ MIN_DEADLINE_S: Final = 0.001
 def connection_limit(sockets: int) -> int:
     """Return the number of connections that each of a process's sockets may serve at a time.
 
-    All sockets together take half of the descriptors that the process may open (RLIMIT_NOFILE): the others
-    are for its sources.
+    All sockets together take half of the descriptors that the process may open (RLIMIT_NOFILE): the other
+    half is for the devices and files that the process reads.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
@@ -190,10 +190,10 @@ class _ConnectionHandler(server.Handler):
 
 
 def _valid_deadline(timeout: str) -> str:
-    """Return a ``grpc-timeout`` that grpclib handles well.
+    """Return the value of a ``grpc-timeout`` header, changed if grpclib would not handle it correctly.
 
-    An invalid one becomes "", which grpclib refuses. A very short one becomes MIN_DEADLINE_S, because grpclib
-    answers a deadline of zero with "Internal Server Error".
+    An invalid value becomes "", which grpclib refuses. A very short timeout becomes MIN_DEADLINE_S, because
+    grpclib answers a deadline of zero with "Internal Server Error".
     """
     if not _TIMEOUT.fullmatch(timeout):
         return ""
@@ -211,7 +211,7 @@ def _socket_name(transport: asyncio.BaseTransport) -> str:
 
 
 def _ignore_release() -> None:
-    """Do nothing, in place of grpclib's callback at a request's end.
+    """Do nothing, in place of the function that grpclib calls at a request's end.
 
     _ConnectionHandler._release handles the end.
     """
@@ -254,8 +254,11 @@ class HardenedServer(server.Server):
         return _ServerProtocol(handler, self._config, self)
 
     def admit_connection(self, connection: _ServerProtocol) -> bool:
-        """Count a new connection; return False if it must be closed: too many are open, or the server
-        stops. An idle connection is ended in its place if there is one."""
+        """Count a new connection; return False if the connection must be closed.
+
+        The result is False if the server stops, or too many connections are open and no other connection can
+        be ended instead, such as an idle one.
+        """
         others = sum(not one.ends for one in self.connections)
         closing = len(self.connections) - others
         self.connections[connection] = None
@@ -277,10 +280,11 @@ class HardenedServer(server.Server):
         return ended is not connection
 
     def _choose_connection_to_end(self, new: _ServerProtocol) -> _ServerProtocol:
-        """Return the connection to end because the limit of connections is reached; ``new``: refuse it.
+        """Return the connection to end because the limit of connections is reached; ``new``: refuse that one.
 
-        It is the longest idle connection of the uid that has most connections. If none of them is idle, it is
-        their newest one if the uid of ``new`` has at least two connections less, else ``new``.
+        Of the uid that has most connections, the result is the connection that has been idle longest. If none
+        is idle, the result is the newest connection of that uid if the uid of ``new`` has at least two
+        connections less; otherwise the result is ``new``.
         """
         numbers = Counter(connection.uid for connection in self.connections if not connection.ends)
         uid, _ = numbers.most_common(1)[0]

@@ -28,8 +28,8 @@ SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 class EmbeddedCodec(Codec):
     """Codec for a Python driver's own grpclib server: health messages pass as bytes.
 
-    The messages of the driver's other services encode themselves, as those of Google's protobuf and
-    betterproto do.
+    The messages of the driver's other services are encoded by their own methods, as in Google's protobuf and
+    betterproto.
     """
 
     def encode(self, message: Any, message_type: Any) -> bytes:
@@ -38,10 +38,10 @@ class EmbeddedCodec(Codec):
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode a message of a health request, or of another service by its own class.
+        """Decode a health request, or a message of another service by the class of that message.
 
         Raises GRPCError for an invalid health request, and the exception of the message's library for any
-        other.
+        other message.
         """
         if issubclass(message_type, bytes):
             return super().decode(data, message_type)
@@ -106,7 +106,7 @@ class EmbeddedHealthService:
         """Start the task that publishes reports when the first stream opens.
 
         Raises:
-            GRPCError: The publisher has ended.
+            GRPCError: The task that publishes reports has ended.
             RuntimeError: The service belongs to another event loop.
         """
         loop = asyncio.get_running_loop()

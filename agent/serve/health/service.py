@@ -1,15 +1,14 @@
 """Service of the kubelet's device health API: ``NodeWatchResources`` of v1 and v1alpha1.
 
-A stream sends all devices first, and then those that are pending. The agent
-ends a stream only when it exits, because at the end of a stream the kubelet forgets the driver's health.
+A stream sends all devices first, and later only the devices that are pending (defined below). The agent ends
+a stream only when it exits, because at the end of a stream the kubelet forgets the driver's health.
 
-The module also has the selection of the devices that each health stream must send next. Pure: reports in,
-encoded lists out.
+The module also selects the devices that each health stream must send next. This part is pure.
 
 The kubelet keeps a device's verdict until its lease (health_check_timeout_seconds) ends. A list must not
 repeat an old verdict, because that would renew the lease although no sensor was read. A device is pending for
-a subscriber if one of three things happened since the subscriber's last list: the agent read the device's
-sources again, the verdict changed, or the device was reported Unknown.
+a subscriber (an open stream) if one of three things happened since the subscriber's last list: the agent read
+the device's sources again, the verdict changed, or the device was reported Unknown.
 """
 
 import asyncio
@@ -43,15 +42,17 @@ _key_of: Final[Callable[[DeviceHealth], DeviceKey]] = attrgetter("driver", "pool
 def devices_of_socket(report: Report, driver: str) -> Sequence[DeviceHealth]:
     """Return the devices of a report that a driver's socket serves: those that the driver declared.
 
-    A driver that has not declared any gets the host's own devices.
+    The socket of a driver that has not declared any devices serves the host's own devices.
     """
     owner = driver if driver in report.declaring else ""
     return [device for device in report.devices if device.driver == owner]
 
 
 class HealthFeed:
-    """Newest health of one socket's devices, and the publication in which each last became pending: read
-    again, changed or Unknown.
+    """Newest health of one socket's devices, with the last publication in which each device was pending.
+
+    A publication replaces the devices by those of a new report. A device is pending in a publication if its
+    sources were read again, its verdict changed, or it is Unknown.
 
     Publications are numbered from 1. A subscriber remembers only the number of the last publication that it
     received, 0 if none. A subscriber that skips publications still receives every verdict that is current.
@@ -89,8 +90,9 @@ class HealthFeed:
     def pending_messages(self, since_number: int, extra_lease_s: int = 0) -> tuple[bytes, ...]:
         """Return the encoded lists for a subscriber that last received publication ``since_number``.
 
-        They hold the devices that have been pending since then, in the order of the report. Each lease
-        (health_check_timeout_seconds) is ``extra_lease_s`` longer. Empty: no device is pending.
+        The lists hold the devices that were read again, changed or Unknown since then, in the order of the
+        report. Each lease (health_check_timeout_seconds) is ``extra_lease_s`` longer. The result is empty if
+        there is no such device.
         """
         messages = self._encoded.get((since_number, extra_lease_s))
         if messages is None:
@@ -103,8 +105,8 @@ class HealthFeed:
     def is_current(self, age_s: float) -> bool:
         """Return whether the last report may be sent to a new stream, ``age_s`` after its publication.
 
-        It may before the smallest lease (validity of a verdict) ends: later, clients would take the old
-        verdicts of a hanging engine loop for new ones.
+        The report may be sent until the smallest lease (validity of a verdict) ends. Later, clients would
+        take the old verdicts of a hanging engine loop for new ones.
         """
         leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
         return age_s < min(leases, default=0)
@@ -112,8 +114,9 @@ class HealthFeed:
     def is_repeatable(self, age_s: float) -> bool:
         """Return whether the last report may be sent again, ``age_s`` seconds after its publication.
 
-        It may before half of the smallest lease (validity of a verdict) has passed. To clients a repeated
-        list is a sign of life, and a longer silence means that the engine loop hangs.
+        The report may be sent again until half of the smallest lease (validity of a verdict) has passed.
+        Clients take a repeated list as proof that the engine loop runs, and a longer silence as proof that it
+        hangs.
         """
         leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
         return age_s < min(leases, default=0) / 2
@@ -172,7 +175,9 @@ class HealthPublisher:
 
 
 class HealthSubscribers:
-    """Health streams of one socket, and the devices that are pending for each. Event loop only.
+    """Health streams of one socket, and the devices that each stream must send next.
+
+    Used only in the event loop.
 
     A client that reads slowly skips lists, and delays no other stream.
     """
@@ -189,7 +194,9 @@ class HealthSubscribers:
         """Size of the device lists sent on all streams of the socket [bytes]."""
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
-        """Replace the devices by those of a new report, and send what is pending on every stream.
+        """Replace the devices by those of a new report, and send the changed ones on every stream.
+
+        Devices that were read again or are Unknown count as changed.
 
         Raises ValueError if a device appears twice.
         """
@@ -209,7 +216,7 @@ class HealthSubscribers:
         self._send_to_waiting()
 
     def repeat_fresh(self) -> None:
-        """Send all devices again on every stream, unless muted, or the last report is too old."""
+        """Send all devices again on every stream, unless streams are muted or the last report is too old."""
         age_s = asyncio.get_running_loop().time() - self._published_s
         if not self._muted and self._feed.is_repeatable(age_s):
             self._resend_count += 1
@@ -221,7 +228,10 @@ class HealthSubscribers:
                 wake.set_result(None)
 
     async def serve(self, subscriber: "HealthSubscriber") -> None:
-        """Send a stream its pending devices until cancelled."""
+        """Send a stream its changed devices until cancelled.
+
+        Devices that were read again or are Unknown count as changed.
+        """
         while True:
             number, repeats = self._feed.number, self._resend_count
             for message in self._pending(subscriber):
@@ -247,7 +257,7 @@ class HealthSubscribers:
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
-        """Wait until there are devices for a stream that could not be sent at once."""
+        """Wait until a stream has devices that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
         try:
             await wake
@@ -255,9 +265,9 @@ class HealthSubscribers:
             del self._waiting[subscriber]
 
     def _send_at_once(self, subscriber: "HealthSubscriber") -> bool:
-        """Send the devices that are due on a stream if its client's flow control window has room.
+        """Send the devices that a stream must send if its client's flow control window has room.
 
-        Returns True if no device is pending any more.
+        Returns True if no device remains to be sent.
         """
         messages = self._pending(subscriber)
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
@@ -270,10 +280,10 @@ class HealthSubscribers:
 
 
 class HealthSubscriber:
-    """Health stream and the number of the last publication that it received in full, 0 if none."""
+    """Health stream, and the number of the last published report that it sent in full; 0: none."""
 
     def __init__(self, stream: HealthStream, extra_lease_s: int = 0) -> None:
-        """Create the subscriber of a stream; its verdicts are valid for `extra_lease_s` longer [s]."""
+        """Create the subscriber of a stream, which sends each lease (validity) `extra_lease_s` longer [s]."""
         self.stream = stream
         self.extra_lease_s = extra_lease_s
         self.has_sent = False
@@ -283,13 +293,13 @@ class HealthSubscriber:
 
 
 class HealthService:
-    """Health service of one socket, for v1 and v1alpha1, whose messages are the same bytes.
+    """Health service of one socket, for v1 and v1alpha1, whose encoded messages are identical.
 
-    After a crash the kubelet loads its last verdicts, finds them expired, and shows Unknown. If the first
-    list of the new stream equals the last list of the stream before, the kubelet sees no change, and its pods
-    stay Unknown until their next sync. So each stream has other leases (health_check_timeout_seconds) than
-    the stream that ended last: with or without :data:`EXTRA_LEASE_S`, for the whole stream, because a change
-    would sync every pod again.
+    After a crash of the kubelet, the kubelet loads its last verdicts, finds them expired, and shows Unknown.
+    If the first list of the new stream equals the last list of the stream before, the kubelet sees no change,
+    and its pods stay Unknown until their next sync. So each stream has other leases
+    (health_check_timeout_seconds) than the stream that ended last: with or without :data:`EXTRA_LEASE_S`, for
+    the whole stream, because a change of the lease would sync every pod again.
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
@@ -297,8 +307,8 @@ class HealthService:
 
         Args:
             subscribers: Streams of the socket.
-            repeats_after_end: Whether the remaining streams get all devices again when one has ended. For a
-                socket whose streams belong to instances of one driver.
+            repeats_after_end: Whether the remaining streams get all devices again when one has ended. Set it
+                for a socket whose streams belong to instances of one driver.
         """
         self.streams = 0
         """Number of open health streams."""
@@ -333,9 +343,9 @@ class HealthService:
                 self._schedule_repeat()
 
     def _schedule_repeat(self) -> None:
-        """Schedule when all devices are sent again on the open streams, unless it is scheduled already.
+        """Schedule that all devices are sent again on the open streams, unless this is scheduled already.
 
-        Many ended streams cause one repeat a second.
+        If many streams end, the devices are sent again at most once a second.
         """
         if self._timer is None:
             delay_s = REPEAT_S[-self._repeats_left]

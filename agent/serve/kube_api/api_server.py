@@ -170,9 +170,9 @@ class ApiServer:
     # --- versions of the group resource.k8s.io ------------------------------------------------------------
 
     def dra_version(self) -> str:
-        """Return the best version of ``resource.k8s.io`` that the API server has and drahealth knows.
+        """Return the best version of ``resource.k8s.io`` that both the API server and drahealth support.
 
-        It is read once; :meth:`forget_dra_version` has it read again.
+        The version is read at the first call, and again after :meth:`forget_dra_version`.
 
         Raises:
             ApiError: The API server has no known version, or refused the call.
@@ -295,9 +295,9 @@ class ApiServer:
         return connection
 
     def _tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of connections; None: the URL is of HTTP.
+        """Return the TLS context of connections; None: the API server's URL is not HTTPS.
 
-        It is made again after a change of the files of the CA and of the client certificate.
+        The context is created again after a file of the CA or of the client certificate has changed.
         """
         if not self._is_tls:
             return None
@@ -324,7 +324,7 @@ def metadata_of(obj: dict[str, Any]) -> Any:
     """Return the metadata of an object that the API server has stored.
 
     Raises:
-        ApiUnreachableError: The answer is no such object, as that of another program.
+        ApiUnreachableError: The answer is not such an object, for example because another program sent it.
     """
     if not is_stored(obj):
         raise ApiUnreachableError(
@@ -334,8 +334,10 @@ def metadata_of(obj: dict[str, Any]) -> Any:
 
 
 def verb_and_resource(method: str, path: str) -> tuple[str, str]:
-    """Return verb and resource of a call as they are written in a role, such as ``list`` and
-    ``resourceslices.resource.k8s.io``."""
+    """Return verb and resource of a call as they are written in a role.
+
+    Example: ``list`` and ``resourceslices.resource.k8s.io``.
+    """
     found = _RESOURCE.fullmatch(path)
     if found is None:
         return method.lower(), path
@@ -400,7 +402,7 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
 
 
 def _protocol_error() -> type[Exception]:
-    """Return the base class of http.client's exceptions, whose import is late."""
+    """Return the base class of http.client's exceptions; http.client is imported only in this call."""
     from http.client import HTTPException
 
     return HTTPException
@@ -418,7 +420,7 @@ class ClaimReader:
     """
 
     def __init__(self, api: ApiServer, driver: str) -> None:
-        """Create a reader of claims, of which it returns the devices of one driver."""
+        """Create a reader of claims. Its claims contain only the devices of one driver."""
         self._api = api
         self._driver = driver
 
@@ -426,7 +428,8 @@ class ClaimReader:
         """Read a claim from the API server, and return its present state.
 
         Raises:
-            TransientError: ``claim.not_found``; or see :func:`drahealth.parse_claim`.
+            TransientError: The claim does not exist (code ``claim.not_found``); or see
+                :func:`drahealth.parse_claim`.
             BadConfigError: See :func:`drahealth.parse_claim`.
             ApiForbiddenError, ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
         """

@@ -55,7 +55,7 @@ class ObjectList(NamedTuple):
 class OpenStream:
     """Open answer of the API server whose body has no end.
 
-    It keeps the socket, which HTTPConnection may drop before the answer ends.
+    The object keeps the socket, which HTTPConnection may drop before the answer ends.
     """
 
     def __init__(self, connection: "HTTPConnection", used: socket.socket, answer: "HTTPResponse") -> None:
@@ -168,7 +168,9 @@ class ObjectWatch:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _stream(self, version: str) -> Iterator[tuple[WatchEvent | None, str]]:
-        """Yield the changes since a version, each with its version; a bookmark is None with its version.
+        """Yield each change since a version, with the version after the change.
+
+        A bookmark only announces a version; it is yielded as None with that version.
 
         Raises ApiError (410 if the version is too old), ApiUnreachableError, OSError.
         """
@@ -245,7 +247,7 @@ def _parse_event(line: bytes) -> tuple[WatchEvent | None, str]:
 
     Raises:
         ApiError: The API server ends the watch with an error.
-        ApiUnreachableError: The line is no event.
+        ApiUnreachableError: The line is not an event.
     """
     try:
         event = msgspec.json.decode(line, type=_WireEvent)

@@ -1,10 +1,10 @@
-"""Client of the kubelet's gRPC sockets, and of its podresources API. Event loop only.
+"""Client of the kubelet's gRPC sockets, and of its podresources API. Used only in the event loop.
 
-The podresources API lists the devices of the containers of all pods that have not ended. It has names but no
-UIDs and no requests of claims, and lists all devices of a claim for each container, even if the container
-uses only one of them. A missing entry proves nothing: the API lists no claim of a container after the
-kubelet has forgotten one of them, and no init container that ends. CDI ids are skipped, because the kubelet
-also lists those of other devices.
+The podresources API lists the devices of the containers of all pods that have not ended. The API has the
+names of claims, but not their UIDs and requests, and lists all devices of a claim for each container, even if
+the container uses only one of them. A missing entry proves nothing: the API lists no claim of a container
+after the kubelet has forgotten one of its claims, and no init container that has ended. CDI ids are skipped,
+because the kubelet also lists the ids of other devices.
 
 Source: ``podresources/v1/api.proto`` of k8s.io/kubelet; kubelet ``apis/podresources/server_v1.go`` and
 GetDynamicResources of ``cm/container_manager_linux.go`` as of 1.36 and 1.37.

@@ -3,7 +3,7 @@
 Kubernetes has the API since 1.36, with the feature gate PodsAPI, which is on by default since 1.37. A static
 pod has the UID of its configuration; mirror pods are not listed. The kubelet ends a stream whose reader is a
 hundred events behind. From 1.38 on it also limits the rate of new streams, with RESOURCE_EXHAUSTED: the watch
-waits as after any failure, and the pods are listed meanwhile.
+then waits as after any failure, and the agent lists the pods meanwhile.
 
 Source: ``pods/v1alpha1/api.proto`` of k8s.io/kubelet; kubelet ``apis/pods/server.go`` as of 1.36 and 1.37.
 """
@@ -213,7 +213,7 @@ class PodsWatcher:
 
         Args:
             socket: :data:`SOCKET` in the kubelet's directory.
-            latest: Cell to which answers are published.
+            latest: Object that holds the newest answer, to which answers are published.
             clock: Returns the time of an answer.
             on_pods_changed: Called after an answer in which a pod is new, missing or in another phase.
             retry_pauses_s: Pauses as in :data:`PAUSES_S`; at least one.
@@ -294,8 +294,9 @@ class PodsWatcher:
             self._changed()
 
     def _publish_error(self, absence: Absence, why: str) -> None:
-        """Publish the last answer again, with the stream's error; without an earlier answer, the error
-        alone.
+        """Publish the last answer again, with the stream's error.
+
+        Without an earlier answer, the error alone is published.
         """
         if self._provenance is None:
             self._latest.publish(SourceAnswer(Provenance(Origin.PODS_API, self._clock()), (), absence, why))
