@@ -1,11 +1,10 @@
 """Directories of cgroups and of sysfs for benchmarks: real cgroups, or files on tmpfs in the same layout.
 
-All trees are removed at the end of their block. Real cgroups are made below a directory that no kubelet uses;
-suites start the agent with ``--kubelet-cgroup-root``.
+Each ``with`` block that makes a tree removes it at its end. Real cgroups are made below a directory that no
+kubelet uses; suites start the agent with ``--kubelet-cgroup-root``.
 
-The module also has the files of a Kubernetes node with thousands of pods and claims.
-
-They are the kubelet's checkpoint, and lists of objects as saved by kubectl.
+The module also writes the files of a Kubernetes node with thousands of pods and claims: the kubelet's
+checkpoint, and lists of objects as saved by kubectl.
 
 The files are consistent: each claim is allocated, reserved and prepared for one pod, which references it. So
 the agent reports neither conflicts nor risks for them.
@@ -34,7 +33,7 @@ V1_HIERARCHIES: Final = ("memory", "cpu", "hugetlb")
 
 @dataclass(frozen=True, slots=True)
 class CgroupTree:
-    """Cgroups of pods and containers, in the layout of a kubelet."""
+    """Directories of the cgroups of pods and containers, laid out as by a kubelet."""
 
     cgroupfs: Path
     """Mount point of cgroupfs, for the agent's ``--cgroupfs-root``."""
@@ -48,17 +47,26 @@ class CgroupTree:
     """Pod UID and container ID of each cgroup; the container ID of a pod is empty."""
 
     def path(self, hierarchy: str, uid: str, container: str) -> Path:
-        """Return the directory of a cgroup in one of :attr:`hierarchies`."""
+        """Return the directory of a cgroup in one cgroup hierarchy, which is a key of :attr:`hierarchies`.
+
+        An empty ``container`` means the cgroup of the pod.
+        """
         return self.hierarchies[hierarchy] / cgroup_path(self.kubelet_root, uid, container)
 
 
 def cgroup_path(kubelet_root: str, uid: str, container: str) -> Path:
-    """Return the path that the kubelet's cgroupfs driver uses for a burstable pod or its container."""
+    """Return the path that the kubelet's cgroupfs driver uses for a burstable pod or its container.
+
+    An empty ``container`` means the cgroup of the pod.
+    """
     return Path(kubelet_root.strip("/"), "kubepods", "burstable", f"pod{uid}", container)
 
 
 def cgroup_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...]:
-    """Return pod UID and container ID of ``number`` cgroups: pods with ``containers`` containers each."""
+    """Return the pod UIDs and container IDs of ``number`` made-up cgroups.
+
+    Each pod has ``containers`` containers. The container ID of a pod's own cgroup is empty.
+    """
     names: list[tuple[str, str]] = []
     for pod in range(-(-number // (containers + 1))):
         uid = f"{pod:08x}-beac-4000-8000-000000000000"
@@ -69,7 +77,9 @@ def cgroup_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """Hold the lock of benchmarks and tests that change machine-wide state. Blocks until it is free.
+    """Hold, in a ``with`` block, the lock of benchmarks and tests that change machine-wide state.
+
+    Blocks until the lock is free.
 
     Raises:
         OSError: This process may not open the lock file.
@@ -91,7 +101,7 @@ def machine_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_cgroup_tree(number: int, containers: int = 1) -> Iterator[CgroupTree]:
-    """Create ``number`` real cgroups in each hierarchy that the agent reads; yield them.
+    """Create ``number`` real cgroups in each cgroup hierarchy that the agent reads, and yield their tree.
 
     Raises:
         OSError: This process may not make cgroups.
@@ -136,7 +146,10 @@ def _make_cgroup(mount: Path, group: Path, *, v2: bool) -> None:
 
 
 def _enable_controllers(group: Path, undo: contextlib.ExitStack | None = None) -> None:
-    """Enable the available controllers for children of a v2 cgroup; ``undo`` disables them again."""
+    """Enable the available controllers for the children of a v2 cgroup.
+
+    ``undo`` disables these controllers when it is closed; None: they stay enabled.
+    """
     control = group / "cgroup.subtree_control"
     available = set((group / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
     for name in available - set(control.read_text().split()):
@@ -203,7 +216,7 @@ def _write_files(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def write_sysfs(root: Path) -> None:
-    """Write a sysfs with eight CPUs on one NUMA node and a pool of eight 2 MiB pages."""
+    """Write a made-up sysfs tree: eight CPUs on one NUMA node, and a pool of eight 2 MiB hugepages."""
     _write_files(root / "devices/system/cpu", CPU_FILES)
     _write_files(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
     _write_files(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
@@ -211,18 +224,19 @@ def write_sysfs(root: Path) -> None:
 
 
 def shrink_pool(sysfs: Path) -> None:
-    """Take a page from the 2 MiB pools of the sysfs of :func:`write_sysfs`."""
+    """Remove one page from each 2 MiB hugepage pool in a sysfs tree of :func:`write_sysfs`."""
     for directory in sysfs.rglob("hugepages-2048kB"):
         pages = directory / "nr_hugepages"
         pages.write_text(f"{int(pages.read_text()) - 1}\n")
 
 
 def write_machine_files(root: Path, controllers: int) -> None:
-    """Write files in ``sys`` and ``proc`` that seldom change, for the machine of :func:`write_sysfs`.
+    """Write rarely changing files of sysfs and procfs for the made-up machine of :func:`write_sysfs`.
 
     Args:
-        root: Parent directory of both.
-        controllers: Number of memory controllers with one module each; 0 as in a virtual machine.
+        root: Parent directory of ``sys`` and ``proc``.
+        controllers: Number of memory controllers, each with one memory module; 0: none, as in a virtual
+            machine.
     """
     devices = root / "sys/devices/system"
     _write_files(devices / "cpu", CPU_FILES)
@@ -241,7 +255,7 @@ def write_machine_files(root: Path, controllers: int) -> None:
 
 
 def write_cgroup_files(root: Path, number: int) -> CgroupTree:
-    """Write files that look like ``number`` cgroups of a cgroup v2 mount at ``root``."""
+    """Write files that imitate ``number`` cgroups of a cgroup v2 mount at ``root``; return their tree."""
     tree = CgroupTree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, cgroup_names(number))
     _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     for uid, container in tree.groups:
@@ -250,9 +264,9 @@ def write_cgroup_files(root: Path, number: int) -> CgroupTree:
 
 
 def write_cgroup_limits(root: Path, name: str) -> None:
-    """Write files that look like a cgroup v2 mount at ``root``.
+    """Write files that imitate a cgroup v2 mount at ``root``.
 
-    It has one cgroup, with the limits that an audit reads.
+    The mount has one cgroup, ``name``, with the limits that ``drahealth audit`` reads.
     """
     limits = {"cpu.weight": "59\n", "cpu.max": "150000 100000\n", "memory.max": "536870912\n"}
     _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
@@ -261,9 +275,9 @@ def write_cgroup_limits(root: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def real_or_file_tree(number: int) -> Iterator[tuple[CgroupTree, str]]:
-    """Yield a tree of real cgroups and an empty text.
+    """Yield a tree of real cgroups, or of files that imitate cgroups, and the reason for the imitation.
 
-    If this process may not create cgroups, yield a tree of files and the reason.
+    Files imitate cgroups if this process may not create them. The reason is empty for real cgroups.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -294,10 +308,10 @@ class NodePaths(NamedTuple):
 
 
 def write_node_files(directory: Path, pods: int, claims: int) -> NodePaths:
-    """Write the checkpoint, ``pods.json`` and ``claims.json`` of a Kubernetes node.
+    """Write the kubelet's checkpoint, ``pods.json`` and ``claims.json`` of a made-up Kubernetes node.
 
     Args:
-        directory: Existing directory; also the kubelet directory.
+        directory: Existing directory for the files, which also serves as the kubelet's directory.
         pods: Number of pods; pod ``n`` is ``bench/pod-<n>``.
         claims: Number of claims; claim ``n`` is ``bench/claim-<n>``, device ``gpu-<n>`` for pod ``n % pods``.
     """

@@ -1,8 +1,8 @@
 """``--check``: compares the exact figures of the agent with the budgets of ``benchmarks/budgets.toml``.
 
-Counts must equal their budgets. A count below its budget is a miss too, so that the budget is lowered and the
-count cannot rise again unnoticed. Instructions may differ by 0.5 %, and a ratio of times may exceed its
-budget by 5 %. Absolute times depend on the machine and have no guards.
+Such a comparison is called a guard. Counts must equal their budgets. A count below its budget fails, too, so
+that the budget is lowered and the count cannot rise again unnoticed. Instructions may differ by 0.5 %, and a
+ratio of times may exceed its budget by 5 %. Absolute times depend on the machine and have no guards.
 
 The module also has the exact counts of system calls (strace), instructions (callgrind) and allocations of
 the C core.
@@ -105,7 +105,7 @@ class CoreBenchmarkProgram:
     nvml: FakeNvml
 
     def command(self, workload: CoreWorkload, times: int) -> list[str]:
-        """Return the command line with which the program runs the workload ``times`` times."""
+        """Return the command line with which ``benchmarks/driver.c`` runs the workload ``times`` times."""
         machine = self.trees / f"machine{workload.controllers}"
         roots_by_mode: dict[str, tuple[object, object]] = {
             "machine": (machine / "sys", machine / "proc"),
@@ -196,14 +196,20 @@ def count_instructions(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> 
 
 
 def measure_compiler_baselines(root: Path) -> tuple[str, Mapping[str, float]]:
-    """Count instructions for this compiler; return name and values of their table in budgets.toml."""
+    """Count the instructions of all workloads of the C core, for the installed C compiler.
+
+    Returns the name and the values of the compiler's table in ``benchmarks/budgets.toml``.
+    """
     with temporary_directory() as directory:
         driver = build_driver(root, directory)
         return f'instructions."{compiler_id()}"', measure_baselines(driver)
 
 
 def measure_baselines(driver: CoreBenchmarkProgram) -> dict[str, float]:
-    """Count instructions and calls into libraries of all workloads, by workload name."""
+    """Count the instructions of each workload of the C core, and its calls into libraries.
+
+    Returns the counts by the name of the workload.
+    """
     result: dict[str, float] = {}
     for workload in WORKLOADS:
         own, calls = count_instructions(driver, workload)
@@ -222,7 +228,7 @@ def _callgrind(driver: CoreBenchmarkProgram, workload: CoreWorkload, times: int)
 def parse_callgrind(text: str, program: str) -> tuple[int, int]:
     """Sum a program's own instructions and its calls into libraries from callgrind's uncompressed output.
 
-    A line after ``calls=`` is the cost inside the callee; the caller's own cost excludes it.
+    The line after ``calls=`` has the cost of the called function, which is not part of the caller's own cost.
     """
     own = calls = 0
     inside = outward = skip = False
@@ -279,7 +285,10 @@ MESSAGE_DEVICES: Final = {f"health_{devices}_devices": devices for devices in (8
 
 
 class GuardedRatio(NamedTuple):
-    """Ratio of the times of two ways to read the machine's files and cgroups, which ``--check`` limits."""
+    """Ratio of two times, for which ``--check`` enforces a limit.
+
+    The times are those of two ways to read the machine's files and cgroups.
+    """
 
     groups: int
     """Number of cgroups that both contenders read."""
@@ -312,7 +321,10 @@ class GuardResult(NamedTuple):
 
 
 class GuardContext:
-    """Checkout under test, its budgets, and ``benchmarks/driver.c``, built on first use."""
+    """Data that all guards (comparisons of a figure with its budget) share.
+
+    They are the checkout under test, its budgets, and ``benchmarks/driver.c``, which is built on first use.
+    """
 
     def __init__(self, root: Path, budgets: Mapping[str, Any], directory: Path) -> None:
         self._root = root
@@ -321,11 +333,11 @@ class GuardContext:
 
     @cached_property
     def driver(self) -> CoreBenchmarkProgram:
-        """Build of ``benchmarks/driver.c``, linked with the C core of the checkout."""
+        """Program that is built from ``benchmarks/driver.c`` and the C core of the checkout."""
         return build_driver(self._root, self._directory)
 
     def budget(self, kind: str, name: str) -> Any:
-        """Return the budget of a guard. Raises MeasurementError if the file has none."""
+        """Return the budget of a benchmark figure. Raises MeasurementError if it has none."""
         try:
             return self._budgets[kind][name]
         except KeyError:
@@ -337,7 +349,7 @@ class GuardContext:
         return by_python.get(python, {})
 
     def baselines(self) -> Mapping[str, float]:
-        """Return the recorded counts of CPU instructions for the installed C compiler; empty: none."""
+        """Return the recorded counts of CPU instructions for the installed C compiler; empty: unknown."""
         by_compiler: Mapping[str, Mapping[str, float]] = self._budgets.get("instructions", {})
         return by_compiler.get(compiler_id(), {})
 
@@ -352,7 +364,7 @@ class BudgetedFigure(NamedTuple):
         return f"{self.kind}.{self.name}"
 
     def check(self, context: GuardContext) -> GuardResult:
-        """Measure the figure of this guard and compare it with its budget.
+        """Measure this benchmark figure and compare it with its budget.
 
         Raises:
             MeasurementError: An installed tool failed, or the figure has no budget.
@@ -365,7 +377,7 @@ class BudgetedFigure(NamedTuple):
 
 
 class GuardKind(NamedTuple):
-    """Measurement of all guards of one table of ``benchmarks/budgets.toml``."""
+    """Way to measure the figures in one table of ``benchmarks/budgets.toml``, such as ``system_calls``."""
 
     tools: tuple[str, ...]
     """Programs that the measurement needs; ``cc`` stands for the C compiler."""
@@ -425,7 +437,7 @@ def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
 def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:
     """Compare how often a thread waits in the kernel per heartbeat with the budget.
 
-    On a busy machine one wait can become two, so the guard fails only if several counts differ from the
+    On a busy machine one wait can become two, so the check fails only if several counts differ from the
     budget. A wait that the agent's code adds is in each count.
     """
     budget = context.budget("heartbeat_waits", name)
@@ -443,7 +455,10 @@ def _check_modules(context: GuardContext, name: str) -> GuardResult:
 
 
 def _check_opcodes(context: GuardContext, name: str) -> GuardResult:
-    """Compare the number of Python opcodes for one change with the budget of this version of Python."""
+    """Compare the number of Python opcodes that the agent executes for one change with its budget.
+
+    Each version of Python has its own budget.
+    """
     try:
         measured = idle_counts.count_change_opcodes(name)
     except FakeNvmlUnavailable as error:
@@ -468,8 +483,8 @@ def _exact_result(measured: float, budget: float) -> GuardResult:
 def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     """Compare a ratio of times with its budget.
 
-    Other programs on the machine widen the interval of the median. The guard fails only if the whole interval
-    is above the limit.
+    Other programs on the machine widen the confidence interval of the median ratio. The check fails only if
+    the whole interval is above the limit.
     """
     budget = float(context.budget("ratio", name))
     limit = budget * (1 + RATIO_TOLERANCE)
@@ -522,9 +537,10 @@ KINDS: Final[Mapping[str, GuardKind]] = {
 
 
 def select_guards(names: Sequence[str] = ()) -> tuple[BudgetedFigure, ...]:
-    """Return the guards to check: all, or those with names such as ``bytes.health_8_devices``.
+    """Return the guards (figures with a budget) to check: all of them, or those with the given names.
 
-    The name of a table, such as ``system_calls``, selects all of its guards.
+    A name is that of one guard, such as ``bytes.health_8_devices``. The name of a table, such as
+    ``system_calls``, selects all of its guards.
 
     Raises:
         LookupError: A name matches no guard.
@@ -543,11 +559,11 @@ VERDICTS: Final = {True: "ok", False: "MISS", None: "--"}
 
 
 def run_check(root: Path, guards: Sequence[BudgetedFigure]) -> bool:
-    """Compare a checkout with its budgets; print each guard as soon as its result is known.
+    """Compare the figures of a checkout with their budgets; print each result as soon as it is known.
 
     Returns:
-        True: no guard was missed. A guard that cannot be measured on this machine is printed and does not
-        count as missed.
+        True: no figure missed its budget. A figure that cannot be measured on this machine is printed and
+        does not count as missed.
 
     Raises:
         MeasurementError: A tool failed, or a budget is missing.
@@ -567,9 +583,9 @@ def run_check(root: Path, guards: Sequence[BudgetedFigure]) -> bool:
 
 
 def format_guard(guard: BudgetedFigure, result: GuardResult) -> str:
-    """Format a guard's verdict and figure: ``ok    bytes.health_8_devices    376``.
+    """Format the comparison of a figure with its budget: ``ok    bytes.health_8_devices    376``.
 
-    The budget is added if it differs from the figure.
+    The text also has the budget if it differs from the figure.
     """
     budget = f"; budget {result.budget}" if result.budget and result.budget != result.value else ""
     text = f"{VERDICTS[result.met]:4}  {guard!s:36}  {result.value}{budget}"

@@ -1,8 +1,9 @@
 """Exact counts of an agent's Python: wakeups and memory while idle, opcodes for one change, loaded modules.
 
-The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
-seconds. The engine loop runs on a mock clock; the waits per heartbeat are counted in a whole agent. The
-opcodes for a change are those from the wake by the eventfd to the encoded message.
+A pass is one reading of all polled files. The C core makes real passes at its shortest period, so that the
+passes of one minute at 10 Hz take six seconds. The engine loop runs on a mock clock; the waits per heartbeat
+are counted in a whole agent. The opcodes for a change are those from the wake by the eventfd to the encoded
+message.
 """
 
 import contextlib
@@ -63,13 +64,14 @@ WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is du
 
 
 class SamplerStalled(MeasurementError):
-    """Wakeups cannot be counted: the C sampler makes no passes, or does not wake its reader."""
+    """Error: wakeups cannot be counted, because the C sampler reads no files or does not wake its reader."""
 
 
 def count_sampler_wakes(passes: int = PASSES) -> int:
-    """Return how often a running C sampler wakes its reader in ``passes`` passes over unchanged files.
+    """Return how often a running C sampler wakes its reader while the polled files do not change.
 
-    These passes include many cgroup sweeps and full resyncs.
+    The sampler makes ``passes`` passes (readings of the polled files). They include many sweeps (readings of
+    all cgroups) and full resyncs (readings of every file).
     """
     with _open_sampler() as sampler:
         sampler.start()
@@ -93,7 +95,9 @@ def count_sampler_wakes(passes: int = PASSES) -> int:
 
 
 def count_nvml_wakes() -> int:
-    """Return how often threads wake for one pass over each of eight unchanged GPUs of the fake NVML.
+    """Return how often threads wake while the C core reads each of eight unchanged GPUs once.
+
+    The GPUs are those of the fake NVML.
 
     Raises:
         FakeNvmlUnavailable: The fake NVML cannot be built.
@@ -105,7 +109,10 @@ def count_nvml_wakes() -> int:
 
 
 def _print_nvml_wakes(library: str) -> None:
-    """Print the fewest wakes per pass in one of several half seconds, since a busy machine causes more."""
+    """Print the number of wakes for one reading of all GPUs: the lowest of several half seconds.
+
+    The lowest number is used because a busy machine causes more wakes.
+    """
     options = GpuWatchOptions(library=library, sysfs_root=Path(os.devnull), period_ns=NS // 20)
     watch = GpuWatch(options, os.eventfd(0, os.EFD_NONBLOCK))
     watch.start()
@@ -149,7 +156,7 @@ def count_heartbeat_waits() -> Mapping[str, float]:
     Threads are those of HEARTBEAT_THREADS. The agent has no clients. Waits for Python's interpreter lock are
     not counted.
 
-    The result is the median over HEARTBEATS, since the machine may delay an agent so that it reads again.
+    The result is the median over HEARTBEATS heartbeats. A delayed agent reads again, which adds waits.
 
     Raises:
         SamplerStalled: The agent has too few heartbeats.
@@ -259,7 +266,10 @@ def _wait_readable(sampler: Sampler, within_s: float) -> bool:
 
 
 class _IdleSource:
-    """Snapshot source that never wakes its reader; all snapshots are equal but for their heartbeats."""
+    """Source of snapshots that never wakes its reader.
+
+    All snapshots are equal except for the times of their heartbeats.
+    """
 
     def __init__(self) -> None:
         with _open_sampler() as sampler:
@@ -323,7 +333,10 @@ _WARM_UP: Final = 3
 
 
 def count_modules(name: str) -> int:
-    """Return the number of modules that a process of START_IMPORTS loads, without those of Python's start."""
+    """Return the number of modules that one process of START_IMPORTS loads.
+
+    Modules that Python loads at its start are not counted.
+    """
     program = (
         f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; print(len(set(sys.modules) - before))"
     )
@@ -331,9 +344,10 @@ def count_modules(name: str) -> int:
 
 
 def count_change_opcodes(name: str) -> int:
-    """Return the number of Python's opcodes from a hugepage pool that shrinks to the message for the kubelet.
+    """Return the number of Python opcodes that the agent executes when a hugepage pool shrinks.
 
-    Another process counts them, because a process that has loaded the fake NVML keeps its GPUs.
+    The count ends with the message for the kubelet. A separate process counts the opcodes, because a process
+    that has loaded the fake NVML keeps its GPUs.
 
     Raises:
         FakeNvmlUnavailable: The workload has GPUs, and the fake NVML cannot be built.
@@ -352,7 +366,7 @@ def count_change_opcodes(name: str) -> int:
 
 
 def _run_python(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a Python program with the modules of this process, and return its output."""
+    """Run a Python program that can import the modules of this checkout, and return its output."""
     command = [sys.executable, *arguments]
     variables = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=_ROOT)

@@ -1,6 +1,6 @@
 """Benchmarks of the agent on this machine: ``python -m agent.bench``.
 
-Exit status: 0 if all suites ran (with --check: if all guards hold); 1 if a guard was missed or a suite
+Exit status: 0 if all suites ran (with --check: if all budgets are met); 1 if a budget was missed or a suite
 failed, in which case the other results are printed; 2 for invalid options; 74 if the output could not be
 written, 141 if its reader closed it, 130 after Ctrl-C.
 """

@@ -1,8 +1,8 @@
 """``python -m agent.bench.many_subscribers SOCKET KIND ARGUMENT``: subscribers with a connection each.
 
-Each line on standard input is a number of subscribers. The process connects as many, and prints a line of
-JSON when each has received its first message. It then prints a line for each round: the time at which the
-last subscriber received its next message (CLOCK_MONOTONIC, ns). Kinds: ``grpcio METHOD``, a thread per
+Each line on standard input is a number of subscribers. The process connects that many, and prints a line of
+JSON when each of them has received its first message. It then prints a line for each round: the time at which
+the last subscriber received its next message (CLOCK_MONOTONIC, ns). Kinds: ``grpcio METHOD``, a thread per
 subscriber; ``frames METHOD``, one thread that reads the HTTP/2 frames of all subscribers; ``bare SIZE``, one
 thread that reads bare sockets, where SIZE bytes are a message: the lower bound.
 
@@ -51,7 +51,7 @@ class MessageCounter:
         self._read = 0
 
     def receive(self, data: bytes) -> tuple[int, bytes]:
-        """Take bytes of the connection; return the number of messages completed and the bytes to reply.
+        """Process received bytes; return the number of completed messages and the bytes to send back.
 
         Raises:
             StreamEnded: The server sends no more messages.
@@ -147,7 +147,7 @@ class DeliveryRounds:
             self._done = lambda _: _print_json(subscribers=size)
 
     def received(self) -> None:
-        """Count a message that a subscriber just received; print the time if the round ended."""
+        """Count a message that a subscriber just received; print the time if the message ends the round."""
         t_ns = time.monotonic_ns()
         with self._lock:
             self._left -= 1
@@ -190,7 +190,7 @@ def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[],
 
 def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
     """Return a function that adds a connection to a bare socket.
-    Each connection counts as a subscriber with its first message."""
+    A connection counts as a subscriber once it has received its first message."""
 
     def begin(_: socket.socket) -> Receive:
         rounds.received()
@@ -207,7 +207,7 @@ class FixedSizeMessageCounter:
         self._read = 0
 
     def receive(self, data: bytes) -> tuple[int, bytes]:
-        """Take bytes of the connection; return the number of messages completed and an empty reply."""
+        """Process received bytes; return the number of completed messages and an empty reply."""
         count, self._read = divmod(self._read + len(data), self._size)
         return count, b""
 

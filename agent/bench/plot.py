@@ -157,8 +157,10 @@ def _scale_axis(axes: Axes, name: Literal["x", "y"], values: Sequence[float], un
 
 
 def plot_comparison(comparison: RevisionComparison) -> str:
-    """Plot each figure's ratios after / before: all pairs, median and interval.
-    Return the content of an SVG file."""
+    """Plot how benchmark figures differ between two revisions; return the content of an SVG file.
+
+    Each figure has the ratios (after / before) of all pairs of runs, their median, and its interval.
+    """
     figures = comparison.figures
     ratios = [value for figure in figures for value in (*figure.ratio, *figure.pairs)]
     edge = max(EDGE_MIN, *ratios, *(1 / ratio for ratio in ratios)) * 1.02

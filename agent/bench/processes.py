@@ -1,7 +1,7 @@
 """Processes that suites start: real agents, subscribers, minimal C programs, and programs run to their end.
 
-One of them is the fake NVML, an imitation of NVIDIA's library in the checkout: the module builds it, writes
-its scenarios, and speaks to its control socket.
+The module also builds the fake NVML, an imitation of NVIDIA's library that is part of the checkout. It writes
+scenarios (made-up GPUs) for the fake NVML, and sends commands to its control socket.
 
 docs/fake-nvml.md describes scenarios and commands.
 """
@@ -77,12 +77,12 @@ def start_agent(
 
 
 def driver_socket(runtime_dir: Path) -> Path:
-    """Return the path of the driver's health socket of an agent started with ``runtime_dir``."""
+    """Return the path of the health socket that the agent with ``runtime_dir`` serves for the driver."""
     return runtime_dir / "run" / "drivers" / f"{DRIVER}.sock"
 
 
 def agent_socket(runtime_dir: Path) -> Path:
-    """Return the path of agent.sock of an agent started with ``runtime_dir``."""
+    """Return the path of ``agent.sock`` of the agent with ``runtime_dir``."""
     return runtime_dir / "run" / "agent.sock"
 
 
@@ -149,7 +149,7 @@ class ChildProcess:
         return f"; standard error:\n{stderr_tail}" if stderr_tail else ""
 
     def discard_lines(self) -> int:
-        """Drop all printed lines that were not waited for; return their number."""
+        """Drop all printed lines that :meth:`wait` has not returned; return their number."""
         count = 0
         with contextlib.suppress(queue.Empty):
             while self._lines.get_nowait():
@@ -167,7 +167,7 @@ class Subscriber(ChildProcess):
 
 @contextlib.contextmanager
 def start_child(command: Sequence[str], child_type: type[ChildProcess] = ChildProcess) -> Iterator[Any]:
-    """Run a command in a ``with`` block; yield it as ``child_type``."""
+    """Run a command in a ``with`` block; yield its process as an object of ``child_type``."""
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -272,7 +272,7 @@ def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
         arguments: Arguments of the program, as texts.
 
     Raises:
-        LowerBoundUnavailable: This is no checkout, or gcc is missing.
+        LowerBoundUnavailable: The package does not run from a checkout, or gcc is missing.
     """
     root = find_checkout()
     if root is None:
@@ -294,7 +294,10 @@ def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
 def lower_bound_or_none(
     outcome: SuiteOutcome, suite: str, *arguments: object
 ) -> Iterator[ChildProcess | None]:
-    """Start the lower bound and yield it; if it is unavailable, record the reason and yield None."""
+    """Start the C program of the lower bound and yield it; yield None if it is unavailable.
+
+    The reason is then added to the skipped measurements of ``outcome``.
+    """
     with contextlib.ExitStack() as stack:
         program = None
         try:
@@ -308,15 +311,15 @@ COALESCE_S: Final = 0.1  # the agent combines changes within this time; causes a
 
 
 def sleep_past_coalescing() -> None:
-    """Sleep until the agent no longer combines the next change with the last one.
+    """Sleep until the agent no longer combines the next change with the previous one.
 
-    The time is random, so that changes happen at any moment of the agent's polling period.
+    The duration is random, so that changes happen at any moment of the agent's polling period.
     """
     time.sleep(COALESCE_S * (1.2 + random.random()))
 
 
 class DetectionLatency(NamedTuple):
-    """Time of a cause, and duration until a subscriber received the message that reports it."""
+    """Start of a change, and duration until a subscriber received the message that reports it."""
 
     start_ns: int
     took_ns: int
@@ -325,10 +328,10 @@ class DetectionLatency(NamedTuple):
 def measure_latency(
     client: Subscriber, cause: Callable[[], int], matches: Callable[[JsonLine], bool]
 ) -> DetectionLatency:
-    """Return the time from a cause until a client receives the message that reports it.
+    """Make a change, and return the time until a client receives the message that reports it.
 
-    Run ``cause``, which returns its start time [ns]; wait until ``client`` receives a message that
-    ``matches``.
+    ``cause`` makes the change and returns its start time [ns]. ``matches`` returns whether a message reports
+    the change.
     """
     sleep_past_coalescing()
     client.discard_lines()
@@ -351,10 +354,10 @@ class FakeNvmlUnavailable(Exception):
 
 
 def build_fake_library() -> Path:
-    """Return the fake NVML of driver branch 580, built if needed.
+    """Return the path of the fake NVML of driver branch 580; build the library if needed.
 
     Raises:
-        FakeNvmlUnavailable: This is no checkout, or make or gcc is missing.
+        FakeNvmlUnavailable: The package does not run from a checkout, or make or gcc is missing.
     """
     root = find_checkout()
     if root is None:
@@ -425,10 +428,10 @@ class FakeNvmlControl:
 
 
 def write_gpu_scenario(directory: Path, gpus: int) -> FakeNvml:
-    """Build the fake NVML and write a scenario of ``gpus`` healthy H100s.
+    """Build the fake NVML and write its scenario (made-up hardware) of ``gpus`` healthy H100 GPUs.
 
     Raises:
-        FakeNvmlUnavailable: This is no checkout, or make or gcc is missing.
+        FakeNvmlUnavailable: The package does not run from a checkout, or make or gcc is missing.
     """
     fake = FakeNvml(build_fake_library(), directory / "scenario", directory / "nvml.sock")
     fake.scenario.write_text(f"profile h100 gpus={gpus}\nsocket {fake.control}\n")

@@ -1,8 +1,9 @@
 """``python -m agent.bench.publisher DIRECTORY DEVICES``: the agent's gRPC servers, fed with made-up reports.
 
-For each line on standard input it publishes, and prints the start time (CLOCK_MONOTONIC, ns). ``publish``
-sends a new report to the subscribers of the driver's socket, through the agent's I/O thread. ``bare`` sends
-the same number of bytes, one send(2) to each connection of ``bare.sock``: the lower bound.
+For each line on standard input, the process publishes once and prints the start time (CLOCK_MONOTONIC, ns).
+The line ``publish`` sends a new report to the subscribers of the driver's socket, through the agent's I/O
+thread. The line ``bare`` sends the same number of bytes, one send(2) to each connection of ``bare.sock``: the
+lower bound.
 """
 
 import json

@@ -87,7 +87,10 @@ def key_value_parser(wanted: Mapping[bytes, str]) -> FileParser:
 
 
 def machine_files(sysfs: Path) -> list[ReadFile]:
-    """Return the files that each pass of the C core reads: online CPUs, and hugepage pools of NUMA nodes."""
+    """Return the files that the C core reads in each pass (reading of the polled files).
+
+    They are the list of online CPUs, and the hugepage pools of NUMA nodes.
+    """
     files: list[ReadFile] = [(("cpus", "online"), sysfs / "devices/system/cpu/online", parse_cpu_list)]
     for pool in sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages/hugepages-*kB")):
         size = pool.name.removeprefix("hugepages-").removesuffix("kB")
@@ -140,7 +143,10 @@ def format_page_size(size_kib: int) -> str:
 
 
 def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[ReadFile]:
-    """Return the cgroup files that the C core reads in one sweep, for the page sizes of this machine."""
+    """Return the cgroup files that the C core reads in one sweep (reading of all cgroups).
+
+    The files are those for the page sizes of this machine.
+    """
     sizes = [
         pool.size_kib for pool in snapshot.pools if pool.numa_node is None and (pool.nr or pool.overcommit)
     ]
@@ -173,7 +179,10 @@ def flatten_values(values: ReadValues) -> ReadValues:
 
 
 def sweep_values(snapshot: Snapshot, wanted: ReadValues) -> ReadValues:
-    """Return the values with the keys of ``wanted`` from a snapshot of the C core; None: cgroup unknown."""
+    """Return the values in a snapshot of the C core that have the keys of ``wanted``.
+
+    A value of None means that the snapshot does not have the cgroup.
+    """
     groups = {(group.pod_uid, group.container): group for group in snapshot.groups}
     return {key: _cgroup_value(groups.get((key[0], key[1])), *key[2:]) for key in wanted}
 

@@ -4,7 +4,7 @@ The report also rates how stable the timings of the run are.
 
 The module also has the conversion of benchmark figures to and from a pyperf benchmark suite.
 
-It serves ``pyperf compare_to`` and similar tools.
+The converted figures serve ``pyperf compare_to`` and similar tools.
 
 Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf has the units second, byte and
 integer; a percentage of a core becomes seconds of CPU per second. pyperf refuses zero, so counts of zero are
@@ -137,9 +137,9 @@ def group_by_section(tables: Sequence[ResultTable]) -> Iterator[ReportSection]:
 
 
 def _common_remarks(tables: Sequence[ResultTable]) -> tuple[str, ...]:
-    """Return the remarks that all tables of a section have.
+    """Return the remarks that all tables of a section have in common.
 
-    A remark on a contender is common if all tables with that contender have it.
+    A remark on a contender (measured implementation) is common if all tables with that contender have it.
     """
     remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
     labels = {row.label for table in tables for row in table.rows}
@@ -307,14 +307,17 @@ def _row_labels(table: ResultTable) -> list[str]:
 
 
 def _table_remarks(table: ResultTable, section: ReportSection) -> Iterator[str]:
-    """Return the remarks below a table: how the C core compares, and remarks not common to the section."""
+    """Return the remarks below a table: how the C core compares, and what its section does not state."""
     if compared := compare_core_row(table):
         yield compared
     yield from (remark for remark in _remarks(table) if remark not in section.common)
 
 
 def _remarks(table: ResultTable) -> list[str]:
-    """Return the remarks on a table: reference of its ratios, descriptions of contenders, notes."""
+    """Return the remarks on a table: what its ratios refer to, which contenders it has, and notes.
+
+    A contender is a measured implementation of the workload.
+    """
     labels = _row_labels(table)
     descriptions = [
         label
@@ -353,7 +356,7 @@ def _ratio_to_reference(row: ResultRow) -> float:
 
 
 def format_factor(factor: float) -> str:
-    """Format how the C core compares with a contender that needs ``factor`` times as much: ``13x less``."""
+    """Format how the C core compares with code that needs ``factor`` times as much: ``13x less``."""
     big = max(factor, 1 / factor)
     return f"{big:.{0 if big >= 10 else 1}f}x {'less' if factor >= 1 else 'more'}"
 
@@ -367,7 +370,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def wrap_line(line: str, indent: str) -> list[str]:
-    """Wrap a line at 100 columns; indent continuation lines by two more."""
+    """Wrap a line at 100 columns; indent continuation lines by two more columns."""
     return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
 
 

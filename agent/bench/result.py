@@ -38,12 +38,12 @@ class MeasurementError(Exception):
 
 
 class ResultMismatch(MeasurementError):
-    """Contenders of one workload returned different results; nothing is timed."""
+    """Error: contenders (implementations of one workload) return different results, so none is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """Samples of one contender in one workload, with their statistics."""
+    """Samples of one contender (measured implementation) in one workload, with their statistics."""
 
     key: str
     """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
@@ -67,7 +67,7 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Result rows of all contenders of one workload."""
+    """Result rows of all contenders (measured implementations) of one workload."""
 
     title: str
     rows: tuple[ResultRow, ...]
@@ -104,7 +104,10 @@ class SuiteOutcome:
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """Cut descriptions, from the first colon, off the labels; keep them if the names are ambiguous."""
+    """Return the labels without their descriptions, which begin at the first colon.
+
+    If two labels became equal, return all labels unchanged.
+    """
     names = [label.partition(": ")[0] for label in labels]
     return names if len(set(names)) == len(set(labels)) else list(labels)
 
@@ -117,7 +120,10 @@ def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) 
 
 
 def rows_from_race(prefix: str, race_result: InterleavedTimings, reference: str) -> tuple[ResultRow, ...]:
-    """Return a result row for each contender timed in turns, with its ratio to contender ``reference``."""
+    """Return a result row for each contender, with its ratio to the contender ``reference``.
+
+    Contenders are implementations of one workload that were timed in turns.
+    """
     rows = []
     for key, timed in race_result.timed.items():
         samples = [sample / NS_PER_S for sample in timed.samples]
@@ -136,9 +142,10 @@ def seconds_from_ns(latencies_ns: Sequence[int]) -> list[float]:
 def rows_from_latencies(
     key: str, labels: dict[str, str], latencies_ns: dict[str, Sequence[int]]
 ) -> tuple[ResultRow, ...]:
-    """Return a result row for each contender's latencies of the same causes.
+    """Return a result row for the latencies of each contender (measured implementation).
 
-    Ratios are those to the lower bound (key ``floor``), cause by cause.
+    All contenders detect the same changes. Ratios are those to the lower bound (key ``floor``), change by
+    change.
     """
     timed = {
         name: ContenderSamples(tuple((float(value),) for value in values), 1)
@@ -156,7 +163,7 @@ def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
 
 
 def format_digits(value: float, unit: Unit) -> str:
-    """Format a figure, divided by :func:`unit_scale`, with three digits; a count in full."""
+    """Format a figure, divided by :func:`unit_scale`, with three digits; format a count with all digits."""
     if unit == "%":
         return f"{value:.2f}"
     if unit == "1":
@@ -297,7 +304,10 @@ class BudgetGoal(NamedTuple):
     """Reason why the goal has this limit."""
 
     def describe(self, value: float, unit: Unit) -> str:
-        """Format ``value`` after the statistic's name: ``p99 1.20 ms``; a median without: ``1.20 ms``."""
+        """Format ``value`` after the statistic's name: ``p99 1.20 ms``.
+
+        For a median, the name is left out: ``1.20 ms``.
+        """
         return f"{'' if self.statistic == 'median' else self.statistic + ' '}{format_value(value, unit)}"
 
 
@@ -316,13 +326,16 @@ class BudgetVerdict(NamedTuple):
 
 
 def find_checkout() -> Path | None:
-    """Return the root of the checkout that this package was imported from; None: it was installed."""
+    """Return the root of the checkout that this package was imported from.
+
+    None: the package is installed, not imported from a checkout.
+    """
     root = Path(agent.__file__).resolve().parents[1]
     return root if (root / BUDGETS_FILE).exists() else None
 
 
 def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
-    """Load the budgets of ``root`` or of the current checkout; empty outside a checkout."""
+    """Load the budgets of the checkout ``root``, by default the current one; empty outside a checkout."""
     root = root or find_checkout()
     return tomllib.loads((root / BUDGETS_FILE).read_text()) if root else {}
 
@@ -330,7 +343,8 @@ def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
 def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
     """Compare a result row with the budget of its ratio or, if it has none, with the goal of its statistic.
 
-    A ratio is met if its median is within the limit, and missed if its whole confidence interval is above.
+    A ratio is met if its median is within the limit, and missed if its whole confidence interval is above
+    the limit.
     """
     ratio = budgets.get("ratio", {}).get(row.key)
     if ratio is not None and row.ratio:

@@ -1,9 +1,9 @@
-"""``--against REF``: comparison of this tree with another git revision, as a report that fails no check.
+"""``--against REF``: comparison of this checkout with another git revision, as a report that fails no check.
 
 The revision is checked out into a temporary worktree, its C core is built, and its own benchmarks run. Result
 rows with the same key are compared. Each run is a process; runs alternate in the order A B B A, so that drift
-of the machine affects both revisions alike. A pair is an A and the adjacent B; a sign test over all pairs
-decides whether the difference is significant.
+of the machine affects both revisions alike. A pair is a run of A and the adjacent run of B; a sign test over
+all pairs decides whether the difference is significant.
 """
 
 import contextlib
@@ -48,22 +48,22 @@ class FigureComparison(NamedTuple):
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Medians of the figure over all runs, of the other revision and of this tree."""
+        """Median of the figure over all runs of the other revision, and over all runs of this checkout."""
         return statistics.median(self.before), statistics.median(self.after)
 
     @property
     def pairs(self) -> tuple[float, ...]:
-        """Ratio after / before of each pair of runs."""
+        """Ratio of this checkout to the other revision, for each pair of runs."""
         return tuple(after / before for before, after in zip(self.before, self.after, strict=True))
 
     @property
     def ratio(self) -> MedianInterval:
-        """Median ratio of the pairs with its confidence interval."""
+        """Median of the ratios of all pairs of runs, with its confidence interval."""
         return median_interval(self.pairs)
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of the sign test over the pairs."""
+        """Two-sided p-value of the sign test over the pairs of runs."""
         signs = [pair > 1 for pair in self.pairs if pair != 1]
         fewer = min(sum(signs), len(signs) - sum(signs))
         tail: float = sum(math.comb(len(signs), k) for k in range(fewer + 1)) / 2 ** len(signs)
@@ -71,7 +71,7 @@ class FigureComparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Change of the figure, ``less`` or ``more``; empty if the difference is not significant."""
+        """Direction of the figure's change, ``less`` or ``more``; empty if the change is not significant."""
         change = self.ratio.median - 1
         if self.p_value > P_MAX or abs(change) < MIN_CHANGE:
             return ""
@@ -79,7 +79,7 @@ class FigureComparison(NamedTuple):
 
 
 class RevisionComparison(NamedTuple):
-    """Result of comparing this tree with another git revision."""
+    """Result of comparing this checkout with another git revision."""
 
     before: str
     """Name and commit of the other revision: ``main (5948652)``."""
@@ -170,7 +170,7 @@ def _run_in_turns(before: Path, after: Path, suite: str, turns: int) -> tuple[Me
 
 
 def _medians_by_figure(turns: Sequence[Mapping[str, FigureMedian]]) -> Medians:
-    """Return unit and medians of each figure that every run has."""
+    """Return the unit and the medians of each benchmark figure that every run has."""
     if not turns:
         return {}
     return {
@@ -181,7 +181,10 @@ def _medians_by_figure(turns: Sequence[Mapping[str, FigureMedian]]) -> Medians:
 
 
 def _run_suite(tree: Path, suite: str) -> Mapping[str, FigureMedian]:
-    """Run one suite of ``tree`` once, with --quick, in a process; empty if the tree has no such suite."""
+    """Run one suite of the checkout ``tree`` once, with --quick, in a new process; return its figures.
+
+    Returns an empty mapping if the checkout has no such suite.
+    """
     command = [sys.executable, "-m", "agent.bench", "--quick", "--json", "--suite", suite]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     pipe = subprocess.PIPE

@@ -1,8 +1,8 @@
-"""Timing of contenders in turns, and statistics of the samples.
+"""Timing of contenders (implementations of the same work) in turns, and statistics of the samples.
 
-Contenders run in small blocks, in a rotating order, so that a busy neighbour or a change of the clock
-frequency affects all of them alike. A ratio is the median of the ratios within each round; pairing keeps it
-stable where absolute times vary.
+Contenders run in small blocks, in a rotating order, so that other load or a change of the clock frequency
+affects all of them alike. A ratio is the median of the ratios within each round; pairing keeps it stable
+where absolute times vary.
 """
 
 import statistics
@@ -79,14 +79,14 @@ class MedianInterval(NamedTuple):
 def time_contenders(
     contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0
 ) -> InterleavedTimings:
-    """Time the contenders in turns; return the samples of all.
+    """Time the contenders (implementations of one workload) in turns; return the samples of all.
 
     Args:
         contenders: At least one; each call runs the workload once.
         rounds: Number of rounds, each with a block of calls of every contender.
         limit_s: No new round begins after this time, but at least three rounds are run.
         pause_s: 0 for calls back to back, where the first calls of each block are not timed. Otherwise each
-            sample is a single call after a sleep of this length, as in an agent between two passes.
+            sample is a single call after a sleep of this length, like the agent's sleep between two readings.
     """
     pace = {
         contender.key: _BlockSize(1, 1, 0) if pause_s else _choose_block_size(contender.call)
@@ -170,7 +170,7 @@ def median_interval(values: Sequence[float]) -> MedianInterval:
 
 
 def paired_ratio(timed: ContenderSamples, reference: ContenderSamples) -> MedianInterval:
-    """Return the median ratio of two contenders, ``timed`` / ``reference``, over the ratios of each round."""
+    """Return the median ratio ``timed`` / ``reference`` of two implementations, paired by round."""
     return median_interval([a / b for a, b in zip(timed.medians(), reference.medians(), strict=True)])
 
 

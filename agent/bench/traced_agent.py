@@ -2,7 +2,7 @@
 
 It assembles the agent's components as ``agent.app.daemon`` does and reads the clock between them. Components
 that a change does not pass are left out. SETTINGS are flags of ``drahealth run`` as a JSON object. For each
-message that it encodes it prints a line of JSON with times (CLOCK_MONOTONIC, ns):
+message that the agent encodes, it prints a line of JSON with times (CLOCK_MONOTONIC, ns):
 
     rung        the C core wrote to its eventfd, if the eventfd woke the reader
     woken       the Trio thread ran
@@ -39,7 +39,10 @@ from agent.version import VERSION
 
 
 class TracedSource:
-    """Snapshot source and report publisher of the engine loop that record the time of each hop."""
+    """Snapshot source and report publisher of the engine loop, which record the times of a change.
+
+    The times are those at which the change reaches each component of the agent.
+    """
 
     def __init__(self, config: Config, sampler: Sampler) -> None:
         settings = engine_settings(config)
@@ -68,7 +71,10 @@ class TracedSource:
         yield_to_senders()
 
     def encode(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
-        """Encode the message to subscribers; print the times of its hops once it is sent. I/O thread only."""
+        """Encode the message to subscribers; print the times of its hops after the message is sent.
+
+        Only the I/O thread may call this method.
+        """
         stamps = self._published_stamps | {"taken": time.monotonic_ns()}
         messages = encode_device_health(devices, extra_s)
         stamps["encoded"] = time.monotonic_ns()

@@ -1,7 +1,7 @@
-"""Events of a record, one for each evaluation of the health engine, and their plain form. Pure.
+"""Events of a record, one for each evaluation of the health engine, and their form as plain data. Pure.
 
 A segment is a part of a record that can be read alone: a head, the engine's state before the first event, and
-the events, each as the difference to the one before.
+the events, each as the difference to the event before.
 """
 
 import math
@@ -122,7 +122,7 @@ class SegmentEncoder:
         }
 
     def event(self, step: RecordedStep) -> list[Any]:
-        """Return an evaluation as plain data: the difference to the one encoded before."""
+        """Return an evaluation as plain data: its difference to the evaluation that was encoded before it."""
         difference = self._table.difference
         snapshot = difference(self._snapshot, step.snapshot)
         verdicts = tuple(map(tuple, step.verdicts))
@@ -146,7 +146,7 @@ class SegmentDecoder:
         """Read the head of the segment from plain data.
 
         Raises:
-            CodecError: The data are no head of a record, or of a later schema.
+            CodecError: The data are not the head of a segment, or have a later schema.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise CodecError("the file is not a drahealth record")
@@ -191,7 +191,7 @@ class SegmentDecoder:
         return self._decoder.field_names
 
     def inputs(self, data: Any) -> RecordedInputs:
-        """Return the evaluation whose plain data are `data`. Those before it must have been decoded.
+        """Return the evaluation that `data` encodes. All earlier evaluations must have been decoded already.
 
         Raises:
             CodecError: The data are not valid.
@@ -207,7 +207,7 @@ class SegmentDecoder:
         )
 
     def snapshot(self, difference: Any) -> Snapshot:
-        """Return the snapshot that has a difference to the one that was returned last.
+        """Return the next snapshot: the snapshot that was returned last, changed by ``difference``.
 
         Raises:
             CodecError: The difference is not valid.
@@ -219,10 +219,11 @@ class SegmentDecoder:
 
 
 def _wall_difference(before: Instant, now: Instant) -> int | float:
-    """Return the wall time of an evaluation as its difference to the time that the monotonic clock predicts.
+    """Return the wall time of an evaluation as its difference to a predicted wall time.
 
-    The difference is the number of representable floating-point values between both times. A time that is far
-    from the prediction is returned itself.
+    The prediction adds the time that the monotonic clock measured to the wall time of the evaluation before.
+    The difference is the number of representable floating-point values between both times. If they are far
+    apart, the wall time itself is returned.
 
     Args:
         before: Time of the evaluation before.

@@ -1,8 +1,8 @@
 """Background recorder of the snapshots that the health engine evaluates.
 
-The core thread queues the inputs of each step, which are immutable; the thread ``dh-record`` compares, packs
-and writes them. A disk that is slow or full delays no verdict: when too many steps wait, all of them are
-dropped, and the next segment has the engine's state after the gap.
+The core thread queues the inputs of each evaluation, which are immutable; the thread ``dh-record`` compares,
+packs and writes them. A disk that is slow or full delays no verdict: when too many evaluations wait, all of
+them are dropped, and the next segment has the engine's state after the gap.
 """
 
 import logging
@@ -56,7 +56,7 @@ class RecordLimits(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Evaluation that waits for the disk: state before it, snapshot, report, and whether it was published."""
+    """Evaluation that waits to be written: prior state, snapshot, report, and whether it was published."""
 
     state: EngineState
     snapshot: Snapshot
@@ -81,11 +81,11 @@ class SnapshotRecorder:
 
         Args:
             directory: Directory of the segments; created by the first write.
-            limits: Limits of all segments in the directory.
-            head: Head of each segment.
+            limits: Limits of all segments (files of the record) in the directory.
+            head: Head (agent, node and settings) with which each segment begins.
             clock: Returns the time on a clock that never goes back [s].
-            wall_clock: Returns the time to which the files' times of change are compared [s since 1970].
-            previous: Closed recorder that may still write its queue; the thread waits for its end.
+            wall_clock: Returns the wall-clock time from which the age of files is computed [s since 1970].
+            previous: Closed recorder that may still write its queue; the new thread waits for its end.
 
         Raises:
             ConfigError: The package zstandard is not installed.
@@ -208,7 +208,7 @@ class SnapshotRecorder:
             )
 
     def _write(self, queue: list[_Queued], *, is_end: bool) -> None:
-        """Write queued evaluations; begin a new segment where the settings changed or the old one is full.
+        """Write queued evaluations; begin a new segment (file) if settings change or the old one is full.
 
         Args:
             is_end: True: the recorder closes, so write even during the pause after a failed write.
@@ -292,7 +292,7 @@ class SnapshotRecorder:
             self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
-        """Delete the oldest files of the record beyond the limits of size and age; the current one stays."""
+        """Delete the oldest files of the record beyond the limits of size and age; keep the current one."""
         current = self._writer.size if self._writer else 0
         oldest_s = self._wall_clock() - self._limits.age_s
         while self._others:
@@ -304,7 +304,10 @@ class SnapshotRecorder:
 
 
 def _can_begin(queued: _Queued) -> bool:
-    """Return whether a record file can begin with an evaluation: it used no cached results."""
+    """Return whether a record file can begin with an evaluation.
+
+    It can if the evaluation used none of the engine's cached results, which records do not have.
+    """
     return queued.report.is_full or queued.state.gpu_cache == GpuVerdictCache()
 
 
@@ -316,7 +319,10 @@ def _is_older(path: Path, wall_s: float) -> bool:
 
 
 def _by_settings(queue: list[_Queued]) -> list[list[_Queued]]:
-    """Divide queued evaluations by their settings: a segment (file of a record) has one set of settings."""
+    """Divide queued evaluations into parts with equal settings.
+
+    A segment (file of a record) has one set of settings.
+    """
     parts: list[list[_Queued]] = []
     for queued in queue:
         if parts and parts[-1][-1].state.settings is queued.state.settings:

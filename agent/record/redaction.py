@@ -1,9 +1,9 @@
 """Redaction of records: names of pods, namespaces, claims and nodes, serial numbers and UUIDs are replaced by
 pseudonyms. Pure.
 
-A first pass collects what is sensitive from the fields that have it; a second one replaces it in every text,
-also in log lines and evidence, and every UUID and container id. Equal originals have equal pseudonyms for one
-key.
+The first step collects the sensitive texts from the fields that have them. The second step replaces these
+texts in every text, also in log lines and evidence, and replaces every UUID and container ID. With one key,
+equal originals have equal pseudonyms.
 """
 
 import hmac
@@ -24,7 +24,10 @@ _HEX: Final = "0123456789abcdef"
 
 
 class TermKind(StrEnum):
-    """Kind of a sensitive text, which is the prefix of its pseudonym where it is a name."""
+    """Kind of a sensitive text, such as the name of a node.
+
+    The pseudonym of a name begins with its kind.
+    """
 
     NODE = "node"
     NAMESPACE = "ns"
@@ -69,11 +72,14 @@ _RESERVED: Final = frozenset(
 class Redactor:
     """Replacement of sensitive texts in a record by pseudonyms.
 
-    First :meth:`collect` sees all values of the record.
+    Call :meth:`collect` with all values of the record before any text is replaced.
     """
 
     def __init__(self, key: bytes) -> None:
-        """Create a redactor; `key` is secret, since it would show the pseudonym of a guessed name."""
+        """Create a redactor with the secret `key`.
+
+        A reader who has the key can compute the pseudonym of a guessed name.
+        """
         self._key = key
         self._terms: dict[str, TermKind] = {}
         self._devices: set[str] = set()
@@ -87,7 +93,7 @@ class Redactor:
     # --- first pass ------------------------------------------------------------------------------------
 
     def collect(self, value: Any) -> None:
-        """Add the sensitive texts of a recorded value and its parts to those that are replaced."""
+        """Collect the sensitive texts in a recorded value and its parts, so that they are replaced later."""
         if isinstance(value, RecordedStep):
             self._devices.update(verdict.subject.rpartition("/")[2] for verdict in value.verdicts)
             value = value.snapshot
@@ -126,7 +132,7 @@ class Redactor:
             self._terms.setdefault(text, kind)
 
     def add_head(self, head: SegmentHead) -> None:
-        """Add the sensitive texts of a segment's head, which names the node and its boot."""
+        """Collect the sensitive texts in a segment's head, which names the node and its boot."""
         self._add(head.node, TermKind.NODE)
         self._add(head.boot_id, TermKind.IDENTIFIER)
 
@@ -142,8 +148,10 @@ class Redactor:
         return redacted
 
     def step(self, step: RecordedStep) -> RecordedStep:
-        """Return a recorded evaluation without sensitive texts. Values that are the same objects as in the
-        evaluation before stay the same objects."""
+        """Return a recorded evaluation without sensitive texts.
+
+        If a value is the same object as in the evaluation before, its redacted value is the same object, too.
+        """
         memo: dict[int, tuple[Any, Any]] = {}
         snapshot = self._redact(step.snapshot, memo)
         self._memo = memo

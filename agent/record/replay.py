@@ -1,4 +1,4 @@
-"""Replay of recorded steps through the health engine, with the recorded settings or with others."""
+"""Replay of recorded evaluations by the health engine, with the recorded settings or with others."""
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
@@ -27,7 +27,7 @@ ChangeSettings = Callable[[EngineSettings], EngineSettings]
 
 
 class ReplayedStep(NamedTuple):
-    """Replayed evaluation: the recorded one, and the report of this release."""
+    """Evaluation of a replay: the recorded evaluation, and the report that this release makes of it."""
 
     recorded: RecordedStep
     report: Report
@@ -42,7 +42,7 @@ class ReplayedStep(NamedTuple):
 
 
 class ReplayedVerdicts(NamedTuple):
-    """Replayed evaluation: the recorded inputs, and the verdicts of this release."""
+    """Evaluation of a replay: the recorded inputs, and the verdicts that this release makes of them."""
 
     recorded: RecordedInputs
     verdicts: Verdicts
@@ -53,7 +53,7 @@ class ReplayedVerdicts(NamedTuple):
 
 
 class CgroupsMatter(Exception):
-    """Error of a replay without cgroups: their readings may change verdicts on devices."""
+    """Error of a replay that leaves out cgroups, although their readings may change verdicts on devices."""
 
 
 class VerdictDifference(NamedTuple):
@@ -73,7 +73,7 @@ class Replay:
         """Create a replay.
 
         Args:
-            change: Returns the settings of the replay, from the recorded ones; None: the recorded settings
+            change: Returns the settings of the replay for the recorded settings; None: the recorded settings
                 apply.
         """
         self._change = change
@@ -84,10 +84,10 @@ class Replay:
         """Sources whose newest counters the state may lack."""
 
     def segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
-        """Yield the evaluations of a segment with the reports of this release.
+        """Replay a segment (file of a record); yield its evaluations with the reports of this release.
 
-        The replay begins with the recorded state. With other settings it continues with its own state if the
-        segment follows the last one without a gap.
+        The replay begins with the recorded state. With other settings it continues with its own state if no
+        evaluation is missing between the last segment and this one.
         """
         state, recorded, is_first = self._begin(reader)
         for step_ in reader.steps():
@@ -101,9 +101,9 @@ class Replay:
         self._state = state
 
     def verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
-        """Yield the verdicts of the evaluations of a segment, as :meth:`segment`.
+        """Replay a segment (file of a record); yield its evaluations with the verdicts of this release.
 
-        Evaluations that cannot change a verdict are not repeated.
+        Evaluations that cannot change a verdict are not computed again.
 
         Args:
             with_cgroups: False: cgroups are not evaluated.
@@ -154,7 +154,7 @@ class Replay:
     def _after_steady(
         self, state: EngineState, steady: SteadyState, reader: SegmentReader, *, with_cgroups: bool
     ) -> EngineState:
-        """Return the state after the evaluations that a steady state has accepted."""
+        """Return the engine's state after the evaluations that ``steady`` accepted as changing no verdict."""
         differences = [(steady.difference, steady.at, True)] if steady.at != state.evaluated else []
         differences += [(inputs.difference, inputs.now, False) for inputs in steady.later]
         for difference, now, is_full in differences:
@@ -168,8 +168,10 @@ class Replay:
         return state
 
     def _begin(self, reader: SegmentReader) -> tuple[EngineState, EngineSettings, bool]:
-        """Return the state before a segment, the recorded settings, and whether the earlier evaluations are
-        not known."""
+        """Return the engine's state before a segment, the recorded settings, and a flag.
+
+        The flag is True if the evaluations before the segment are not known.
+        """
         recorded, _ = reader.state()
         own = self._state
         has_own = self._change is not None and own is not None and own.evaluated is not None
@@ -192,7 +194,9 @@ def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> 
 
 
 def record_segments(records: list[Path]) -> list[Path]:
-    """Return the segment files of records, given as files or directories; of a directory the oldest first.
+    """Return the segment files of records, which are given as files or directories.
+
+    The files of a directory are in the order of their age, the oldest first.
 
     Raises:
         ProbeError: A directory cannot be read, or has no segment.
@@ -216,7 +220,7 @@ def record_segments(records: list[Path]) -> list[Path]:
 
 
 def readable_segments(paths: list[Path], problems: list[str]) -> list[Path]:
-    """Return the segments whose head can be read, and collect the problems of the others.
+    """Return the segments whose head can be read; add a text about each other segment to ``problems``.
 
     A loss of power can leave a new segment without content, and the agent deletes old segments.
 

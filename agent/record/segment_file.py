@@ -1,4 +1,4 @@
-"""Files of a record: one segment each, as frames of compressed events with a checksum per frame.
+"""Files of a record, called segments: each has frames of compressed events, with a checksum per frame.
 
 A file that ends within a frame, after a crash or on a full disk, is readable up to its last complete frame.
 All frames of a file are one zstd stream, flushed after each frame, so that equal parts of events cost little.
@@ -45,7 +45,7 @@ MODE: Final = 0o600
 
 
 class SegmentProblem(NamedTuple):
-    """Damage in the file of a segment, a part of a record: from where on it cannot be read, and why."""
+    """Damage in a segment (file of a record): the position from which it cannot be read, and the reason."""
 
     path: "RecordPath"
     offset: int
@@ -126,12 +126,15 @@ class UrlPath(NamedTuple):
             yield file
 
     def stat(self) -> os.stat_result:
-        """Return a status that has the size of the file alone. Raises as open()."""
+        """Return a file status in which only the size is valid. Raises the errors of :meth:`open`."""
         with self._file_system() as (files, path):
             return os.stat_result((0, 0, 0, 0, 0, 0, files.size(path) or 0, 0, 0, 0))
 
     def children(self) -> list["UrlPath"]:
-        """Return the entries of the directory, or the matches of a URL with ``*``. Raises as open()."""
+        """Return the entries of the directory, or the matches of a URL with ``*``.
+
+        Raises the errors of :meth:`open`.
+        """
         with self._file_system() as (files, path):
             if "*" in self.url:
                 return [UrlPath(files.unstrip_protocol(found)) for found in sorted(files.glob(path))]
@@ -140,7 +143,7 @@ class UrlPath(NamedTuple):
 
     @contextmanager
     def _file_system(self) -> Iterator[tuple[Any, str]]:
-        """Yield fsspec's file system and the path in it; its errors become those of open()."""
+        """Yield fsspec's file system and the path in it; convert fsspec's errors to those of :meth:`open`."""
         try:
             from fsspec.core import url_to_fs
         except ImportError:
@@ -169,7 +172,7 @@ RecordPath = Path | UrlPath
 
 
 def record_path(text: str) -> RecordPath:
-    """Return the path or URL that an argument names."""
+    """Return the path or URL that a command-line argument names."""
     return UrlPath(text) if "://" in text else Path(text)
 
 
@@ -208,7 +211,7 @@ class SegmentWriter:
         """Create the file and write its head. Blocks on the disk.
 
         Raises:
-            OSError: The file exists, or cannot be written; it is removed then.
+            OSError: The file already exists, or cannot be written. An incomplete file is removed.
         """
         self.path = path
         self.size = 0
@@ -233,7 +236,10 @@ class SegmentWriter:
         return self.size == self._head_size
 
     def is_in_place(self) -> bool:
-        """Return whether the segment's path still leads to its file. Blocks on the disk. Raises OSError."""
+        """Return whether the segment's path still names the file that is open.
+
+        Blocks on the disk. Raises OSError.
+        """
         return is_current_file(self._fd, self.path)
 
     def append(self, steps: list[RecordedStep]) -> None:
@@ -319,7 +325,7 @@ class SegmentReader:
     def steps(self) -> Iterator[RecordedStep]:
         """Yield the recorded evaluations up to the end of the file or the first damage.
 
-        The damage is then :attr:`problem`.
+        After damage, :attr:`problem` describes it.
         """
         for inputs in self.inputs():
             snapshot = self.snapshot(inputs.difference)
@@ -341,9 +347,9 @@ class SegmentReader:
             self._set_invalid(error)
 
     def snapshot(self, difference: Any) -> Snapshot | None:
-        """Return the snapshot that has a difference to the one that was returned last.
+        """Return the next snapshot: the snapshot that was returned last, changed by ``difference``.
 
-        None: the difference is not valid, which is then :attr:`problem`.
+        None: the difference is not valid, and :attr:`problem` describes the damage.
         """
         try:
             return self._decoder.snapshot(difference)
@@ -439,7 +445,7 @@ class _Feeder:
         self.data = b""
 
     def read(self, _size: int) -> bytes:
-        """Return the data of the current frame. Raises _FeederEmpty if they were returned before."""
+        """Return the data of the current frame. Raises _FeederEmpty if an earlier call returned them."""
         if not self.data:
             raise _FeederEmpty("the compressed data end too early")
         data, self.data = self.data, b""

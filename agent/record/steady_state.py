@@ -1,12 +1,14 @@
 """Recognition of recorded evaluations that change no verdict, so that what-if need not repeat them. Pure.
 
-Most evaluations are heartbeats of a healthy node. In a steady state, verdicts depend on the clock only from a
-known time on. Most changes of a snapshot are of values that no verdict depends on, or do not cross a limit of
-a rule. :class:`SteadyState` checks them in the recorded difference, without decoding the snapshot. Counters
-whose growth rules evaluate must not change. So one evaluation of the last snapshot gives the engine's state
-after all of these evaluations, if :func:`with_counters_read` states that the counters were read in between.
+what-if replays a record with other settings. Most evaluations are heartbeats of a healthy node. In a steady
+state, the clock alone changes no verdict until a known time. Most changes of a snapshot are of values that no
+verdict depends on, or do not cross a limit of a rule. :class:`SteadyState` finds such changes in the recorded
+difference, without decoding the snapshot. Counters whose growth rules evaluate must not change. So one
+evaluation of the last snapshot gives the engine's state after all of these evaluations, if
+:func:`with_counters_read` states that the counters were read in between.
 
-Cgroups change verdicts on devices only if :func:`do_cgroups_matter`; otherwise they cause notes about pods.
+Cgroups change verdicts on devices only if :func:`do_cgroups_matter`; otherwise they change only what a report
+states about pods.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -84,7 +86,10 @@ _GPU_COUNTS: Final = frozenset({"passes", "slow_passes", "changes"})
 
 
 def do_cgroups_matter(state: EngineState, snapshot: Snapshot, report: Report) -> bool:
-    """Return whether cgroups may change verdicts on devices, not only notes about pods."""
+    """Return whether readings of cgroups may change verdicts on devices.
+
+    If not, cgroups change only what a report states about pods.
+    """
     settings, pods = state.settings, state.pods.trusted
     if settings.checks or exclusive_cpu_devices(snapshot):
         return True
@@ -102,12 +107,13 @@ def do_cgroups_matter(state: EngineState, snapshot: Snapshot, report: Report) ->
 
 
 def find_unread(before: Snapshot | None, after: Snapshot, unread: Set[str]) -> Set[str]:
-    """Return the sources and GPUs whose newest counters the engine's state may lack, since it takes them over
-    only after another pass.
+    """Return the sources and GPUs whose newest counters may not be in the engine's state yet.
+
+    The engine takes counters over only after another pass (complete reading) of the source.
 
     Args:
         before: Snapshot of the evaluation before; None: not known.
-        unread: Result for that evaluation.
+        unread: Result of this function for the evaluation before.
     """
     known = _read_values(before) if before else {}
     found = set()
@@ -119,7 +125,7 @@ def find_unread(before: Snapshot | None, after: Snapshot, unread: Set[str]) -> S
 
 
 def _read_values(snapshot: Snapshot) -> dict[str, tuple[int, tuple[object, ...]]]:
-    """Return time of the last pass and values of each source and GPU whose counters the state has."""
+    """Return, for each source and GPU with counters, the time of its last reading and its values."""
     machine = snapshot.machine
     dimms = (machine.dimms, machine.numa, machine.nodes_memory) if machine else ()
     values: dict[str, tuple[object, ...]] = {
@@ -137,7 +143,9 @@ def _read_values(snapshot: Snapshot) -> dict[str, tuple[int, tuple[object, ...]]
 def find_steady_state(
     state: EngineState, snapshot: Snapshot, report: Report, names: FieldNames, *, with_cgroups: bool
 ) -> "SteadyState | None":
-    """Return the steady state after an evaluation; None: equal readings may change a verdict.
+    """Return the steady state after an evaluation, in which equal readings change no verdict.
+
+    None: the state is not steady, because a verdict may change although the readings do not.
 
     Args:
         state: State after the evaluation of ``snapshot``.
@@ -188,7 +196,7 @@ def find_steady_state(
 
 
 def _are_gpus_read(state: EngineState, gpus: NvmlSample | None) -> bool:
-    """Return whether all known GPUs answer, no NVML call is open, and no MIG instance was removed lately."""
+    """Return whether all known GPUs answer, no call is running, and no MIG instance was removed lately."""
     if gpus is None:
         return True
     known = state.gpus.rule_state
@@ -204,7 +212,10 @@ def _are_gpus_read(state: EngineState, gpus: NvmlSample | None) -> bool:
 
 
 def _condition_ends(state: EngineState, *, with_cgroups: bool) -> Iterator[int]:
-    """Yield the times at which conditions may change although no reading does [ns]; 0: not known."""
+    """Yield the times at which conditions may change although no reading changes [ns]; 0: not known.
+
+    A condition is the state of one rule for one device.
+    """
     limits, rule_changes = state.settings.gpu, RuleChanges(state.settings.rules)
     rules = gpu_rules(limits)
     gpus = {device.name for device in gpu_devices(state.gpus.rule_state)}
@@ -222,7 +233,7 @@ def _condition_ends(state: EngineState, *, with_cgroups: bool) -> Iterator[int]:
 def _fault_ends(
     state: EngineState, decisions: Mapping[FaultKey, FaultDecision], now: Instant
 ) -> Iterator[int]:
-    """Yield the times at which a latched fault may end, or have another severity [ns]."""
+    """Yield the times at which a latched fault may end, or get another severity [ns]."""
     log = state.gpus.fault_log
     _, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, now)
     if due_ns is not None:
@@ -233,7 +244,7 @@ def _fault_ends(
 
 
 def _host_ends(host: HostRuleState, now_ns: int) -> Iterator[int]:
-    """Yield the times at which a rule of the host begins or ends to apply [ns]."""
+    """Yield the times at which the clock alone may change the result of a rule about the host [ns]."""
     for fact in host.kernel_log.facts.values():
         ends = [fact.last.mono_ns + held_s * NS for held_s in _FACTS_HELD_S]
         yield from (end_ns for end_ns in ends if end_ns > now_ns)
@@ -248,7 +259,7 @@ def _host_ends(host: HostRuleState, now_ns: int) -> Iterator[int]:
 
 
 def _with_windows(value: Any, change: Callable[[RateWindow], RateWindow]) -> Any:
-    """Return a value with all windows of counters in it changed."""
+    """Return a copy of a value in which ``change`` replaces each window (recent readings of one counter)."""
     if isinstance(value, tuple):
         if value and isinstance(value[0], CounterPoint):
             return change(value)
@@ -264,8 +275,11 @@ def _with_windows(value: Any, change: Callable[[RateWindow], RateWindow]) -> Any
 
 
 def _counters(state: EngineState) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-    """Yield the counters to which each reading of a source adds: source, counters, and lengths of their
-    windows [s]. The source of all GPUs is empty."""
+    """Yield the counters that the engine's state keeps for each source.
+
+    Each item has the name of the source, its counters, and the lengths of their windows (recent readings)
+    [s]. The name of the source of all GPUs is empty.
+    """
     host, limits = state.host, state.settings.host
     for gpu in state.gpus.rule_state.per_gpu.values():
         for field, window_s in counter_windows_s(state.settings.gpu).items():
@@ -280,9 +294,11 @@ def _counters(state: EngineState) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
 def _counter_ends(state: EngineState, *, with_growth: bool) -> Iterator[int]:
     """Yield, per counter, the time until which its window does not change if the counter is constant [ns].
 
+    A window has the recent readings of a counter. 0: not known.
+
     Args:
-        with_growth: True: yield also the times at which the growth of a counter changes although its
-            readings do not.
+        with_growth: True: yield also the times at which the growth in a window changes because a reading
+            becomes too old.
     """
     found: list[RateWindow] = []
 
@@ -304,10 +320,10 @@ def _counter_ends(state: EngineState, *, with_growth: bool) -> Iterator[int]:
 
 
 def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> EngineState:
-    """Return a steady state as if its counters had been read again, with the same values, until just before
-    they were read for ``snapshot``.
+    """Return the engine's state as if its counters had been read until just before ``snapshot``.
 
-    The evaluation of ``snapshot`` replaces these points, and finds no gap between the readings.
+    The assumed readings have the same values as the last ones. The evaluation of ``snapshot`` replaces them,
+    and finds no gap between the readings.
 
     Args:
         now: Time of the evaluation of ``snapshot``.
@@ -354,11 +370,14 @@ def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> 
 
 
 def _read_before(value: Any, was_ns: int | None, beat_ns: int) -> Any:
-    """Return counters as if they had been read right before a reading; the same if it is not new.
+    """Return counters with the time of their last reading moved to just before a new reading.
+
+    The time stays if it is not earlier than the new reading.
 
     Args:
-        was_ns: Time of their last reading [ns]; the others are of hardware that is gone. None: of no matter.
-        beat_ns: Time of the reading [ns].
+        was_ns: Time of the last reading of the counters to change [ns]; counters with another time are of
+            removed hardware. None: change all counters.
+        beat_ns: Time of the new reading [ns].
     """
 
     def read(window: RateWindow) -> RateWindow:
@@ -374,7 +393,7 @@ def _read_before(value: Any, was_ns: int | None, beat_ns: int) -> Any:
 
 
 class _ReadingChecks(NamedTuple):
-    """Changes of readings of GPUs that may leave all results of rules as they are."""
+    """Checks of whether changed readings of GPUs leave the results of all rules as they are."""
 
     watched: Mapping[GpuField, GpuWakeCondition]
     """Limit of each reading that may change: on the same side of its limit, no result of a rule changes."""
@@ -396,8 +415,11 @@ def _reading_checks(limits: GpuLimits) -> _ReadingChecks:
 
 
 class _LastPass:
-    """Time of the last pass of a source, also of the last one that was surely evaluated, after how long
-    without a pass the source is stalled, and after how long its counters have a gap [ns]."""
+    """Last pass (complete reading) of a source, and its time limits [ns].
+
+    The attributes are the time of the last pass, the time of the last pass that was surely evaluated, the
+    time without a pass after which the source is stalled, and the time after which its counters have a gap.
+    """
 
     __slots__ = ("beat_ns", "full_beat_ns", "gap_ns", "limit_ns")
 
@@ -408,12 +430,12 @@ class _LastPass:
 
     @property
     def fresh_until_ns(self) -> int:
-        """Time until which the source is not stalled without another pass [ns]."""
+        """Time until which the source does not count as stalled, even without another pass [ns]."""
         return self.beat_ns + self.limit_ns
 
 
 class _SteadyGpu:
-    """Passes and readings of one GPU since the evaluation that found a steady state."""
+    """Readings of one GPU since a steady state began, in which equal readings change no verdict."""
 
     def __init__(
         self, sample: GpuSample, last: _LastPass, view: GpuRuleInput, state: EngineState, names: FieldNames
@@ -492,14 +514,17 @@ class _SteadyGpu:
         return (limit, _NEVER_NS, 0) if value >= limit else (-_NEVER_NS, limit - 1, 0)
 
     def _limit(self, wake: GpuWakeCondition) -> int | None:
-        """Return the limit of a reading; None: it has none."""
+        """Return the limit of a reading; None: the reading has no limit."""
         if wake.mode is GpuWakeMode.BELOW:
             return wake.threshold
         limit = self._sample[wake.limit] if wake.limit is not None else None
         return limit if isinstance(limit, int) else None
 
     def _side(self, wake: GpuWakeCondition, value: object) -> object:
-        """Return on which side of its limit a reading is; on equal sides, all results of rules are equal."""
+        """Return on which side of its limit a reading is.
+
+        Readings on the same side of their limits give equal results of all rules.
+        """
         if not isinstance(value, int):
             return value
         if wake.mode is GpuWakeMode.BITS:
@@ -537,7 +562,10 @@ _DifferenceCheck = Callable[[Any], bool]
 
 
 class SteadyState:
-    """Steady state after an evaluation, and the differences of later snapshots that change no verdict."""
+    """Engine state in which equal readings change no verdict, and the later snapshots that change none.
+
+    The later snapshots are kept as differences.
+    """
 
     def __init__(
         self,
@@ -601,8 +629,10 @@ class SteadyState:
         )
 
     def accept(self, inputs: RecordedInputs) -> bool:
-        """Return whether an evaluation changes no verdict, and keep its difference then; False ends the
-        steady state."""
+        """Return whether an evaluation changes no verdict; if so, keep its difference.
+
+        After a result of False, the steady state is not valid any more.
+        """
         difference, now_ns = inputs.difference, inputs.now.mono_ns
         try:
             if now_ns >= self._until_ns or now_ns - self._evaluated_ns > self._gap_ns:
@@ -647,7 +677,10 @@ class SteadyState:
 
 
 def _parts(names: tuple[str, ...], **checks: _DifferenceCheck) -> _DifferenceCheck:
-    """Return the check of a value's difference: only the named fields change, and pass their checks."""
+    """Return a check of the difference of a value that has the fields ``names``.
+
+    The check passes if only fields in ``checks`` change, and their changes pass their own checks.
+    """
     by_position = {at: checks[name] for at, name in enumerate(names) if name in checks}
 
     def accept(change: dict[int, Any]) -> bool:

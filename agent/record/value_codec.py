@@ -1,8 +1,8 @@
-"""Values of the model as plain data for msgpack, complete or as the difference to an earlier value. Pure.
+"""Encoding of the model's values as plain data for msgpack, complete or as a difference. Pure.
 
 A complete value that is not a scalar is a list whose first item is a tag: of a tuple, a mapping, a set, a
-large integer, or of one of the known classes. A difference is a map from position to change, for an integer
-the number to add. A difference of equal values is NO_CHANGE.
+large integer, or of one of the known classes. A difference is relative to an earlier value: a map
+from position to change, which is the number to add for an integer. A difference of equal values is NO_CHANGE.
 
 The tags and the fields of all classes are in the head of each file (:meth:`ValueEncoder.description`), so
 that a later release reads a file although fields were added, removed or moved since.
@@ -35,7 +35,7 @@ UINT64_MAX: Final = (1 << 64) - 1
 
 
 class NoChange:
-    """Type of the constant :data:`NO_CHANGE`."""
+    """Type of the constant :data:`NO_CHANGE`, which is the difference of two equal values."""
 
 
 NO_CHANGE: Final = NoChange()
@@ -43,7 +43,7 @@ NO_CHANGE: Final = NoChange()
 
 
 class CodecError(Exception):
-    """Recorded data that cannot be decoded; the text has the reason."""
+    """Error: recorded data cannot be decoded; the text has the reason."""
 
 
 class ValueClass(NamedTuple):
@@ -372,9 +372,10 @@ class ValueDecoder:
 
 
 def add_difference(to: dict[Any, Any], difference: dict[Any, Any]) -> None:
-    """Add a later difference, in which only integers change, so that ``to`` has the effect of both.
+    """Merge a later difference into ``to``, so that ``to`` has the effect of both.
 
-    ``to`` takes over parts of the difference, which must not be used again.
+    Only integers may change in the later difference. ``to`` takes over parts of it, so the caller must not
+    use it again.
     """
     for at, change in difference.items():
         if at not in to:

@@ -1,7 +1,7 @@
-"""Comparison of recorded health of devices with that of another configuration, and with real incidents.
+"""Comparison of recorded device health with that under another configuration, and with real incidents.
 
-A record is replayed with the other settings. Each side gives the intervals in which a rule raised a cause of
-a device, and in which a device was Unhealthy.
+A record is replayed with the other settings. The recorded and the replayed verdicts each give the intervals
+in which a rule reported a cause for a device, and in which a device was Unhealthy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ CauseKey = tuple[str, str]
 
 
 class FaultInterval(NamedTuple):
-    """Time in which a cause was raised, or a device was Unhealthy [s since 1970]."""
+    """Time in which a rule reported a cause for a device, or a device was Unhealthy [s since 1970]."""
 
     begin_s: float
     end_s: float
@@ -76,7 +76,7 @@ class HealthIntervals:
                     self.pods.add(pods.names.get(uid, uid))
 
     def close(self, at_s: float) -> None:
-        """End all open intervals at the time ``at_s``: the time after it was not observed."""
+        """End all open intervals at the time ``at_s``, because the time after it was not observed."""
         _update(self._open_causes, {}, self.causes, at_s)
         _update(self._open_unhealthy, {}, self.unhealthy, at_s)
         self._last = ()
@@ -95,7 +95,7 @@ def _update(
 ) -> None:
     """End the open intervals of causes that are no longer raised, and begin those of new causes.
 
-    A cause whose severity changes from or to INFO begins another interval: INFO is no report.
+    A cause whose severity changes from or to INFO begins another interval, because INFO reports no fault.
 
     Args:
         opened: Begin and severity of each open interval.
@@ -116,7 +116,7 @@ def _update(
 
 
 class ChangeKind(StrEnum):
-    """Difference between the interval of a cause as recorded and with the other configuration."""
+    """Kind of difference between a cause's recorded interval and its interval with another configuration."""
 
     APPEARS = "appears"
     VANISHES = "vanishes"
@@ -127,7 +127,7 @@ class ChangeKind(StrEnum):
 
 
 class CauseChange(NamedTuple):
-    """Cause of a device that another configuration would have reported otherwise."""
+    """Cause of a device that another configuration would have reported differently."""
 
     kind: ChangeKind
     node: str
@@ -151,7 +151,7 @@ class RecordComparison:
 
     @classmethod
     def empty(cls, *problems: str) -> "RecordComparison":
-        """Return the comparison of a record without evaluations, with the problems of reading it."""
+        """Return the comparison of a record without evaluations, with the problems of reading the record."""
         return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, list(problems))
 
     def changes(self) -> Iterator[CauseChange]:
@@ -182,7 +182,7 @@ def match_intervals(
 
 
 def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> ChangeKind | None:
-    """Return how a fault's interval differs from the recorded one; None: not at all."""
+    """Return how a fault's interval differs from the recorded one; None: the difference is too small."""
     if recorded is None:
         return ChangeKind.APPEARS
     if other is None:
@@ -194,7 +194,9 @@ def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> 
 
 
 def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> RecordComparison:
-    """Compare the segments of one node, the oldest first, with other settings. Blocks on disk or network.
+    """Compare one node's record with its replay under other settings. Blocks on the disk or the network.
+
+    ``paths`` are the segments (files) of the record, the oldest first.
 
     A segment that cannot be read is left out, and named in the result.
     """
@@ -207,7 +209,10 @@ def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> Recor
 def _compare_record(
     paths: Sequence[RecordPath], change: ChangeSettings, *, with_cgroups: bool
 ) -> RecordComparison:
-    """Compare a record as :func:`compare_record`. Raises CgroupsMatter as :meth:`Replay.verdicts`."""
+    """Compare one node's record with its replay under other settings, with or without cgroups.
+
+    Raises CgroupsMatter if cgroups are left out but may change verdicts.
+    """
     replay = Replay(change)
     result = RecordComparison.empty()
     last_s: float | None = None
@@ -269,7 +274,7 @@ class Incident(NamedTuple):
 
 
 class SuccessRate(NamedTuple):
-    """Share of successes among trials, with its 95 % confidence interval after Wilson."""
+    """Share of successes among trials, with its 95 % confidence interval (Wilson score interval)."""
 
     successes: int
     trials: int
@@ -283,7 +288,7 @@ class SuccessRate(NamedTuple):
 
 
 class RuleScore(NamedTuple):
-    """Score of one rule: how many of its reports were incidents, and how many incidents it reported."""
+    """Score of one rule: how many of its reports were real incidents, and how many incidents it reported."""
 
     code: str
     """Code of the rule; ``*``: all rules together."""
@@ -297,7 +302,10 @@ class RuleScore(NamedTuple):
 
 
 def success_rate(successes: int, trials: int) -> SuccessRate:
-    """Return the share of successes with its 95 % confidence interval; without trials, from 0 to 1."""
+    """Return the share of successes with its 95 % confidence interval.
+
+    Without trials, the interval is from 0 to 1.
+    """
     if not trials:
         return SuccessRate(0, 0, 0.0, 1.0)
     share, squared = successes / trials, Z_95 * Z_95
@@ -307,10 +315,10 @@ def success_rate(successes: int, trials: int) -> SuccessRate:
 
 
 def median_interval(values: Iterable[float]) -> tuple[float, float, float] | None:
-    """Return the median of values, and low and high end of its confidence interval of at least 95 %.
+    """Return the median of values, and the lower and upper end of its confidence interval (at least 95 %).
 
     The interval is by order statistics; with fewer than six values, the smallest and the largest value. None:
-    no values.
+    ``values`` is empty.
     """
     ordered = sorted(values)
     count = len(ordered)

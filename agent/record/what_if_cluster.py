@@ -1,7 +1,7 @@
 """Comparison of records on the workers of a dask.distributed cluster, one task for each record.
 
-dask gives the tasks of a lost worker to other workers. A record on which several workers die is named and
-left out.
+dask gives the tasks of a lost worker to other workers. If several workers die during the comparison of a
+record, the record is named and left out.
 """
 
 import logging
@@ -45,7 +45,7 @@ def compare_on_cluster(
         scheduler: URL of the scheduler, such as ``tcp://host:8786``.
         groups: Segments of each record. Workers read a file at the same path as this machine.
         change: Returns the settings of the other configuration.
-        show_progress: Called with the number of compared records and of all.
+        show_progress: Called with the number of compared records and the number of all records.
 
     Raises:
         UsageError: The scheduler's URL is malformed.
@@ -99,7 +99,7 @@ def compare_on_cluster(
 
 
 def compare_pickled(version: str, data: bytes) -> RecordComparison | str:
-    """Compare one record on a worker; return the worker's version of drahealth if it is another one.
+    """Compare one record on a worker; if the worker has another version of drahealth, return the version.
 
     Args:
         version: Version of drahealth that `data` is for.
@@ -183,7 +183,7 @@ def _outcomes(client: Any, tasks: Iterable[tuple[int, bytes]]) -> Iterator[tuple
 
 
 def _outcome_alone(client: Any, task: tuple[int, bytes]) -> TaskOutcome:
-    """Run one task while no other one of this command runs, and return its outcome."""
+    """Run one task while this command runs no other task, and return its outcome."""
     try:
         return next(outcome for _, outcome in _outcomes(client, [task]))
     except ProbeError as error:  # the last worker was lost, too; the other records are compared
@@ -191,7 +191,9 @@ def _outcome_alone(client: Any, task: tuple[int, bytes]) -> TaskOutcome:
 
 
 def _comparison(group: Sequence[RecordPath], outcome: TaskOutcome) -> RecordComparison:
-    """Return the comparison of a record; if its task failed, an empty one that names the reason.
+    """Return the comparison of a record from the outcome of its task.
+
+    If the task failed, the comparison is empty and names the reason.
 
     Raises:
         ConfigError: The worker of the task has another version of drahealth.

@@ -2,7 +2,7 @@
 patterns.
 
 The simulated node feeds the log lines of an incident to the C core's reader through a file, and simulates
-NVML; all that evaluates them is the agent's own code. Each line or NVML change is followed by evaluations,
+NVML; the agent's own code evaluates them. Each line or NVML change is followed by evaluations,
 as the agent's engine would make them.
 
 The patterns of other detectors are facts in the files of ``corpus/detectors``, with origin and version.
@@ -107,7 +107,7 @@ class Detection(NamedTuple):
 
 
 class SimulatedNode:
-    """Node with the GPUs and PCI functions of an incident, whose log is a file.
+    """Simulated node with the GPUs and PCI functions of an incident; a file is its kernel log.
 
     Args:
         incident: Incident that :meth:`run` replays.
@@ -318,7 +318,7 @@ _SUB_BITS: Final = 6
 
 
 class DetectorPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Regular expression of a detector, and what it reports for a match."""
+    """Regular expression of a detector, and what the detector reports for a match."""
 
     code: str
     regex: str
@@ -327,7 +327,10 @@ class DetectorPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NumberedLinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Regular expression with a number, and the severity of each number; numbers in no list are ignored."""
+    """Regular expression that captures a number, and the severity of each number.
+
+    Numbers that are in none of the lists are ignored.
+    """
 
     code: str
     regex: str
@@ -367,7 +370,7 @@ class OtherDetector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PatternDetector:
-    """Detector that is applied to incidents.
+    """Detector that finds faults in an incident by the patterns of its log lines.
 
     Args:
         detector: Patterns of the detector.

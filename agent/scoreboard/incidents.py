@@ -41,7 +41,7 @@ class LineOrigin(StrEnum):
 
 
 class CorpusSplit(StrEnum):
-    """Part of the labelled incidents: those that rules may be written from, or those that only measure."""
+    """Part of the labelled incidents: those for writing rules, or those only for measuring the rules."""
 
     OPEN = "open"
     """Incidents that rules may be written from."""
@@ -65,7 +65,7 @@ class ExpectedVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def level(self) -> Severity:
-        """Expected severity of the device, as a number."""
+        """Expected severity of the device, as a member of Severity."""
         return Severity[self.severity.upper()]
 
 
@@ -85,7 +85,7 @@ class NvmlChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LabelledIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One labelled incident, or a harmless event that looks like one."""
+    """Fault with the verdicts that are right for it (label), or a harmless event that looks like a fault."""
 
     name: str
     what: str
@@ -110,7 +110,10 @@ class LabelledIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def split(self) -> CorpusSplit:
-        """Part of the corpus that has the incident, by a hash of its name: a new incident moves no other."""
+        """Part of the corpus to which the incident belongs.
+
+        A hash of the incident's name selects the part, so that a new incident moves no other incident.
+        """
         number = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
         return CorpusSplit.HELD_OUT if number < HELD_OUT_SHARE * _HASH_RANGE else CorpusSplit.OPEN
 
@@ -127,7 +130,7 @@ class IncidentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def find_corpus(root: Path = _ROOT) -> Path:
-    """Return the folder of the incidents. Raises CorpusError if this package was installed without one.
+    """Return the folder of the labelled incidents. Raises CorpusError if the installation has no such folder.
 
     Args:
         root: Folder that has the package.
@@ -163,7 +166,7 @@ def load_incidents(folder: Path) -> tuple[LabelledIncident, ...]:
 def select_split(
     incidents: Iterable[LabelledIncident], split: CorpusSplit | None
 ) -> tuple[LabelledIncident, ...]:
-    """Return the incidents of one part of the corpus; None: all."""
+    """Return the incidents of one part of the corpus; ``split`` None: return all incidents."""
     return tuple(each for each in incidents if split is None or each.split is split)
 
 

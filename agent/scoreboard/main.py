@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _write_file(path: Path, render: Callable[[], str]) -> None:
-    """Write a file; an unusable path fails before the incidents are run."""
+    """Write a file; if its path is unusable, fail before the slow ``render`` replays the incidents."""
     try:
         with path.open("a"):
             pass

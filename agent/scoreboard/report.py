@@ -55,7 +55,7 @@ class DetectorScore(NamedTuple):
 
     @property
     def alarmed(self) -> tuple[IncidentScore, ...]:
-        """Faults and harmless events with a false alarm."""
+        """Faults and harmless events for which the detector raised a false alarm."""
         return tuple(each for each in (*self.faults, *self.harmless) if each.false_alarms)
 
     @property
@@ -141,9 +141,10 @@ def _names_device(verdict: ExpectedVerdict, devices: tuple[str, ...], found: Ite
 
 
 def _has_severity(verdict: ExpectedVerdict, devices: tuple[str, ...], found: tuple[Detection, ...]) -> bool:
-    """Return True if a finding exists and the worst one agrees on whether the device is taken out of use.
+    """Return whether a detector and the label agree on taking the devices out of use.
 
-    A finding that names only the node counts for each of its devices.
+    The worst finding on the devices decides; without a finding, the result is False. A finding that names
+    only the node counts for each of its devices.
     """
     places = {*devices, NODE, verdict.part}
     worst = max((each.severity for each in found if each.device in places), default=None)
@@ -223,8 +224,8 @@ def build_scoreboard(
 
     Args:
         incidents: All incidents.
-        split: Part of the corpus; None: all.
-        findings: The agent's findings on at least that part.
+        split: Part of the corpus; None: the whole corpus.
+        findings: The agent's findings on the incidents of at least that part.
         version: Version of the agent.
         others: Other detectors.
     """

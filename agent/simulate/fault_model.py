@@ -1,7 +1,7 @@
 """Fault model of a simulated fleet: kinds of faults with their rates, random machines and random scripts.
 
-A script is a list of events on one machine. All random numbers are drawn while the script is written, so that
-a script is the complete input of a simulated node and can be shortened, saved and run again.
+A script is a list of events on one machine. All random numbers are drawn when the script is generated, so
+that a script is the complete input of a simulated node and can be shortened, saved and run again.
 
 Published rates, per GPU or machine and year:
 
@@ -34,7 +34,7 @@ GPU_MODELS: Final = ("H100", "T4")
 
 
 class FaultKind(msgspec.Struct, frozen=True):
-    """Kind of event in a fault script, and the verdicts that it must and may cause."""
+    """Kind of event in a fault script, and the health verdicts on devices that it must and may cause."""
 
     name: str
     target: str
@@ -189,7 +189,10 @@ def random_machine(draw: random.Random) -> MachineSpec:
 
 
 def parts_of(machine: MachineSpec, target: str) -> int:
-    """Return how many targets of one kind (``gpu``, ``numa``, ``source``, ``declared``) a machine has."""
+    """Return the number of a machine's parts of one kind, on which events can happen.
+
+    ``target`` is the kind of the parts: ``gpu``, ``numa``, ``source`` or ``declared``.
+    """
     numbers = {"gpu": machine.gpus, "numa": machine.numa_nodes, "source": len(SOURCES), "node": 1}
     numbers["declared"] = machine.gpus + machine.numa_nodes if machine.declares else 0
     return numbers[target]
@@ -215,7 +218,7 @@ def _random_events(
 
 
 def encode_script(script: NodeScript) -> str:
-    """Return a script as JSON text, an event per line."""
+    """Return a fault script (events on one simulated machine) as JSON text, an event per line."""
     head = msgspec.to_builtins(msgspec.structs.replace(script, events=()))
     del head["events"]
     lines = ",\n    ".join(msgspec.json.encode(event).decode() for event in script.events)
@@ -225,7 +228,7 @@ def encode_script(script: NodeScript) -> str:
 
 
 def read_script(path: Path) -> NodeScript:
-    """Read a script from a JSON file.
+    """Read a fault script (events on one simulated machine) from a JSON file.
 
     Raises:
         ConfigError: The file cannot be read, or is no valid script.

@@ -1,12 +1,13 @@
 """Invariants of a simulated node, and the truth about its hardware that they are checked against.
 
-INVARIANTS describes them. A violation names the invariant, the time and the device.
+INVARIANTS describes the invariants. A violation names the invariant, the time and the device.
 
 The module also has the model of the kubelet's cache of device health, fed by the agent's real selection of
 devices to send.
 
-The cache follows the kubelet of 1.36 (``healthinfo.go``): an entry is valid for health_check_timeout_seconds
-(its lease) from its receipt, then reads as Unknown; the end of a stream deletes the entries of its driver.
+The cache behaves as in the kubelet of Kubernetes 1.36 (``healthinfo.go``): an entry is valid for
+health_check_timeout_seconds (its lease) from its receipt, then reads as Unknown; the end of a stream deletes
+the entries of its driver.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,10 @@ EXTRA_LEASE_S: Final = 2
 
 
 def subject_of(device: DeviceHealth) -> str:
-    """Return a device's name in the simulation: declared devices with driver and pool."""
+    """Return a device's name in the simulation.
+
+    The name of a device that a driver declares also has the driver and the pool.
+    """
     return f"{device.driver}/{device.pool}/{device.device}" if device.driver else device.device
 
 
@@ -44,16 +48,19 @@ class CacheEntry(NamedTuple):
     """Time of the receipt, on the clock of the script [ns]."""
 
     def read(self, t_ns: int) -> Health:
-        """Return the health that pods get: Unknown after health_check_timeout_seconds (the lease)."""
+        """Return the health that the kubelet shows to pods; Unknown if the entry has expired.
+
+        An entry expires health_check_timeout_seconds (its lease) after its receipt.
+        """
         is_expired = t_ns - self.received_ns > self.lease_s * NS
         return Health.UNKNOWN if is_expired else self.health
 
 
 class KubeletModel:
-    """Model of the kubelet's health cache, and of the agent's end of one health stream per driver."""
+    """Model of the kubelet's health cache, and of the agent's side of one health stream per driver."""
 
     def __init__(self, drivers: Sequence[str], note_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
-        """Create a kubelet without streams.
+        """Create the model of a running kubelet that has no health streams yet.
 
         Args:
             drivers: Drivers whose sockets the agent serves.
@@ -74,34 +81,37 @@ class KubeletModel:
         """Number of the last publication that each stream has sent; 0: the stream is new."""
 
     def start_agent(self) -> None:
-        """Connect to an agent that has just started, and has not published yet."""
+        """Open the health streams to an agent that has just started, and has not published yet."""
         self._is_agent_stopped = False
         self._feeds = {driver: HealthFeed(self._encode) for driver in self._drivers}
         self._numbers = dict.fromkeys(self._drivers, 0)
 
     def stop_agent(self) -> None:
-        """End the streams, because the agent has ended: the cache of its drivers is deleted."""
+        """End the health streams, because the agent has ended; the kubelet deletes its cache entries."""
         self._feeds.clear()
         self.entries.clear()
 
     def pause_agent(self) -> None:
-        """Send nothing, because the agent's process is stopped; the streams stay open."""
+        """Pause the health streams, because the agent's process is stopped; they stay open."""
         self._is_agent_stopped = True
 
     def continue_agent(self, t_ns: int) -> None:
-        """Let the agent's process continue: a stream that was opened meanwhile gets its first list."""
+        """Send on the health streams again, because the agent's process continues.
+
+        A stream that was opened while the process was stopped gets its first list of devices.
+        """
         self._is_agent_stopped = False
         for driver in self._feeds:
             self._send(driver, t_ns)
 
     def stop(self, *, is_crash: bool) -> None:
-        """End the kubelet. Only after a crash its file still has the entries."""
+        """Stop the kubelet, which deletes the entries of its health cache unless it crashes."""
         self.is_running = False
         if not is_crash:
             self.entries.clear()
 
     def start(self, t_ns: int) -> None:
-        """Start the kubelet again, whose new streams get all devices at once."""
+        """Start the kubelet again; its new health streams get all devices at once."""
         self.is_running = True
         self._extra_lease_s = EXTRA_LEASE_S - self._extra_lease_s
         self._numbers = dict.fromkeys(self._drivers, 0)
@@ -109,14 +119,14 @@ class KubeletModel:
             self._send(driver, t_ns)
 
     def publish(self, report: Report, t_ns: int) -> None:
-        """Publish a report on all streams."""
+        """Publish a report of the agent on all health streams."""
         self._published_ns = t_ns
         for driver, feed in self._feeds.items():
             feed.publish(devices_of_socket(report, driver))
             self._send(driver, t_ns)
 
     def read(self, subject: str, t_ns: int) -> Health:
-        """Return the health of a device that pods get; Unknown without an entry."""
+        """Return the health of a device that the kubelet shows to pods; Unknown if the cache has no entry."""
         entry = self.entries.get(subject)
         return Health.UNKNOWN if entry is None else entry.read(t_ns)
 
@@ -181,7 +191,7 @@ ROUNDING_S: Final = 1e-3
 
 
 class InvariantViolation(Exception):
-    """Violation of an invariant at one moment of a simulated node."""
+    """Error: a simulated node violates an invariant at one moment."""
 
     def __init__(self, invariant: str, t_ns: int, subject: str, text: str) -> None:
         super().__init__(f"{invariant} at {t_ns / NS:.3f} s: {subject}: {text}")
@@ -211,20 +221,26 @@ class Truth:
     """Time since which agent, kubelet and sources run without interruption [ns]."""
 
     def begin(self, kind: FaultKind, target: int, subjects: Iterable[str], t_ns: int) -> TrueFault:
-        """Add a fault that begins; a fault without a duration ends at once."""
+        """Add a fault that begins at ``t_ns``; a fault of a kind without a duration ends at once."""
         fault = TrueFault(kind, target, frozenset(subjects), t_ns, None if kind.median_s else t_ns)
         self.faults.append(fault)
         return fault
 
     def end(self, t_ns: int, cures: Iterable[str], gpu: int | None = None) -> None:
-        """End the faults that one of the cures (such as a GPU reset) ends, on one GPU or on the node."""
+        """End the faults that one of the cures (such as a GPU reset) repairs, on one GPU or on the node.
+
+        ``gpu`` None: end such faults on the whole node.
+        """
         for fault in self.faults:
             is_meant = gpu is None or (fault.kind.target == "gpu" and fault.target == gpu)
             if fault.end_ns is None and fault.kind.cure in cures and is_meant:
                 fault.end_ns = t_ns
 
     def forget(self, t_ns: int) -> None:
-        """Drop faults that ended long ago. Younger ones stay: sources that hang may show them again."""
+        """Drop faults that ended long ago.
+
+        Faults that ended later stay, because sources that hang may show them again.
+        """
         self.faults = [
             fault
             for fault in self.faults
@@ -236,7 +252,7 @@ class Truth:
         return fault.end_ns is not None and t_ns > self.clear_limit_ns(fault)
 
     def clear_limit_ns(self, fault: TrueFault) -> int:
-        """Return the time until which verdicts may show a fault that has ended [ns]."""
+        """Return the time until which verdicts may still show an ended fault [ns]."""
         assert fault.end_ns is not None
         return max(fault.end_ns, self.watched_since_ns) + round(fault.kind.clear_s * NS)
 
@@ -258,10 +274,10 @@ class InvariantChecker:
     # --- verdicts --------------------------------------------------------------------------------------
 
     def check_kubelet(self, kubelet: KubeletModel, t_ns: int, agent_down_ns: int | None) -> None:
-        """Check what the kubelet shows to pods.
+        """Check the device health that the kubelet shows to pods.
 
         Args:
-            agent_down_ns: Time since which the agent does not run [ns]; None: it runs.
+            agent_down_ns: Time since which the agent does not run [ns]; None: the agent runs.
         """
         self.checks += 1
         if not kubelet.is_running:
@@ -297,7 +313,7 @@ class InvariantChecker:
             raise InvariantViolation(VERIFIED, t_ns, subject, text)
 
     def check_report(self, report: Report, t_ns: int) -> None:
-        """Check the verdicts of a published report."""
+        """Check the health verdicts of a published report."""
         truth = self._truth
         for device in report.devices:
             if device.health is Health.HEALTHY:
@@ -322,7 +338,10 @@ class InvariantChecker:
             raise InvariantViolation(CAUSE, t_ns, subject, text)
 
     def note_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
-        """Check a device that a health stream sends: Healthy and repeated verdicts need a recent reading."""
+        """Check a device's health that a health stream sends.
+
+        A verdict of Healthy, and a verdict that is sent again, need a recent reading of the device.
+        """
         subject = subject_of(device)
         before = self._sent.get(subject)
         self._sent[subject] = device
@@ -342,14 +361,17 @@ class InvariantChecker:
             raise InvariantViolation(VERIFIED, t_ns, subject, text)
 
     def restart(self) -> None:
-        """Drop the verdicts that were sent last, because the agent restarts."""
+        """Drop the verdicts that the health streams sent last, because the agent restarts."""
         self._sent.clear()
         self._last_states = None
 
     # --- taints ----------------------------------------------------------------------------------------
 
     def check_taints(self, taints: Taints, report: Report, driver: str, t_ns: int) -> None:
-        """Check the taints that a driver's devices get after a report, and how long taints have stayed."""
+        """Check a driver's taints after a report.
+
+        Each Unhealthy device must have a taint, and no taint may be removed too early.
+        """
         found: dict[tuple[DeviceRef, str, str], int] = {}
         for ref, published in taints.devices.items():
             for taint in published:
@@ -368,7 +390,7 @@ class InvariantChecker:
                 raise InvariantViolation(TAINTS, t_ns, str(ref), "Unhealthy without a taint")
 
     def check_prepare(self, report: Report, subject: str, t_ns: int) -> None:
-        """Check that the report after a failed prepare shows its device Unhealthy."""
+        """Check that the report after a failed prepare of a claim shows the claim's device as Unhealthy."""
         for device in report.devices:
             if subject_of(device) == subject and device.health is not Health.UNHEALTHY:
                 text = f"{device.health.name} in the report after a failed prepare"
@@ -377,7 +399,10 @@ class InvariantChecker:
     # --- history ---------------------------------------------------------------------------------------
 
     def note_states(self, report: Report, boot_s: float) -> None:
-        """Add up the time that devices spend in each state between the published reports of one run."""
+        """Add the time since the previous report to the state that each device had in that report.
+
+        ``boot_s`` is the time of the present report since the boot [s].
+        """
         if self._last_states is not None:
             last_s, states = self._last_states
             for subject, state in states.items():
@@ -388,11 +413,11 @@ class InvariantChecker:
         self._last_states = (boot_s, now)
 
     def interrupt_states(self) -> None:
-        """Stop adding up times in states, because the agent does not run."""
+        """Do not count the time from the last report to the next one, because the agent does not run."""
         self._last_states = None
 
     def check_history(self, stored: StoredVerdicts, now: Instant, boot_id: str, t_ns: int) -> None:
-        """Check that the stored history has the observed time in each state for each device."""
+        """Check that the stored history has, for each device, the time that reports showed each state."""
         clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
         timeline = ObservedTimeAxis(stored.periods, clock)
         for device in summarize(verdict_spans(stored, timeline), timeline).devices:

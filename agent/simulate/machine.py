@@ -1,7 +1,8 @@
-"""Model of one machine: its readings, and how events of a script change them. Reads no clock.
+"""Model of one machine: its readings, and how events of a fault script change them. Reads no clock.
 
-The number of finished passes of a source follows from the time, so that time without events costs nothing. A
-reading that an event changes is in the source's pass at that time.
+A source reads its devices in passes. The number of finished passes follows from the simulated time, so that
+time without events needs no computation. A reading that an event changes is in the source's pass at that
+time.
 """
 
 from collections.abc import Container, Mapping
@@ -122,7 +123,7 @@ def _pattern_of(text: str) -> int:
 
 
 class PassCounter:
-    """Number of finished passes of one source over time."""
+    """Counter of the finished passes (complete readings) of one source over the simulated time."""
 
     def __init__(self, start_ns: int, period_ns: int) -> None:
         self.period_ns = period_ns
@@ -130,19 +131,19 @@ class PassCounter:
         self._stopped_ns: int | None = None
 
     def at(self, t_ns: int) -> tuple[int, int]:
-        """Return the number of finished passes and the time of the last one [ns]."""
+        """Return the number of passes finished until ``t_ns``, and the time of the last one [ns]."""
         count, base_ns = self._base
         until_ns = t_ns if self._stopped_ns is None else min(t_ns, self._stopped_ns)
         passes = max(0, until_ns - base_ns) // self.period_ns
         return count + passes, base_ns + passes * self.period_ns
 
     def stop(self, t_ns: int) -> None:
-        """Let the source hang from a time on."""
+        """Make the source hang from ``t_ns`` on, so that it finishes no pass."""
         if self._stopped_ns is None:
             self._stopped_ns = t_ns
 
     def resume(self, t_ns: int) -> None:
-        """End a hang with a finished pass."""
+        """End the source's hang with a pass (complete reading) that finishes at ``t_ns``."""
         if self._stopped_ns is not None:
             self._base, self._stopped_ns = (self.at(t_ns)[0] + 1, t_ns), None
 
@@ -169,7 +170,7 @@ class Machine:
     # --- time ------------------------------------------------------------------------------------------
 
     def now(self, t_ns: int) -> Instant:
-        """Return the time `t_ns` of the simulation [ns] on the clocks of the machine."""
+        """Return what the clocks of the machine show at the simulated time `t_ns` [ns]."""
         return Instant(t_ns - self.boot_ns, WALL_S + t_ns / NS + self.clock_offset_s)
 
     @property
@@ -178,13 +179,16 @@ class Machine:
         return f"00000000-0000-4000-8000-{self.boots:012}"
 
     def reboot(self, t_ns: int) -> None:
-        """Boot the machine, which repairs all hardware; :meth:`start_agent` follows."""
+        """Boot the machine, which repairs all hardware. The caller must call :meth:`start_agent` next."""
         self.boots += 1
         self.boot_ns = t_ns - UPTIME_NS
         self._boot_hardware()
 
     def start_agent(self, t_ns: int, hanging: Container[str] = ()) -> None:
-        """Start the agent: each source begins a first reading; those in `hanging` never finish one."""
+        """Start the agent: each source finishes its first reading at once, except the sources in `hanging`.
+
+        The sources in `hanging` hang during their first reading.
+        """
         names = (*HOST_SOURCES, *SLOW_SOURCES, "kmsg", "nvml")
         self._passes |= {name: PassCounter(t_ns, PERIOD_NS.get(name, NS)) for name in names}
         for name in names:  # slow sources, too, finish their first pass at once
@@ -215,10 +219,10 @@ class Machine:
     def xid(
         self, gpu: int, code: int, t_ns: int, times: int = 1, detail: str = "", instance: int = WHOLE_GPU
     ) -> None:
-        """Report an XID by the kernel log, and by NVML's events while its process runs.
+        """Report an XID error of a GPU in the kernel log and, while the NVML process runs, by NVML.
 
         Args:
-            instance: GPU instance that has the fault; WHOLE_GPU: all of the GPU.
+            instance: GPU instance that has the fault; WHOLE_GPU: the whole GPU has the fault.
         """
         where = self.bus(gpu).removesuffix(".0") + ("" if instance == WHOLE_GPU else f" GPU-I:{instance:02}")
         text = f"NVRM: Xid (PCI:{where}): {code}, {detail or 'pid=1234, name=python, something failed'}"
@@ -251,7 +255,7 @@ class Machine:
         self.set(gpu, GpuField.LINKS_UP, (1 << LINKS) - 1)
 
     def reload_driver(self) -> None:
-        """Load the driver again, which resets all GPUs that it reaches."""
+        """Reload the GPU driver, which resets all GPUs that answer it."""
         self.generation += 1
         for gpu in self.readings:
             self._handles[gpu] += 1
@@ -259,13 +263,13 @@ class Machine:
                 self.reset(gpu)
 
     def hang(self, gpu: int, t_ns: int) -> None:
-        """Let an NVML call on a GPU hang."""
+        """Make an NVML call on a GPU hang from ``t_ns`` on."""
         if gpu not in self._hanging:
             self._hanging[gpu] = (t_ns, dict(self.readings[gpu]))
             self._gpu_passes[gpu].stop(t_ns)
 
     def end_hang(self, gpu: int, t_ns: int) -> None:
-        """Let the hanging call return."""
+        """End the hang of the NVML call on a GPU."""
         if self._hanging.pop(gpu, None) and not self.nvml_process:
             self._gpu_passes[gpu].resume(t_ns)
 
@@ -287,7 +291,7 @@ class Machine:
             self._handles[gpu] = 1
 
     def restart_nvml(self, t_ns: int) -> None:
-        """Begin all passes over GPUs again, because the agent starts."""
+        """Start all passes (complete readings) over the GPUs again, because the agent starts."""
         self.nvml_process = ""
         self._xids: dict[int, dict[tuple[int, int], XidCount]] = {gpu: {} for gpu in self.readings}
         self._handles = dict.fromkeys(self.readings, 1)
@@ -301,18 +305,18 @@ class Machine:
     # --- sources ---------------------------------------------------------------------------------------
 
     def stop_agent(self, t_ns: int) -> None:
-        """Stop the agent's process, and with it its sources (SIGSTOP)."""
+        """Stop the agent's process (SIGSTOP), so that its sources read nothing."""
         for counter in self._passes.values():
             counter.stop(t_ns)
 
     def continue_agent(self, t_ns: int, hanging: Container[str]) -> None:
-        """Let the agent's process continue; the sources in `hanging` hang all the same."""
+        """Let the agent's process continue; the sources in `hanging` still hang."""
         for name, counter in self._passes.items():
             if name not in hanging and not (name == "nvml" and self.nvml_process):
                 counter.resume(t_ns)
 
     def stop_source(self, name: str, t_ns: int) -> None:
-        """Let a source hang."""
+        """Make a source hang from ``t_ns`` on."""
         self._passes[name].stop(t_ns)
 
     def resume_source(self, name: str, t_ns: int) -> None:
@@ -320,7 +324,7 @@ class Machine:
         self._passes[name].resume(t_ns)
 
     def last_read_ns(self, device: str, t_ns: int) -> int:
-        """Return when the source of a host device or GPU finished its last pass [ns]."""
+        """Return when the source of a host device or GPU last finished a pass (complete reading) [ns]."""
         for name, prefix in SOURCE_DEVICES.items():
             if device.startswith(prefix):
                 return self._passes[name].at(t_ns)[1]
@@ -443,7 +447,7 @@ class Machine:
     # --- devices ---------------------------------------------------------------------------------------
 
     def devices_of_gpu(self, gpu: int) -> tuple[str, ...]:
-        """Return the devices that share the hardware of a GPU: itself, its instances, the declared one."""
+        """Return the names of the devices on one GPU: itself, MIG instances, the driver's device."""
         migs = self.spec.migs[gpu] if self.spec.migs else 0
         names = [gpu_device(gpu).name, *(mig_device(gpu, number + 1, 0).name for number in range(migs))]
         return (*names, *([f"{DRIVER}/{NODE}/gpu-{gpu}"] if self.spec.declares else []))
@@ -453,7 +457,7 @@ class Machine:
         return (f"cpu-node{node}", *([f"{DRIVER}/{NODE}/cpus-{node}"] if self.spec.declares else []))
 
     def declared_device(self, target: int) -> str:
-        """Return the name of the device that the driver declares with a number: GPUs first, then CPUs."""
+        """Return the name of the device that the driver declares under a number: GPUs first, then CPUs."""
         gpus = self.spec.gpus
         return f"gpu-{target}" if target < gpus else f"cpus-{target - gpus}"
 

@@ -1,10 +1,10 @@
 """Simulated fleet with faults: ``python -m agent.simulate --nodes N --days D --seed S``.
 
-Exit status: 0 if all invariants hold; 1 if one is violated, and its shortened script is printed; 2 for
+Exit status: 0 if all invariants hold; 1 if one is violated, and a shortened fault script is printed; 2 for
 invalid options; 130 after Ctrl-C.
 
-The module also has the search for a minimal script with the same violation: delta debugging of events,
-machine and times.
+The module also searches for a minimal fault script that still violates the invariant: delta debugging of
+events, machine and times.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def shrink(script: NodeScript, fails: Fails) -> NodeScript:
 
     Args:
         script: Fault script that violates an invariant.
-        fails: Runs a script, and returns the time of a violation; called many times.
+        fails: Runs a script, and returns the time of a violation; None: no violation. Called many times.
     """
     at_s = fails(script)
     if at_s is None:
@@ -72,7 +72,7 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[list[T]], bool]) -> 
     """Return a part of `items` that passes `is_enough`, and of which no single item can be left out (ddmin).
 
     Args:
-        is_enough: Tests a part, in the order of `items`; True for all of them.
+        is_enough: Returns whether a part, in the order of `items`, is enough; True for all `items`.
     """
     kept, parts = list(items), 2
     while len(kept) >= 2:
@@ -98,7 +98,10 @@ def _until(script: NodeScript, at_s: float) -> NodeScript:
 def _first_that_fails(
     script: NodeScript, candidates: Callable[[NodeScript], Iterator[NodeScript]], fails: Fails
 ) -> NodeScript:
-    """Replace a script by its first smaller form that still fails, until no form does; return the last."""
+    """Replace a fault script by smaller ones for as long as a smaller one still violates an invariant.
+
+    ``candidates`` yields smaller forms of a script. Returns the script that has no smaller form that fails.
+    """
     while True:
         for candidate in candidates(script):
             if candidate != script and fails(candidate) is not None:
@@ -140,7 +143,10 @@ def _smaller_machines(script: NodeScript) -> Iterator[NodeScript]:
 
 
 def _earlier_events(script: NodeScript) -> Iterator[NodeScript]:
-    """Yield the script with a shorter time before one event: removed, 60 s or 600 s, for each event."""
+    """Yield variants of a fault script in which one event and all later ones begin earlier.
+
+    Each event is moved to 0 s, 60 s or 600 s after the event before.
+    """
     for index, event in enumerate(script.events):
         before_s = script.events[index - 1].at if index else QUIET_START_S
         for gap_s in (0, 60, 600):

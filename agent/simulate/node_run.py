@@ -1,13 +1,13 @@
-"""Run of one script: the agent's real decisions on a simulated machine, with all invariants checked.
+"""Run of one fault script: the agent's real decisions on a simulated machine, with all invariants checked.
 
-Real are the engine's step(), the schedule of publications, the selection of devices that health streams send,
-taints, the classification and the ledger of prepares, the history of verdicts, and the contents of state
-files. Machine, kubelet, disk and driver are models.
+The agent's own code runs for the engine's step(), the schedule of publications, the selection of devices that
+health streams send, taints, the classification and the ledger (stored results) of prepares, the history of
+verdicts, and the contents of state files. Machine, kubelet, disk and driver are models.
 
 Time advances from event to event. Between events the agent evaluates at heartbeats, and most of them repeat
 the last report. Because step() is pure, :meth:`NodeRun._skip_quiet_time` evaluates the last heartbeat before
 the next event first. If its report and the phases of all conditions equal the present ones, the heartbeats
-between were equal, too, and are skipped; else the first difference is searched by halving the time. Without a
+between were equal, too, and are skipped; otherwise a binary search finds the first difference. Without a
 new reading a verdict changes only because a time limit passes, which it does once, so that no change and its
 opposite can lie between two equal states. A test compares runs that skip with runs that evaluate every
 heartbeat.
@@ -108,14 +108,14 @@ def phases_of(state: EngineState) -> tuple[object, ...]:
 
 
 class NodeRun:
-    """Run of one fault script on a simulated node. Raises nothing: the result has the first violation."""
+    """Run of one fault script on a simulated node. The result has the first violation of an invariant."""
 
     def __init__(self, script: NodeScript, *, skips: bool = True, records: bool = False) -> None:
-        """Prepare a run.
+        """Prepare a run of a fault script.
 
         Args:
             script: Complete input of the node.
-            skips: False: evaluate every heartbeat.
+            skips: True: skip heartbeats that repeat the last report; False: evaluate every heartbeat.
             records: True: keep the changed verdicts in the result.
         """
         self.result = NodeResult()
@@ -178,7 +178,7 @@ class NodeRun:
         heapq.heappush(self._actions, (t_ns, self._action_count, action))
 
     def _advance(self) -> None:
-        """Advance the simulated time to the next event, evaluation or change of taints."""
+        """Advance the simulated time to the next event, evaluation, change of taints or expiry of a fault."""
         action_ns = self._actions[0][0] if self._actions else self._end_ns
         if not self._is_agent_running:
             self._t_ns = min(action_ns, self._end_ns)
@@ -225,7 +225,7 @@ class NodeRun:
         return self._machine.now(self._t_ns).wall_s
 
     def _next_decision_ns(self) -> int:
-        """Return when the next taint changes or driver-reported fault expires without a new report [ns]."""
+        """Return when a taint changes or a driver-reported fault expires next, without a new report [ns]."""
         due = [self._end_ns]
         if self._taints.due_ns is not None:
             due.append(self._script_ns(self._taints.due_ns))
@@ -246,7 +246,7 @@ class NodeRun:
     # --- the agent -------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """Start the agent with what its state files have."""
+        """Start the agent with the contents of its state files."""
         machine, now = self._machine, self._machine.now(self._t_ns)
         stored = decode_gpu_faults(encode_gpu_faults(self._stored_checkpoint))
         restored = restore_faults(stored, machine.boot_id, self._settings.gpu, now)
@@ -271,7 +271,7 @@ class NodeRun:
         self._note_disturbance()
 
     def _evaluate(self, *, is_woken: bool, rereads: int = 1) -> None:
-        """Evaluate the newest snapshot as agent.engine.loop does, and publish the report if it is due."""
+        """Evaluate the newest snapshot as agent.engine.loop does; publish the report if this is due."""
         machine, now = self._machine, self._machine.now(self._t_ns)
         is_full = self._schedule.is_full(now.mono_ns, is_woken=is_woken)
         state, report = step(self._state, machine.snapshot(self._t_ns), now, is_full=is_full)
@@ -329,7 +329,10 @@ class NodeRun:
 
     @property
     def _taint_driver(self) -> str:
-        """Driver whose taints are checked: the one that declares devices, else that of the host's devices."""
+        """Driver whose taints are checked.
+
+        It is the driver that declares devices or, if no driver declares devices, that of the host's devices.
+        """
         return DRIVER if self._machine.declared else HOST_DRIVER
 
     def _decide_taints(self, report: Report) -> None:
@@ -387,9 +390,11 @@ class NodeRun:
         self._accept(found[1], found[2], is_full=True)
 
     def _probe(self, t_ns: int) -> tuple[int, EngineState, Report] | None:
-        """Evaluate the heartbeat at `t_ns`, as if all before it had repeated the last report.
+        """Evaluate the heartbeat at `t_ns`, as if all heartbeats before it had repeated the last report.
 
-        Returns the time, state and report; None: the report differs from the last one."""
+        Returns the time, the engine's state and the report. None: the report differs from the last one, or a
+        condition is in another phase.
+        """
         now = self._machine.now(t_ns)
         before_ns = now.mono_ns - self._schedule.heartbeat_period_ns
         before = replace(self._machine.now(t_ns), mono_ns=before_ns)
@@ -424,7 +429,7 @@ class NodeRun:
         self._at(self._t_ns + max(event.lasts, 1) * NS, action)
 
     def _note_disturbance(self) -> None:
-        """Start the time limits for the detection of faults now, because the agent was disturbed."""
+        """Start the time limits for the detection of faults again, because the agent was disturbed."""
         self._truth.watched_since_ns = self._t_ns
 
     def _gpu_event(self, kind: FaultKind, event: ScriptEvent) -> None:
@@ -670,7 +675,7 @@ class NodeRun:
             self._note_disturbance()
 
     def _reboot(self, lasts_s: int) -> None:
-        """Reboot the machine, which ends and repairs everything."""
+        """Reboot the machine, which ends all processes and repairs all hardware."""
         self._stop_agent()
         self._is_booting = True
         self._kubelet.stop(is_crash=False)
@@ -696,7 +701,7 @@ class NodeRun:
     # --- prepares --------------------------------------------------------------------------------------
 
     def _prepare_fault(self, kind: FaultKind, event: ScriptEvent) -> None:
-        """Let prepares of a device fail until the event ends, and begin a prepare of a claim with it."""
+        """Make prepares of claims with one device fail until the event ends, and begin such a prepare."""
         if event.target in self._broken:
             return
         name = self._machine.declared_device(event.target)
@@ -710,7 +715,7 @@ class NodeRun:
         self._broken.discard(fault.target)
 
     def _prepare(self, target: int, attempt: int) -> None:
-        """Prepare a claim with a device as agent.prepare.step_runners does, again until it succeeds."""
+        """Prepare a claim with one device as agent.prepare.step_runners does; repeat until it succeeds."""
         ref = DeviceRef(DRIVER, NODE, self._machine.declared_device(target))
         claim = Claim("team-a", f"c-{target}", f"uid-{target}", devices=(ClaimDevice("r", *ref),))
         again = self._t_ns + RETRY_S * NS

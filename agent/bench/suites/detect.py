@@ -4,8 +4,8 @@ The clock starts just before the system call that makes the change, and stops wh
 delivers the message. Nothing is subtracted unless the label of the row states it. GPU faults (an NVML event,
 a hanging call) are those of the fake NVML.
 
-Suite ``trace``: the latency of a change by hop: cause, C core, eventfd, Trio, step(), encoding, asyncio,
-socket, client.
+Suite ``trace``: the latency of a change for each hop on its path: cause, C core, eventfd, Trio, step(),
+encoding, asyncio, socket, client.
 
 agent.bench.traced_agent reads the clock six times along the path of a change. The first hop begins before
 the system call that is the cause; the last ends when the client's library delivers the message.
@@ -52,7 +52,7 @@ FAULT_PATTERN: Final = r"(gpu-\d+).{1,24}?gpu\.(?:xid|not_answering)"
 
 
 def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
-    """Measure NVML events and hanging NVML calls, each on a GPU without a fault.
+    """Measure how fast agents detect NVML events and hanging NVML calls, each on a GPU without a fault.
 
     The agents call NVML in a process of its own and, for comparison of the events, in their own process.
     """
@@ -88,9 +88,9 @@ def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _measure_agent(config: str, gpus: int, events: list[int], hangs: list[int] | None) -> str:
-    """Cause events and hangs of GPUs of a new agent, and append the latencies of their detection.
+    """Cause NVML events and hanging NVML calls for a new agent, and append their detection latencies.
 
-    An event happens on each of ``gpus`` GPUs and, unless ``hangs`` is None, a hanging call on as many others.
+    An event happens on each of ``gpus`` GPUs. Unless ``hangs`` is None, a call hangs on as many other GPUs.
     Returns the name of the subscriber's gRPC library.
 
     Raises:
@@ -131,7 +131,11 @@ PAGES: Final = 4
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
-    """Measure a polled file; events of a cgroup, a CPU, the kernel log and a GPU; and a hanging GPU."""
+    """Measure how fast an agent detects each kind of change.
+
+    The changes are those of a polled file; events of a cgroup, a CPU, the kernel log and a GPU; and a hanging
+    GPU.
+    """
     outcome = SuiteOutcome()
     for period_ms in run_size.detect_periods_ms:
         _measure_file_value(run_size, outcome, period_ms)
@@ -177,7 +181,7 @@ def _measure_file_value(run_size: RunSize, outcome: SuiteOutcome, period_ms: int
 
 @contextlib.contextmanager
 def _resizable_real_pool() -> Iterator[Callable[[int], int]]:
-    """Add a few 2 MiB pages to the machine's pool, and yield a function that resizes the pool.
+    """Add a few 2 MiB pages to the machine's hugepage pool, and yield a function that resizes the pool.
 
     The function changes the number of pages by its argument and returns its start time [ns].
     """
@@ -204,7 +208,7 @@ def _write_number(path: Path, value: int) -> int:
 
 
 def fixture_pool(sysfs: Path) -> Callable[[int], int]:
-    """Return a function that changes the number of pages in a file tree.
+    """Return a function that changes the number of hugepages in a made-up sysfs tree.
 
     The function adds its argument to the original number and returns its start time [ns].
     """
@@ -280,7 +284,7 @@ def _measure(run_size: RunSize, directory: Path, agent: ChildProcess, client: Su
 
 
 def hop_times(stamps: JsonLine, start_ns: int) -> dict[str, int]:
-    """Return the duration of each hop [ns] from the times when hops ended and when the cause began."""
+    """Return the duration of each hop [ns] from the times when hops ended and when the change began."""
     duration_ns = {}
     before = start_ns
     for key, _ in HOPS:

@@ -1,7 +1,7 @@
 """Detection latency of kernel events: a cgroup event, a CPU event, a line of the kernel log.
 
 The lower bound of a cgroup event and a CPU event is a C program that waits only for the same event at the
-same time. The period of each agent is long, so that a polled value would stand out.
+same time. The polling period of each agent is long, so that a polled value would stand out.
 """
 
 import contextlib
@@ -132,8 +132,8 @@ def _hit_limits(
 ) -> str:
     """Hit the hugepage limits of containers while a new agent runs.
 
-    The latencies are appended to ``agent_ns`` and ``bound_ns``. Returns the name of the subscriber's gRPC
-    library.
+    The detection latencies are appended to ``agent_ns`` (agent) and ``bound_ns`` (lower bound). Returns the
+    name of the subscriber's gRPC library.
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory())

@@ -166,7 +166,7 @@ def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
 
     Args:
         pid: Process.
-        role: Name of all its threads; empty: each has its own.
+        role: Name to use for all threads of the process; empty: each thread has its own name.
     """
     found: dict[int, ThreadUsage] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -183,7 +183,10 @@ def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
 
 
 def _thread_role(name: str, *, is_main: bool) -> str:
-    """Return the key of LABELS for a thread: by name for C threads, else whether it is the main thread."""
+    """Return the role of a thread, which is a key of LABELS.
+
+    The name of a C thread shows its role. A Python thread is the main thread or the I/O thread.
+    """
     if name.startswith("dh-"):
         return name if name == SAMPLER else "C"
     return "main" if is_main else "I/O"
@@ -243,7 +246,7 @@ CALLS_SHOWN: Final = 5
 
 
 def _call_rows(run_size: RunSize, outcome: SuiteOutcome, pid: int) -> list[ResultRow]:
-    """Count the system calls of all threads per pass of the sampler, with strace."""
+    """Count, with strace, the system calls of all threads for each polling pass of the C sampler."""
     if not run_size.strace_s:
         return []
     if shutil.which("strace") is None:
@@ -301,7 +304,7 @@ _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
 
 
 def run_startup(run_size: RunSize) -> SuiteOutcome:
-    """Measure time and memory of each program, and the slowest imports."""
+    """Measure the start-up time and memory of each program, and the slowest imports."""
     outcome = SuiteOutcome()
     programs = dict(PROGRAMS)
     if importlib.util.find_spec("grpc") is None:

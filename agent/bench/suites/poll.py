@@ -1,7 +1,8 @@
 """Time of the C core's polling: files of the machine, sweeps over 10 to 1,000 cgroups, and GPUs.
 
-Warm: passes back to back, as in a profiler. In situ: one pass after 100 ms of sleep, the cost of an agent at
-10 Hz; caches are cold, and a pass takes two to nine times as long.
+A pass reads the machine's files or GPUs once, and a sweep reads all cgroups once. Warm: passes back to back,
+as in a profiler. In situ: one pass after 100 ms of sleep, the cost of an agent at 10 Hz; caches are cold, and
+a pass takes two to nine times as long.
 """
 
 import contextlib
@@ -44,7 +45,10 @@ HELD_ALL: Final = 64 << 20
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
-    """Measure passes over the machine's files and cgroups, back to back and after pauses, and over GPUs."""
+    """Time the reading of the machine's files, of cgroups and of GPUs.
+
+    The machine's files and cgroups are read back to back and after pauses.
+    """
     outcome = SuiteOutcome()
     _measure_machine(run_size, outcome)
     for count in run_size.groups:
@@ -57,11 +61,13 @@ def run(run_size: RunSize) -> SuiteOutcome:
 
 
 def open_sampler(tree: CgroupTree | None, held_bytes: int = HELD_ALL) -> Sampler:
-    """Return a C sampler after its first pass; the benchmark runs all further passes and sweeps.
+    """Return a C sampler that has read the machine's files once.
+
+    The benchmark calls all further passes (readings of files) and sweeps (readings of all cgroups) itself.
 
     Args:
-        tree: Cgroups to read; None: none.
-        held_bytes: Kernel memory for descriptors of cgroup files, which the first sweep opens.
+        tree: Cgroups to read; None: the sampler reads no cgroups.
+        held_bytes: Limit of the kernel memory for descriptors of cgroup files, which the first sweep opens.
     """
     sampler = Sampler(
         SamplerOptions(
@@ -81,17 +87,17 @@ def open_sampler(tree: CgroupTree | None, held_bytes: int = HELD_ALL) -> Sampler
 def cgroup_contenders(
     tree: CgroupTree, sampler: Sampler, files: Sequence[ReadFile], stack: contextlib.ExitStack
 ) -> list[Contender]:
-    """Return the contenders of a sweep over all cgroup files, to be timed in turns.
+    """Return the contenders (implementations) of a sweep over all cgroup files, to be timed in turns.
 
-    A sweep reads all files once. The contenders are the C core with all files kept open, and with half of
-    them; only the system calls that these two make; only the system calls of a sweep that opens each file
-    again; and Python with all files kept open.
+    A sweep reads all files once. The contenders are the C core with all files kept open; the C core with half
+    of them kept open; only the system calls of each of these two; only the system calls of a sweep that opens
+    each file again; and Python with all files kept open.
 
     Args:
         tree: Cgroups.
         sampler: Sampler over `tree` that may keep all files open; it has made a sweep.
         files: Files of the sweep.
-        stack: Closes what the contenders use.
+        stack: Exit stack that closes the resources of the contenders.
 
     Raises:
         OSError: This process has too few descriptors for the Python contender.
@@ -124,14 +130,17 @@ def _pass_and_sweep(sampler: Sampler) -> None:
 
 
 def read_snapshot(sampler: Sampler) -> Snapshot:
-    """Return the snapshot of a sampler that has made a pass."""
+    """Return the newest snapshot of a C sampler that has read its files at least once."""
     snapshot = sampler.read()
     assert snapshot is not None, "open_sampler() makes the first pass"
     return snapshot
 
 
 def check_equal(workload: str, core: ReadValues, other: ReadValues) -> None:
-    """Raise ResultMismatch, naming the first different value, unless C core and contender read the same."""
+    """Raise ResultMismatch unless the C core and another reader read equal values.
+
+    The error names the first value that differs.
+    """
     for key in sorted(core.keys() | other.keys()):
         if core.get(key) != other.get(key):
             raise ResultMismatch(

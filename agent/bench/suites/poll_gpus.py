@@ -1,8 +1,8 @@
 """Time of one pass over GPUs: the C core, the bare NVML calls, and pynvml.
 
-The fake NVML answers from memory within 0.2 us, where a driver needs 10 us to 1 ms, so that the overhead of
-each caller remains. A process that loaded the fake NVML keeps its number of GPUs, so each number has its own
-process.
+The fake NVML answers from memory within 0.2 us, where a driver needs 10 us to 1 ms, so that the times are
+mostly the overhead of each caller. A process that loaded the fake NVML keeps its number of GPUs, so each
+number of GPUs is measured in its own process.
 
 pynvml is called in two ways: PynvmlBatchReader (``good pynvml`` in reports) keeps handles and reads all
 fields in one call; PynvmlPerValueReader (``plain pynvml``), like most exporters, gets the handle in each pass
@@ -58,7 +58,7 @@ _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal
 
 
 class GpuReadSet(NamedTuple):
-    """Fields and functions of NVML that one GPU supports; contenders read only these."""
+    """Fields and functions of NVML that one GPU supports; all compared readers read only these."""
 
     gpu_index: int
     """Index of the GPU in NVML."""
@@ -90,7 +90,9 @@ def read_set_of(gpu: GpuSample) -> GpuReadSet:
 
 
 class PynvmlBatchReader:
-    """Reader that keeps NVML handles: one call for all fields of a GPU, one for each value that is no field.
+    """Reader with pynvml that keeps NVML handles and makes few calls.
+
+    One call reads all fields of a GPU. Each value that is not an NVML field takes one more call.
 
     Args:
         binding: Initialised pynvml module.
@@ -125,7 +127,7 @@ class PynvmlBatchReader:
 
 
 class PynvmlPerValueReader:
-    """Reader that gets the handle in each pass over the GPUs, and makes one call per value."""
+    """Reader with pynvml that gets handles in each pass over the GPUs, and makes one call per value."""
 
     def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
         self._binding = binding
@@ -204,7 +206,7 @@ def _in_fresh_process(function: Callable[P, SuiteOutcome], *args: P.args, **kwar
 
 
 def measure_real_gpus(run_size: RunSize) -> SuiteOutcome:
-    """Measure all GPUs of this machine; if there are none, record the reason as skipped."""
+    """Measure all GPUs of this machine; if it has no GPUs, return the reason as a skipped measurement."""
     with open_gpu_watch(REAL) as gpus:
         gpu_set = read_gpus(gpus)
     if gpu_set.gpus:
@@ -215,7 +217,10 @@ def measure_real_gpus(run_size: RunSize) -> SuiteOutcome:
 
 
 def measure_gpus(run_size: RunSize, library: str, scenario: Path | None) -> SuiteOutcome:
-    """Measure all GPUs of an NVML library; ``scenario``: file for the fake NVML; None: the real library."""
+    """Measure the reading of all GPUs of an NVML library.
+
+    ``scenario`` is the file that describes the GPUs of the fake NVML; None: ``library`` is the real NVML.
+    """
     if scenario:
         os.environ["FAKE_NVML"] = str(scenario)
     outcome = SuiteOutcome()
@@ -252,7 +257,10 @@ def measure_gpus(run_size: RunSize, library: str, scenario: Path | None) -> Suit
 
 @contextmanager
 def open_gpu_watch(library: str) -> Iterator[GpuWatch]:
-    """Yield the C core's reader of GPUs after its first passes; the benchmark runs all further passes."""
+    """Yield the C core's reader of GPUs, which has made its first passes (readings of all GPUs).
+
+    The benchmark calls all further passes itself.
+    """
     fd = os.eventfd(0, os.EFD_CLOEXEC)
     gpus = GpuWatch(GpuWatchOptions(library=library, slow_ns=HOUR_NS, retry_ns=HOUR_NS), fd)
     try:
@@ -272,15 +280,20 @@ def read_gpus(gpus: GpuWatch) -> NvmlSample:
 
 
 def check_call_counts(core: int, lower_bound: int) -> int:
-    """Return the number of NVML calls of a pass. Raises ResultMismatch unless core and lower bound agree."""
+    """Return the number of NVML calls in one pass (reading of all GPUs).
+
+    Raises ResultMismatch if the C core and the lower bound make different numbers of calls.
+    """
     if core != lower_bound:
         raise ResultMismatch(f"GPUs: the C core makes {core} NVML calls, the lower bound {lower_bound}")
     return core
 
 
 def check_equal(core: GpuValues, other: GpuValues, varying: frozenset[GpuField]) -> None:
-    """Raise ResultMismatch, naming the first different value, unless C core and contender read the same.
-    Values of the fields in ``varying`` may differ."""
+    """Raise ResultMismatch unless the C core and another reader read equal values.
+
+    The error names the first value that differs. Values of the fields in ``varying`` may differ.
+    """
     for index, field in sorted(core.keys() | other.keys()):
         core_value, other_value = core.get((index, field)), other.get((index, field))
         if core_value != other_value and (field not in varying or None in {core_value, other_value}):

@@ -1,8 +1,9 @@
 """Times of a report's path in the agent: ``step()``, encoding, and publishing to subscribers.
 
-Suite ``decide``: the engine without and with a change, and the decoding of snapshots. The devices are CPUs
-of this machine, declared by a driver; the cgroups are files that look like cgroups, because their origin has
-no effect on the engine. An evaluation has no lower bound; ratios are to a step without a change.
+Suite ``decide``: the engine's evaluation (``step()``) without and with a change, and the decoding of
+snapshots. The devices are CPUs of this machine, declared by a driver; the cgroups are files that look like
+cgroups, because their origin has no effect on the engine. An evaluation has no lower bound; ratios are to an
+evaluation without a change.
 
 Suite ``encode``: a list of device healths as protobuf, by the C core, betterproto and Google's protobuf.
 Each contender builds its message from the same entries and encodes it, which is the cost of a change.
@@ -51,7 +52,10 @@ GROUPS: Final = (100, 1000)
 
 
 def run_decide(run_size: RunSize) -> SuiteOutcome:
-    """Time step() with 8, 128 and 1,000 devices, and step() and decoding with 100 and 1,000 cgroups."""
+    """Time the evaluation of a snapshot, ``step()``, with 8, 128 and 1,000 devices.
+
+    With 100 and 1,000 cgroups, also time the decoding of the snapshot.
+    """
     outcome = SuiteOutcome()
     sampler = open_sampler(None)
     base = read_snapshot(sampler)
@@ -96,12 +100,15 @@ def _measure(
 
 
 def snapshot_time(snapshot: Snapshot) -> Instant:
-    """Return a time for an evaluation at which no source of the snapshot counts as stalled."""
+    """Return a time for an evaluation at which the engine treats no source of the snapshot as stalled."""
     return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
 
 
 def declare_cpus(snapshot: Snapshot, count: int) -> Declarations:
-    """Declare ``count`` devices of one driver: the first is the lowest online CPU, all others the highest."""
+    """Return declarations of ``count`` CPU devices by one driver.
+
+    The first device is the lowest online CPU; all others are the highest online CPU.
+    """
     online = online_cpus(snapshot)
     lowest, highest = online & -online, 1 << online.bit_length() - 1
     devices = (
@@ -124,7 +131,7 @@ def without_lowest_cpu(snapshot: Snapshot) -> Snapshot:
 
 
 def online_cpus(snapshot: Snapshot) -> int:
-    """Return the bit mask of online CPUs."""
+    """Return the bit mask of the online CPUs in a snapshot."""
     online = snapshot.cpus.online
     assert isinstance(online, int), "the online CPUs must be readable"
     return online
@@ -138,7 +145,7 @@ Encode = Callable[[Sequence[WireHealth]], bytes]
 
 
 def run_encode(run_size: RunSize) -> SuiteOutcome:
-    """Encode lists of 8, 128 and 1,000 devices."""
+    """Time the encoding of health lists of 8, 128 and 1,000 devices."""
     outcome = SuiteOutcome()
     google = google_encoder()
     if google is None:
@@ -196,7 +203,7 @@ def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
 
 
 def google_encoder() -> Encode | None:
-    """Return a function that encodes with Google's protobuf; None: it is not installed."""
+    """Return a function that encodes with Google's protobuf; None: Google's protobuf is not installed."""
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         return None
     response = _google_message_class()
@@ -271,7 +278,7 @@ BARE_SOCKETS: Final = ClientKind("floor", "bare", "lower bound: one send(2) to e
 
 
 class ClientProcesses(NamedTuple):
-    """Process with all clients of one kind, and the process that publishes to them."""
+    """Processes of one benchmark: one has all clients of a kind, the other one publishes to them."""
 
     kind: ClientKind
     publisher: ChildProcess
@@ -304,7 +311,7 @@ def run_publish(run_size: RunSize) -> SuiteOutcome:
 
 
 def _grpcio_kind_if_installed(outcome: SuiteOutcome) -> Iterator[ClientKind]:
-    """Yield the kind of grpcio clients if grpcio is installed; otherwise record it as skipped."""
+    """Yield the kind of grpcio clients if grpcio is installed; otherwise record that it was skipped."""
     if importlib.util.find_spec("grpc") is None:
         outcome.skipped.append("publish: grpcio is not installed")
         return
@@ -315,7 +322,7 @@ def _grpcio_kind_if_installed(outcome: SuiteOutcome) -> Iterator[ClientKind]:
 def _start_group(
     stack: contextlib.ExitStack, kind: ClientKind, directory: Path, publisher: ChildProcess
 ) -> ClientProcesses:
-    """Start the process of all clients of one kind, which have no subscriptions yet."""
+    """Start one process for all clients of a kind; the clients do not subscribe yet."""
     size = publisher.wait(lambda line: "ready" in line)["size"]
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD

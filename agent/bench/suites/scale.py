@@ -69,7 +69,10 @@ class LinearFit(NamedTuple):
 
 
 def fit_line(rows: Sequence[ResultRow]) -> LinearFit:
-    """Fit a line to the medians of rows with an ``x``, which must have at least two distinct values."""
+    """Fit a line to the medians of result rows over their ``x``.
+
+    At least two values of ``x`` must be distinct.
+    """
     points = [(row.x, row.median.median) for row in rows if row.x is not None]
     xs, ys = zip(*points, strict=True)
     slope, intercept = statistics.linear_regression(xs, ys)
@@ -109,7 +112,7 @@ def measure_explain_and_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
 def _add_process_curves(
     outcome: SuiteOutcome, title: str, key: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
 ) -> None:
-    """Add curves of time and memory by number of pods, with a fit for the first program."""
+    """Add curves of time and memory by number of pods, with a fitted line for the first program."""
     times: list[ResultRow] = []
     sizes: list[ResultRow] = []
     for name, starts in runs.items():
@@ -220,7 +223,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
 
 
 def add_curve(outcome: SuiteOutcome, title: str, rows: Sequence[ResultRow], unit: Unit, item: str) -> None:
-    """Add a table of result rows with an ``x``, and its fit."""
+    """Add a table with the curve of result rows over their ``x``, and the line fitted to the curve."""
     fitted = describe_fit(fit_line(rows), unit, item)
     outcome.tables.append(ResultTable(title, tuple(rows), notes=(fitted,), grows_with=f"{item}s"))
 
@@ -234,7 +237,7 @@ def _measure_time_curve(
     sizes: Sequence[int],
     work: Callable[[int], Callable[[], object]],
 ) -> None:
-    """Time the same work at several sizes in turns, and add the curve."""
+    """Time the same work at several sizes, alternating between the sizes, and add the curve."""
     contenders = [Contender(f"{size}", f"{size} {item}s", work(size)) for size in sizes]
     timed = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
     plain = rows_from_race(f"scale.{key}", timed, contenders[0].key)
@@ -269,7 +272,10 @@ def _prepare_polling(stack: contextlib.ExitStack, groups: int) -> Callable[[], o
 
 
 def _measure_agent_memory(run_size: RunSize, outcome: SuiteOutcome) -> None:
-    """Measure the RSS of agents with different numbers of declared devices, after their first lists."""
+    """Measure the resident memory of agents with different numbers of declared devices.
+
+    Each agent is measured after its first message to a subscriber.
+    """
     sizes = run_size.sizes[:: -(-len(run_size.sizes) // AGENTS)]
     if sizes[-1] != run_size.sizes[-1]:
         sizes = (*sizes, run_size.sizes[-1])
