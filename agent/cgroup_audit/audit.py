@@ -1,12 +1,14 @@
 """Audit of the cgroups of a pod or of the QoS classes: compares each cgroup with its expected values.
 
-Pure; the caller passes ``read_cgroup``. A cgroup with a wrong value is read twice: it may be ending,
-and its directories in the v1 hierarchies are removed one after another.
+The module does not read files; the caller passes the function ``read_cgroup``. A cgroup with a wrong value is
+read twice, because the cgroup may be ending: its directories in the v1 hierarchies are then removed one after
+another.
 
 The module also has the risks that follow from the requests, limits and claims of a pod, although its cgroups
 are correct.
 
-Kubelet and container runtime are not at fault: the author of the pod, claim or driver can remove the risk.
+The kubelet and the container runtime do not cause these risks. The author of the pod, claim or driver can
+remove them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,7 +112,7 @@ def pod_risks(
 def shared_claim_risks(pods: Iterable[Pod]) -> tuple[PodRisk, ...]:
     """Return a risk for each pod that shares a claim with another pod, so that its resources count twice.
 
-    Claims that each of their active pods declares as shared on purpose are no risk.
+    A claim is no risk if each active pod that uses the claim declares it as shared on purpose.
     """
     users: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
@@ -148,7 +150,10 @@ def _not_counted_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:
 
 
 def _over_pod_level_risks(pod: Pod, _: NodeFacts) -> RiskDetails:
-    """Yield pod-level requests and limits below the claims' resources, although they include these."""
+    """Yield the pod-level requests and limits of a pod that are below the resources of its claims.
+
+    A pod-level amount should include the resources of the claims.
+    """
     for resource, given in _claim_amounts(pod).items():
         for kind, level in (("request", pod.pod_level_requests), ("limit", pod.pod_level_limits)):
             if resource in level and level[resource] < given:
@@ -157,7 +162,10 @@ def _over_pod_level_risks(pod: Pod, _: NodeFacts) -> RiskDetails:
 
 
 def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
-    """Yield containers without a CPU request: their CPU weight is the lowest, despite their claims."""
+    """Yield the containers that get CPU from claims but have no CPU request.
+
+    The CPU weight of such a container is the lowest possible.
+    """
     if len(pod.containers) < 2 or not facts.counts_claims:
         return
     for container in pod.containers:
@@ -188,7 +196,10 @@ def _claim_amounts(pod: Pod) -> Mapping[str, Quantity]:
 def _exclusive_cpu_risks(
     pod: Pod, container: PodContainer, own: ExclusiveCpus, facts: NodeFacts, throttled: int
 ) -> RiskDetails:
-    """Yield the risks of a CPU quota on exclusive CPUs from a driver: the kubelet keeps the quota."""
+    """Yield the risks of a container that has a CPU quota and exclusive CPUs from a DRA driver.
+
+    The kubelet does not lift the quota for such CPUs.
+    """
     cpus = format_cpus(own.cpus)
     limit = container_limit(pod, container, CPU, with_claims=facts.counts_claims)
     if not isinstance(limit, ResourceSum) or not facts.enforces_quota:
@@ -206,12 +217,12 @@ VANISHED_CGROUP: Final = ActualCgroup(is_gone=True)
 
 
 def actual_cgroup(settings: CgroupSettings | None, since_change_s: float | None) -> ActualCgroup:
-    """Convert the settings read from one cgroup to the values that the audit compares.
+    """Convert the settings of one cgroup, as read from its files, to the values that the audit compares.
 
     Args:
         settings: Settings of the cgroup; None: the cgroup does not exist.
-        since_change_s: Time since the last start or resize of its container or pod [s]; None: long ago or
-            unknown.
+        since_change_s: Time since the last start or resize of the cgroup's container or pod [s];
+            None: long ago or unknown.
     """
     if settings is None:
         return VANISHED_CGROUP
@@ -340,7 +351,7 @@ def audit_node_cgroups(
     """Compare the cgroup of all pods, and those of reserved resources, with the kubelet's configuration.
 
     Args:
-        pods: All pods of the Kubernetes node; None: not all are known.
+        pods: All pods of the Kubernetes node; None: not all pods are known.
     """
 
     def read_actual(group: CgroupId) -> ActualCgroup:
@@ -350,7 +361,10 @@ def audit_node_cgroups(
 
 
 def node_cgroup_path(name: str, node: AuditedNode) -> str:
-    """Return the path of a cgroup of the node by its name: kubepods, kube-reserved or system-reserved."""
+    """Return the path of a cgroup of the Kubernetes node.
+
+    The name is kubepods, kube-reserved or system-reserved.
+    """
     kubelet = node.facts.kubelet
     if name == KUBEPODS or kubelet is None:
         return qos_path(QosClass.GUARANTEED, node.facts.cgroup_driver, node.root)
@@ -371,7 +385,8 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Wrong settings of QoS classes, and wrong memory protections of kubepods, as one audit found them."""
+    """Wrong cgroup settings of QoS classes, and wrong memory protections of kubepods, as one audit found
+    them."""
 
     at_wall_s: float
     """Time of the audit that found the differences [s since 1970]."""
@@ -389,8 +404,8 @@ def confirmed_qos_comparisons(
 ) -> tuple[SettingComparison, ...]:
     """Mark a wrong setting as QUIET (not reported) while the kubelet's next rewrite may still correct it.
 
-    A wrong setting is confirmed if an earlier audit found it wrong, too, and the kubelet has rewritten it
-    since.
+    A wrong setting is confirmed if an earlier audit also found it wrong, and the kubelet has rewritten the
+    setting since then.
 
     Args:
         earlier: Differences of an earlier audit; None: there was none.
@@ -409,7 +424,8 @@ def confirmed_qos_comparisons(
 def _may_be_rewritten(compared: SettingComparison) -> bool:
     """Return whether the kubelet's next rewrite may change a wrong setting.
 
-    The kubelet writes weight and memory limit of kubepods and of reservations at its start only.
+    The kubelet writes the weights and memory limits of kubepods and of the cgroups of reserved resources only
+    when it starts.
     """
     is_rewritten = compared.cgroup.level is CgroupLevel.QOS or compared.setting.kind in PROTECTIONS
     return compared.verdict in REWRITTEN_VERDICTS and is_rewritten
@@ -458,7 +474,8 @@ def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> Expect
 def with_inherited_page_limits(audits: Sequence[PodAudit]) -> tuple[tuple[PodAudit, ...], bool]:
     """Compare the pods' hugepage limits instead of the containers', if the container runtime sets none.
 
-    containerd sets none by default (``disable_hugetlb_controller``). The limit in effect is then the pod's.
+    containerd sets no hugepage limits by default (``disable_hugetlb_controller``). The pod's limit is then in
+    effect.
 
     Returns:
         The audits, and True if the container runtime sets no hugepage limits.
@@ -500,7 +517,8 @@ def _expects_more_than_zero(setting: ExpectedSetting) -> bool:
 def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingComparison:
     """Change the verdict on a missing quota to UNKNOWN if the kubelet may have lifted the quota.
 
-    The kubelet lifts it for exclusive CPUs; whether it assigned any could not be read.
+    The kubelet lifts the quota of a container with exclusive CPUs. The agent could not read whether the
+    kubelet assigned such CPUs.
     """
     is_lifted = compared.verdict is AuditVerdict.UNLIMITED and compared.setting.kind is SettingKind.QUOTA
     if not is_lifted or pod.qos is not QosClass.GUARANTEED or not _could_be_exclusive(pod):
@@ -534,7 +552,8 @@ _OF_CPUS: Final = ("claim.starved", "cpus.")
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
-    """Yield a finding for each wrong setting of a pod that limits a resource, then for each of its risks."""
+    """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then one for each risk
+    of the pod."""
     uid = audit.pod.cgroup_uid
     for one in audit.comparisons:
         what, size_kib = one.setting

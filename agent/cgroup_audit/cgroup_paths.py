@@ -69,7 +69,8 @@ def container_path(pod: str, container_id: str, runtime: str, driver: CgroupDriv
 
 
 def parse_path(path: str, root: str = "/") -> CgroupOwner | None:
-    """Return the QoS class, pod or container that a cgroup path belongs to; None: the path is no pod's.
+    """Return the QoS class, pod or container that a cgroup path belongs to; None: the path is not one of
+    these.
 
     A cgroup below a container's cgroup belongs to the container. A pod's sandbox is returned as a container,
     because only the pod's object shows which ids are those of containers.

@@ -46,7 +46,7 @@ class CgroupSettingId(NamedTuple):
 
 
 class SettingFile(NamedTuple):
-    """File that holds a cgroup setting; in v2, ``cpu.max`` holds two."""
+    """File that holds a cgroup setting. In cgroup v2, the file ``cpu.max`` holds two settings."""
 
     controller: str
     name: str
@@ -90,7 +90,7 @@ def setting_file(setting: CgroupSettingId, version: int) -> SettingFile:
 
 
 def normalize_limit(value: int) -> int:
-    """Replace a value that means no limit, such as that of v1 files, by NO_LIMIT."""
+    """Replace a value that means no limit, such as the large number in cgroup v1 files, by NO_LIMIT."""
     return NO_LIMIT if value >= UNLIMITED_FROM else value
 
 

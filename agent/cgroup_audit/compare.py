@@ -43,8 +43,8 @@ def tighter_pod_limits(
 ) -> Mapping[CgroupSettingId, str]:
     """Return the settings whose actual limit is tighter in the pod's cgroup than in its containers' cgroups.
 
-    Settings whose expected limits are tighter in the pod, too, are left out: a claim that containers share
-    counts once in the pod. The value of each setting is a text with the containers' limit.
+    Settings whose expected limit is also tighter in the pod's cgroup are left out: the pod counts a claim
+    that its containers share only once. The result has a text with the containers' limit for each setting.
     """
     tight = {}
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
@@ -88,9 +88,9 @@ def _expected_and_actual(
 
 
 def _without_unlimited(amounts: _Amounts) -> _Amounts:
-    """Return the amounts of a container; one without an actual limit counts as limited to the expected limit.
+    """Return the limits of a container. If the actual limit is missing, the expected limit replaces it.
 
-    A container needs no more than its expected limit from the pod's limit.
+    Of the pod's limit, a container needs at most its own expected limit.
     """
     return amounts._replace(actual=Fraction(amounts.expected)) if amounts.actual >= NO_LIMIT else amounts
 
@@ -115,7 +115,7 @@ _CPU_SETS: Final = frozenset({SettingKind.CPUS, SettingKind.EFFECTIVE})
 def compare_cgroups(
     expected: Sequence[ExpectedCgroup], actual: Mapping[CgroupId, ActualCgroup], cgroup_version: int
 ) -> tuple[SettingComparison, ...]:
-    """Compare each setting of each cgroup, in the order of ``expected``.
+    """Compare each cgroup setting with its expected value, in the order of ``expected``.
 
     Args:
         expected: Expected values of a pod and its containers, or of QoS classes.
@@ -225,7 +225,8 @@ def _compare_missing(
 def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict, str]:
     """Return the verdict on a setting whose expected value is unknown.
 
-    It is LOWER for a value that is too low whatever the unknown amounts are, else UNKNOWN.
+    The verdict is LOWER if the value is too low for every possible amount of the unknown resources, else
+    UNKNOWN.
     """
     why = f"the expected value is unknown: {expected.unknown_reason}"
     if expected.at_least is None or normalize_limit(value) >= expected.at_least:
@@ -235,7 +236,8 @@ def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdic
 
 
 def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
-    """Scale an expected quota to the actual CFS period: a wrong period must not make the quota wrong, too."""
+    """Scale an expected CPU quota to the actual CFS period, so that a wrong period alone does not make the
+    quota wrong."""
     period = read.values.get(CgroupSettingId(SettingKind.PERIOD))
     if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
         return expected
@@ -269,7 +271,7 @@ def _compare_number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict
 
 
 def _verdict_on_wrong_value(expected: ExpectedSetting, value: int) -> AuditVerdict:
-    """Return the verdict on a wrong value: LOWER, HIGHER, UNLIMITED or LIMITED.
+    """Return the verdict on a wrong value of a cgroup setting: LOWER, HIGHER, UNLIMITED or LIMITED.
 
     A value between two accepted values is compared with the first accepted value.
     """
@@ -304,7 +306,7 @@ def _describe_comparison(expected: ExpectedSetting, value: int) -> str:
 def format_expected(expected: ExpectedSetting) -> str:
     """Format the accepted values of a cgroup setting, joined by "or".
 
-    If there is none, it is the lowest correct value, or ``unknown``.
+    If the setting has no accepted value, the text is the lowest correct value or ``unknown``.
     """
     if not expected.accepted and expected.at_least:
         return f"at least {format_setting_value(expected.setting.kind, expected.at_least)}"
@@ -317,7 +319,8 @@ def format_expected(expected: ExpectedSetting) -> str:
 
 
 def _with_tighter_pod(compared: SettingComparison, tight: str) -> SettingComparison:
-    """Add the text about a too tight pod limit to a comparison; a correct value becomes PARENT_TIGHTER."""
+    """Add the text ``tight``, about a pod limit below the containers' limits, to the comparison of a cgroup
+    setting. A correct value gets the verdict PARENT_TIGHTER."""
     if not tight:
         return compared
     why = f"{compared.reason}; {tight}"
@@ -330,7 +333,7 @@ def _with_tighter_pod(compared: SettingComparison, tight: str) -> SettingCompari
 def _quiet_after_change(
     compared: SettingComparison, group: ExpectedCgroup, read: ActualCgroup | None
 ) -> SettingComparison:
-    """Mark a wrong value as QUIET (not reported) shortly after a start or resize."""
+    """Mark a wrong value as QUIET (not reported) shortly after a start or resize of the container or pod."""
     since = read.since_change_s if read else None  # negative after a clock step
     if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT_VERDICTS:
         return compared

@@ -1,4 +1,4 @@
-"""Expected settings of the cgroups of pods and QoS classes: each value with its arithmetic.
+"""Expected settings of the cgroups of pods and QoS classes. Each value has a text that shows its arithmetic.
 
 If the text of KEP-5517 (claims count as pod resources) and the released kubelet differ, both values are
 accepted, the kubelet's first.
@@ -170,12 +170,12 @@ KUBEPODS: Final = "kubepods"
 
 
 def expected_node_cgroups(pods: Sequence[Pod] | None, facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
-    """Return the expected settings of kubepods, and of cgroups with reserved resources.
+    """Return the expected settings of the cgroup kubepods, and of the cgroups for reserved resources.
 
-    Empty if the kubelet's configuration, which reserves them, is unknown.
+    The result is empty if the kubelet's configuration, which reserves the resources, is unknown.
 
     Args:
-        pods: All pods of the Kubernetes node; None: not all are known, so sums over them are left out.
+        pods: All pods of the Kubernetes node; None: not all pods are known, so sums over them are left out.
     """
     if facts.kubelet is None:
         return ()
@@ -219,7 +219,8 @@ def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> Expec
 def _reserved_settings(
     name: str, amounts: ResourceAmounts, facts: NodeFacts, kubelet: KubeletConfig
 ) -> Iterable[ExpectedSetting]:
-    """Yield the expected settings of a cgroup of reserved resources, if the configuration enforces them."""
+    """Yield the expected settings of a cgroup for reserved resources, if the kubelet's configuration enforces
+    the reservation."""
     is_whole = name in kubelet.enforced
     if not is_whole and f"{name}-compressible" not in kubelet.enforced:
         return
@@ -241,7 +242,7 @@ def _memory_of_node(kind: SettingKind, total: Quantity, text: str, facts: NodeFa
 
 
 def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequence[QosClass]) -> Amount:
-    """Sum the memory requests of the active pods of QoS classes."""
+    """Sum the memory requests of the active pods that have one of the QoS classes ``classes``."""
     total, count = ZERO, 0
     for pod in pods:
         if pod.is_active and pod.qos in classes:
@@ -254,7 +255,10 @@ def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequenc
 
 
 def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
-    """Sum the CPU requests of pods [millicores], each rounded up before the addition as by the kubelet."""
+    """Sum the CPU requests of pods [millicores].
+
+    Each request is rounded up before the addition, as the kubelet does.
+    """
     total = ZERO
     for pod in pods:
         amount = pod_requests(pod, CPU, with_claims=claims)
@@ -295,9 +299,10 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
 
 
 def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
-    """Return ``expected`` that also accepts the values that KEP-5517 states, unlike Kubernetes' code.
+    """Return the expected setting ``expected``, which then also accepts the values in the text of KEP-5517.
 
-    ``by_text`` has these values, and ``why`` is their note.
+    The KEP's text and the code of Kubernetes differ. ``by_text`` has the values of the text, and ``why``
+    explains them.
     """
     known = {option.value for option in expected.accepted}
     others = (
@@ -326,9 +331,10 @@ def _or_with_sidecars(
     facts: NodeFacts,
     convert: Callable[[ResourceSums], ExpectedSetting],
 ) -> ExpectedSetting:
-    """Accept the limit that kubelets up to 1.36 set, too, where only they count a sidecar's limit.
+    """Return the expected setting ``expected``, which then may also accept the limit of a kubelet up to 1.36.
 
-    It is accepted if the kubelet's version is unknown and only a kubelet up to 1.36 sets a limit.
+    Such a kubelet counts the limits of sidecars differently. Its limit is accepted if the kubelet's version
+    is unknown and only a kubelet up to 1.36 sets a limit.
 
     Args:
         convert: Function that converts the sum of the pod's limits to the expected setting.
@@ -382,7 +388,10 @@ def _container_settings(
 
 
 def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
-    """Yield the expected cpuset of a container; unknown if kubelet and driver assigned different CPUs."""
+    """Yield the expected cpuset of a container.
+
+    The value is unknown if the kubelet and a driver assigned different CPUs.
+    """
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
     for setting in (CgroupSettingId(SettingKind.CPUS), CgroupSettingId(SettingKind.EFFECTIVE)):

@@ -1,7 +1,7 @@
 """Expected memory QoS, swap limits and OOM scores of pods and containers, each with its arithmetic.
 
-Values that depend on the kubelet's configuration are expected only if it is known. Where kubelets differ, or
-the configuration leaves two possibilities, several values are accepted.
+Values that depend on the kubelet's configuration are expected only if the configuration is known. Where
+kubelets differ, or the configuration leaves two possibilities, several values are accepted.
 
 Source: kubelet v1.36 and v1.37.1, pkg/kubelet/kuberuntime (memory QoS and swap of containers), pkg/kubelet/cm
 (memory QoS of pods and QoS classes), pkg/kubelet/qos (OOM scores); KEP-2570, KEP-2400, KEP-2837.
@@ -52,7 +52,7 @@ _CHANGED: Final = "the pod's spec may have changed since, and containers keep th
 
 
 def pod_memory_qos(pod: Pod, facts: NodeFacts) -> Iterator[ExpectedSetting]:
-    """Yield the expected protection of a pod's memory, if the kubelet may protect requests."""
+    """Yield the expected memory protection of a pod's cgroup, if the kubelet may protect memory requests."""
     counted = _protections(pod.qos, pod_requests(pod, MEMORY, with_claims=facts.counts_claims), facts)
     uncounted = _protections(pod.qos, pod_requests(pod, MEMORY, with_claims=False), facts)
     for expected, without in zip(counted, uncounted, strict=True):
@@ -60,7 +60,8 @@ def pod_memory_qos(pod: Pod, facts: NodeFacts) -> Iterator[ExpectedSetting]:
 
 
 def container_memory_qos(pod: Pod, container: PodContainer, facts: NodeFacts) -> Iterator[ExpectedSetting]:
-    """Yield the expected ``memory.high`` of a container and, if requests may be protected, its protection."""
+    """Yield the expected ``memory.high`` of a container and, if the kubelet may protect memory requests, its
+    memory protection."""
     if not facts.memory_qos:
         return
     request, given = _container_request(pod, container), _claim_memory(pod, container, facts)
@@ -80,7 +81,9 @@ def container_memory_qos(pod: Pod, container: PodContainer, facts: NodeFacts) ->
 def class_memory_qos(
     qos: QosClass, requested: Callable[[Sequence[QosClass]], Amount], facts: NodeFacts
 ) -> Iterator[ExpectedSetting]:
-    """Yield the expected protection of the cgroup of a QoS class; Guaranteed pods are in kubepods.
+    """Yield the expected memory protection of the cgroup of a QoS class.
+
+    For Guaranteed this is the cgroup kubepods.
 
     Args:
         requested: Function that sums the memory requests of the pods of QoS classes.
@@ -96,8 +99,8 @@ def class_memory_qos(
 def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[ExpectedSetting]:
     """Yield the expected memory protections of a cgroup: ``memory.min`` and ``memory.low``.
 
-    Nothing is yielded if the kubelet protects no requests: a value that is left over in the file has no
-    effect then, since the cgroups above protect nothing.
+    If the kubelet protects no requests, the function yields nothing. An old value in the file then has no
+    effect, since the parent cgroups protect nothing.
     """
     if any(one.reserves for one in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
         for kind in (SettingKind.MIN, SettingKind.LOW):
@@ -153,7 +156,8 @@ def _throttled_at(
 ) -> ExpectedSetting:
     """Return the expected ``memory.high`` of a container.
 
-    It is between the request and the memory limit or, without a limit, the node's allocatable memory.
+    The value is between the memory request and the memory limit. Without a limit, it is between the request
+    and the node's allocatable memory.
     """
     setting, own = CgroupSettingId(SettingKind.HIGH), container.limits.get(MEMORY)
     limit = own.value + given if own else facts.allocatable_memory
@@ -194,7 +198,8 @@ def container_swap(pod: Pod, container: PodContainer, facts: NodeFacts) -> Itera
 def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[ExpectedSetting]:
     """Yield the expected limit of a container on memory and swap together (cgroup v1).
 
-    It equals the memory limit, since no container swaps on v1. Without a memory limit the kubelet sets none.
+    The limit equals the memory limit, since no container swaps on v1. Without a memory limit, the kubelet
+    sets no limit.
 
     Args:
         memory: Expected memory limit of the container.
@@ -209,7 +214,7 @@ def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[Expe
 
 
 def _no_swap_reason(pod: Pod, container: PodContainer, behavior: str) -> str:
-    """Return the reason why a container may not swap; empty: it may, up to a limit."""
+    """Return the reason why a container may not swap; empty: the container may swap, up to a limit."""
     if behavior != LIMITED_SWAP:
         return f"memorySwap.swapBehavior is {behavior or 'NoSwap'}"
     if pod.is_critical:
@@ -263,7 +268,10 @@ def _fixed_score(pod: Pod) -> tuple[int, str] | None:
 
 
 def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory: int) -> ExpectedSetting:
-    """Return the expected OOM score of a Burstable pod's container: a larger request makes it lower."""
+    """Return the expected OOM score of a Burstable pod's container.
+
+    A larger memory request makes the score lower.
+    """
     setting = CgroupSettingId(SettingKind.OOM_SCORE)
     share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
@@ -284,7 +292,8 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
 
 
 def _scored_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | UnknownAmount:
-    """Return a container's memory request plus its share of the claims' memory, which containers share."""
+    """Return the memory that determines a container's OOM score: its memory request plus its share of the
+    memory of claims."""
     total = _spec_memory(container).value
     if not facts.counts_claims:
         return total
@@ -300,7 +309,10 @@ def _scored_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int |
 
 
 def _pod_level_share(pod: Pod) -> int | UnknownAmount:
-    """Return a container's equal share of the pod-level memory request that exceeds the containers' sum."""
+    """Return one container's share of the pod-level memory request.
+
+    The part of the request above the sum of the containers' requests is divided equally.
+    """
     level = pod.pod_level_requests.get(MEMORY)
     if not level:
         return 0
@@ -312,7 +324,7 @@ def _pod_level_share(pod: Pod) -> int | UnknownAmount:
 
 
 def _doubt(pod: Pod) -> str:
-    """Return why a pod's cgroups may differ from the expected values, as after a resize; empty: no reason."""
+    """Return why a pod's cgroups may rightly differ from the expected values; empty: no reason."""
     return _CHANGED if pod.is_changed or pod.resize is not None else ""
 
 
@@ -342,7 +354,7 @@ def _request_sum(request: Quantity | UnknownAmount) -> Amount:
 
 
 def _claim_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | UnknownAmount:
-    """Return the memory that the claims of a container add to its limit."""
+    """Return the memory that the claims of a container add to the container's memory limit."""
     if not facts.counts_claims:
         return 0
     if isinstance(pod.claim_resources, UnknownAmount):
@@ -352,9 +364,11 @@ def _claim_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | 
 
 
 def accept_either(options: Iterable[ExpectedSetting]) -> ExpectedSetting:
-    """Join the expected settings of several possible configurations: the values of all are accepted.
+    """Join the expected settings of several possible configurations: the values of all configurations are
+    accepted.
 
-    If one of them is unknown, the joined setting is unknown."""
+    If the setting of one configuration is unknown, the joined setting is unknown.
+    """
     first, *others = dict.fromkeys(options)
     for other in others:
         if not first.accepted or not other.accepted:

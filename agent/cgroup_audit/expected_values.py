@@ -8,7 +8,8 @@ v0.0.7 (quadratic weight, systemd's round-up); kernel, mm/page_counter.c and mm/
 
 The module also has the sums of the requests and limits of a pod or container, computed as the kubelet does.
 
-A sum has its arithmetic as text. None means that nothing is requested, which differs from zero.
+Each sum has a text with its arithmetic. None instead of a sum means that nothing is requested, which differs
+from zero.
 
 Source: k8s.io/component-helpers v0.37, resource (PodRequests, PodLimits); kubelet v1.37.1,
 pkg/kubelet/kuberuntime (limits of containers).
@@ -55,7 +56,8 @@ def format_amount(resource: str, amount: Quantity) -> str:
 
 
 def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
-    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds those of its claims."""
+    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds the resources of the
+    pod's claims."""
     level = pod.pod_level_requests.get(resource)
     if level is not None and (hidden := _pending_resize(pod, resource)):
         return hidden
@@ -73,7 +75,7 @@ def containers_request(pod: Pod, resource: str) -> Amount:
 
 
 def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
-    """Sum the limits and overhead of a pod for one resource. Requires :func:`has_limit`.
+    """Sum the limits and overhead of a pod for one resource. The pod must have a limit (:func:`has_limit`).
 
     Args:
         with_claims: Add the claims' amounts if a container has a limit, and always for hugepages.
@@ -92,11 +94,11 @@ def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
 
 
 def has_limit(pod: Pod, resource: str, *, count_earlier_sidecars: bool = False) -> bool:
-    """Return True if the pod has a limit for a resource: a pod-level one, or one of each container.
+    """Return True if the pod has a limit for a resource: a pod-level limit, or a limit of each container.
 
     Args:
         count_earlier_sidecars: True: an init container has a limit if it or a sidecar before it has one. Up
-            to 1.36, the kubelet sums the limits of sidecars before it looks for a missing one.
+            to 1.36, the kubelet sums the limits of sidecars before it looks for a missing limit.
     """
     if pod.pod_level_limits.get(resource):
         return True
@@ -128,7 +130,10 @@ def container_request(pod: Pod, container: PodContainer) -> Amount:
 
 
 def container_limit(pod: Pod, container: PodContainer, resource: str, *, with_claims: bool) -> Amount:
-    """Return a container's limit plus the amounts of its claims; if it has no limit, the pod-level limit."""
+    """Return a container's limit plus the amounts of its claims.
+
+    If the container has no limit, return the pod-level limit.
+    """
     if hidden := _pending_resize(pod, resource):
         return hidden
     if own := container.limits.get(resource):
@@ -161,7 +166,7 @@ def add_amounts(amounts: Iterable[Amount]) -> Amount:
 
 
 class SumTerm(NamedTuple):
-    """Addend of a sum of requests or limits, with the text that names its origin."""
+    """One amount in a sum of requests or limits, with a text that names the origin of the amount."""
 
     amount: Quantity
     label: str
@@ -171,9 +176,10 @@ Terms = tuple[SumTerm, ...]
 
 
 def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
-    """Return UnknownAmount if a pending resize hides the amounts in effect, else None.
+    """Return UnknownAmount if a resize of the pod is pending, because the Pod object then lacks the amounts
+    in effect. None: the amounts are known.
 
-    Hugepages cannot be resized: always None.
+    For hugepages the result is always None, because they cannot be resized.
     """
     if pod.resize is None or not pod.resize.pending or resource.startswith(HUGEPAGES):
         return None
@@ -192,7 +198,10 @@ def _effective_requests(pod: Pod, resource: str) -> Callable[[PodContainer], Res
 def _containers_terms(
     pod: Pod, resource: str, amounts: Callable[[PodContainer], ResourceAmounts | UnknownAmount]
 ) -> Terms | UnknownAmount | None:
-    """Return the amounts of the containers that run at the same time and need the most; None: no amounts."""
+    """Return the amounts of those containers of a pod that run at the same time and together need the most.
+
+    None: no container has an amount of the resource.
+    """
     found: dict[str, ResourceAmounts] = {}
     for container in pod.containers:
         resources = amounts(container)
@@ -210,7 +219,8 @@ def _containers_terms(
 def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
     """Yield the sets of containers of a pod that run at the same time.
 
-    First the app containers with all sidecars, then each init container with the sidecars before it.
+    The first set has the app containers and all sidecars. Each further set has one init container and the
+    sidecars before it.
     """
     yield tuple(container for container in pod.containers if container.role is not ContainerRole.INIT)
     sidecars: tuple[PodContainer, ...] = ()
@@ -222,7 +232,8 @@ def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
 
 
 def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmount:
-    """Return the addends of a pod's sum that are amounts of its claims; none if ``claims`` is False."""
+    """Return the amounts that the claims of a pod add to a sum of requests or limits; none if ``claims`` is
+    False."""
     if not claims:
         return ()
     if isinstance(pod.claim_resources, UnknownAmount):
@@ -234,9 +245,10 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
 def _pod_terms(
     own: Terms | UnknownAmount | None, given: Terms | UnknownAmount, level: Quantity | None
 ) -> Terms | UnknownAmount | None:
-    """Return the terms of a pod's sum: those of its containers (own) and of its claims (given).
+    """Return the amounts that make up a pod's sum: those of its containers (``own``) and of its claims
+    (``given``).
 
-    An amount that the pod itself requests (level) replaces both.
+    A pod-level amount (``level``) replaces the amounts of containers and claims.
     """
     if level is not None:
         return (SumTerm(level, "pod level, claims included" if given else "pod level"),)
@@ -293,12 +305,13 @@ def shares_from_millicores(milli: int) -> int:
 
 
 def linear_weight(shares: int) -> int:
-    """Convert shares to ``cpu.weight`` as the kubelet and older OCI runtimes do."""
+    """Convert CPU shares (cgroup v1) to ``cpu.weight`` (v2) as the kubelet and older OCI runtimes do."""
     return 1 + (max(MIN_SHARES, min(shares, MAX_SHARES)) - 2) * 9999 // 262_142
 
 
 def quadratic_weight(shares: int) -> int:
-    """Convert shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares are the default of 100."""
+    """Convert CPU shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares become the default
+    weight of 100."""
     if shares <= MIN_SHARES:
         return 1
     if shares >= MAX_SHARES:
@@ -314,7 +327,7 @@ def quota_from_millicores(milli: int, period_us: int) -> int:
 
 
 def systemd_quota(quota_us: int, period_us: int) -> int:
-    """Round a quota up as systemd does, to the next 10 ms of each second."""
+    """Round a CFS quota up as systemd does, to the next 10 ms of each second."""
     per_second = quota_us * _SECOND_US // period_us
     if per_second % _STEP_US == 0:
         return quota_us
@@ -322,7 +335,7 @@ def systemd_quota(quota_us: int, period_us: int) -> int:
 
 
 def whole_pages(limit_bytes: int, page_bytes: int) -> int:
-    """Round a limit down to whole pages, as the kernel does."""
+    """Round a memory limit down to whole pages, as the kernel does."""
     return limit_bytes - limit_bytes % page_bytes
 
 
@@ -368,7 +381,7 @@ class ResourceSums(NamedTuple):
 def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSums:
     """Compute a sum of requests or limits with and without claims.
 
-    ``add`` returns the sum; its argument says whether claims count.
+    ``add`` returns the sum; its argument is True if claims count.
     """
     return ResourceSums(add(facts.counts_claims), add(False))
 
@@ -376,10 +389,10 @@ def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSu
 def unknown_setting(
     setting: CgroupSettingId, reason: str, least: Iterable[AcceptedValue] = (), period_us: int = 0
 ) -> ExpectedSetting:
-    """Return the expectation for a setting whose correct value is unknown, with the reason.
+    """Return the expected setting for a cgroup setting whose correct value is unknown, with the reason.
 
     Args:
-        least: Values without claims, which claims can only raise; empty: these are unknown, too.
+        least: Values of the setting without claims, which claims can only raise; empty: unknown.
         period_us: CFS period of a quota.
     """
     at_least = min((option.value for option in least), default=None)
@@ -390,7 +403,7 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
     """Return the expected CPU weight (v2) or CPU shares (v1).
 
     Args:
-        by_runtime: True: the container runtime writes the weight. False: the kubelet.
+        by_runtime: True: the container runtime writes the weight. False: the kubelet writes it.
     """
     uncounted: tuple[AcceptedValue, ...] = ()
     if not isinstance(sums.without_claims, UnknownAmount):
@@ -412,7 +425,10 @@ def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting
 
 
 def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedSetting:
-    """Return the CPU weight or shares that the kubelet writes for an amount of CPU, which ``text`` names."""
+    """Return the CPU weight or shares that the kubelet writes for an amount of CPU.
+
+    ``text`` describes the amount.
+    """
     return _weighted(shares_from_millicores(milli), text, facts, runtimes=False)
 
 
@@ -433,7 +449,7 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
 def cpu_quota(
     sums: ResourceSums, facts: NodeFacts, lifted_reason: str, no_limit_text: str
 ) -> Iterable[ExpectedSetting]:
-    """Yield the expected quota and, if there is one, the expected period.
+    """Yield the expected CFS quota and, if there is a quota, the expected CFS period.
 
     Args:
         sums: Sums of the CPU limits.
@@ -473,7 +489,10 @@ def _accepted_quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue,
 
 
 def memory_limit(sums: ResourceSums, facts: NodeFacts, no_limit_text: str) -> ExpectedSetting:
-    """Return the expected memory limit; ``no_limit_text`` is its arithmetic if there is no limit."""
+    """Return the expected memory limit.
+
+    If there is no limit, ``no_limit_text`` is the text for the arithmetic.
+    """
     setting, amount = CgroupSettingId(SettingKind.MEMORY), sums.by_kubelet
     uncounted = _convert_known(
         sums.without_claims, lambda total: page_rounded_limits(total, facts.page_bytes)
@@ -521,7 +540,10 @@ def _convert_known(
 
 
 def explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
-    """Add ``uncounted``, values of a kubelet that does not count claims, to the explained wrong values."""
+    """Return an expected setting that also explains the wrong values of a kubelet that does not count claims.
+
+    ``uncounted`` has these values.
+    """
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
     explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)

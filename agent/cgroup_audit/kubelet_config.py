@@ -73,7 +73,8 @@ class KubeletConfig:
 
     @property
     def reserves_qos_memory(self) -> bool:
-        """True: requests may limit the memory of lower QoS classes (``qosReserved``, an alpha gate)."""
+        """True: the memory requests of a QoS class may limit the memory of lower QoS classes
+        (``qosReserved``, an alpha gate)."""
         return self.gates.get("QOSReserved", False)
 
     def possible_gate(self, gate: str, default: bool) -> tuple[bool, ...]:
@@ -88,7 +89,7 @@ def parse_kubelet_config(obj: JsonObject, source: str) -> KubeletConfig:
     """Parse a KubeletConfiguration, or the answer of the kubelet's endpoint ``/configz``.
 
     Raises:
-        ValueError: A field is invalid; the text names it.
+        ValueError: A field is invalid; the text names the field.
     """
     obj = get_mapping(obj, "kubeletconfig") or obj
     kind = obj.get("kind")
@@ -240,7 +241,7 @@ def _flag_value(name: str, text: str, obj: JsonObject) -> object:
 
 
 def merge_configs(base: JsonObject, other: JsonObject) -> JsonObject:
-    """Merge a drop-in file into a KubeletConfiguration: maps are merged, other values replaced."""
+    """Merge a drop-in file into a KubeletConfiguration. Maps are merged; other values are replaced."""
     merged = dict(base)
     for key, value in other.items():
         mine = merged.get(key)
@@ -275,7 +276,7 @@ def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[Memor
     """Return the ways in which the kubelet may set memory QoS, the most likely first.
 
     Args:
-        minor: Minor version of the kubelet, such as 37; None: unknown, each supported one is possible.
+        minor: Minor version of the kubelet, such as 37; None: unknown, each supported version is possible.
     """
     minors: tuple[int, ...] = (
         (MEMORY_QOS_DEFAULT_FROM, _TIERED_FROM, _TIERED_FROM - 1) if minor is None else (minor,)
@@ -358,7 +359,7 @@ class NodeFacts:
 
     @property
     def kubelet_source(self) -> str:
-        """Where the kubelet's configuration was read; empty: it is unknown."""
+        """Source from which the kubelet's configuration was read; empty: the configuration is unknown."""
         return self.kubelet.source if self.kubelet else ""
 
     def reserved(self, resource: str) -> Quantity:
@@ -371,8 +372,10 @@ class NodeFacts:
 
     @property
     def allocatable_memory(self) -> int | None:
-        """Memory of all pods together, without the eviction threshold [bytes].
-        None: unknown configuration."""
+        """Memory that all pods together may use, without the eviction threshold [bytes].
+
+        None: the kubelet's configuration is unknown.
+        """
         if self.kubelet is None or self.memory_bytes is None:
             return None
         return max(0, self.memory_bytes - self.reserved(MEMORY).value)

@@ -2,7 +2,7 @@
 
 An amount that the API object does not contain is an :class:`UnknownAmount` with the reason, never zero.
 
-It also converts Kubernetes quantities (``250m``, ``1.5Gi``, ``2e3``) to exact integers.
+The module also converts Kubernetes quantities (``250m``, ``1.5Gi``, ``2e3``) to exact integers.
 
 The parser accepts what Kubernetes accepts, with the same rounding: away from zero. It refuses a text without
 a digit, which Kubernetes parses as zero but never writes.
@@ -193,14 +193,14 @@ class ClaimResources:
     """Overhead for each container that uses the claim."""
 
     def amount_for_pod(self, resource: str) -> Quantity | None:
-        """Return the amount that the claim adds to the pod; None: the claim does not provide the resource."""
+        """Return the amount that the claim adds to its pod; None: the claim does not provide the resource."""
         if resource not in {*self.shared, *self.per_pod, *self.per_container}:
             return None
         each = self.per_container.get(resource, ZERO) * len(self.containers)
         return self.shared.get(resource, ZERO) + self.per_pod.get(resource, ZERO) + each
 
     def amount_for_container(self, container: str, resource: str) -> Quantity | None:
-        """Return the amount that the claim adds to a container; None: it adds nothing."""
+        """Return the amount that the claim adds to a container; None: the claim adds nothing."""
         if container not in self.containers or self.amount_for_pod(resource) is None:
             return None
         each = self.per_container.get(resource, ZERO)
@@ -254,12 +254,13 @@ class Pod:
 
     @property
     def known_claim_resources(self) -> tuple[ClaimResources, ...]:
-        """Resources that each of the pod's claims adds; empty: none, or unknown."""
+        """Resources that each of the pod's claims adds; empty: the claims add nothing, or the amounts are
+        unknown."""
         return () if isinstance(self.claim_resources, UnknownAmount) else self.claim_resources
 
     @property
     def qos(self) -> QosClass:
-        """QoS class from the pod's status, else computed from requests and limits."""
+        """QoS class from the pod's status or, if the status lacks it, computed from requests and limits."""
         return self.reported_qos or compute_qos_class(self)
 
     @property
@@ -290,7 +291,8 @@ def compute_qos_class(pod: Pod) -> QosClass:
 
 
 def _qos_of(requests: ResourceAmounts, limits: ResourceAmounts) -> QosClass:
-    """Return the QoS class: Guaranteed if CPU and memory requests equal limits, BestEffort without any."""
+    """Return the QoS class: Guaranteed if CPU and memory requests equal the limits, BestEffort if there are
+    no amounts, else Burstable."""
     pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
     if not any(request or limit for request, limit in pairs):
         return QosClass.BEST_EFFORT

@@ -1,4 +1,4 @@
-"""Parser of a v1.Pod object, decoded from JSON or YAML, to the Pod of the cgroup audit.
+"""Parser that converts a v1.Pod object, decoded from JSON or YAML, to the Pod class of the cgroup audit.
 
 Fields that cgroups depend on are validated, and errors name the field; other fields are ignored. Amounts of
 claims are parsed in the formats of Kubernetes 1.36, 1.37 and KEP-5517; in another format they are unknown.
@@ -37,7 +37,10 @@ from agent.model.json_values import (
 
 
 def name_field(parent: JsonObject, key: str, place: str, default: str | None = None) -> str:
-    """Return the name in a field, or ``default`` if the field is missing; None as default: it is required."""
+    """Return the name in a field, or ``default`` if the field is missing.
+
+    If ``default`` is None, the field is required.
+    """
     value = parent.get(key)
     if default is not None and (value is None or value == ""):
         return default
@@ -202,7 +205,10 @@ def _parse_qos_class(status: JsonObject) -> QosClass | None:
 
 
 def _parse_resize(status: JsonObject) -> UnfinishedResize | None:
-    """Return the unfinished resize in a pod's status; None: there is none. A pending one takes precedence."""
+    """Return the unfinished resize in a pod's status; None: no resize is unfinished.
+
+    A pending resize takes precedence.
+    """
     found = {
         one.get("type"): one
         for one in get_mappings(status, "conditions", "status")

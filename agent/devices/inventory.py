@@ -83,8 +83,11 @@ class InventoryDevice(NamedTuple):
         return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
 
     def sort_key(self) -> tuple[object, ...]:
-        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepages by size.
-        ``node10`` follows ``node9``."""
+        """Sort key of the device.
+
+        The order is CPUs, GPUs with their MIG instances, memory, hugepages by size. ``node10`` follows
+        ``node9``.
+        """
         owner = (self.driver, self.pool)
         if self.driver:
             return (*owner, _ORDER[self.kind], natural_key(self.name))
@@ -92,7 +95,7 @@ class InventoryDevice(NamedTuple):
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key for names with numbers: ``gpu-10`` after ``gpu-9``."""
+    """Return a sort key that orders the numbers in names by value: ``gpu-10`` follows ``gpu-9``."""
     parts = re.split(r"([0-9]{1,18})", name)
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 
@@ -150,7 +153,9 @@ def declared_device(declared: DriverDevice) -> InventoryDevice:
 
 def parse_pool_name(name: str) -> InventoryDevice | None:
     """Return the hugepage device with a canonical name such as ``hugepages-2mi-node0``.
-    None: not such a name."""
+
+    None: the name has another form.
+    """
     device = _parse_pool(name)
     return device if device and device.name == name else None
 
@@ -158,7 +163,7 @@ def parse_pool_name(name: str) -> InventoryDevice | None:
 def canonical_pool_name(name: str) -> str | None:
     """Return the canonical name of a hugepage device: ``hugepages-2mi-node0`` for ``hugepages-2048ki-node0``.
 
-    None: not the name of a hugepage device.
+    None: the name is not that of a hugepage device.
     """
     device = _parse_pool(name)
     return device.name if device else None
@@ -197,7 +202,8 @@ def expected_devices(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Inv
 def update_inventory(
     snapshot: Snapshot, known: Iterable[InventoryDevice], expected: Mapping[str, int]
 ) -> tuple[InventoryDevice, ...]:
-    """Return the known devices, with added devices of the snapshot and hugepage devices of ``expected``."""
+    """Return the known devices together with the devices in the snapshot and the hugepage devices in
+    ``expected``."""
     before = tuple(known)
     found = set(before)
     # a NUMA node with memory only has no CPU device; one whose CPUs are unreadable has

@@ -57,8 +57,8 @@ class TaintId(NamedTuple):
 def taint_id(code: str, domain: str) -> TaintId:
     """Return key and value of the taint for a fault with this code, such as ``gpu.xid.79``.
 
-    The name is the code, NVIDIA's name where it has one, or, for a code that is no valid name, a part of the
-    code with a hash.
+    The name in the key is NVIDIA's name for the fault, if there is one, else the code. If the code is not a
+    valid name, the name in the key is a part of the code with a hash.
     """
     for pattern, name in _NUMBERED:
         if match := pattern.fullmatch(code):
@@ -132,7 +132,7 @@ class TaintPolicy:
             validate_domain(self.domain, "domain")
 
     def evicts(self, code: str) -> bool:
-        """Return True if a fault with this code evicts the pods of a device that it makes Unhealthy."""
+        """Return True if a fault with this code evicts pods from a device that the fault makes Unhealthy."""
         families = (one[:-1] for one in self.evict if one.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
@@ -155,7 +155,7 @@ class PublishedTaint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaintState:
-    """Taints that one driver publishes now, and the times at which they must be decided again."""
+    """Taints that one driver publishes now, and the times at which the taints must be decided again."""
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class TaintState:
 
     @property
     def stored_taints(self) -> Taints:
-        """Taints to store, so that restore_taints() can continue after a restart."""
+        """Taints to store on disk. :func:`restore_taints` restores the state from them after a restart."""
         return Taints({ref: tuple(one.taint for one in held) for ref, held in self.published.items()})
 
 
@@ -232,7 +232,7 @@ def taint_domain(driver: str, policy: TaintPolicy) -> str:
 
 
 class _DecisionContext(NamedTuple):
-    """Inputs of decide_taints() that are the same for all devices."""
+    """Inputs of :func:`decide_taints` that are equal for all devices."""
 
     domain: str
     policy: TaintPolicy
@@ -247,7 +247,7 @@ class _DecisionContext(NamedTuple):
 
 
 def reported_devices(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """Yield the devices that a driver's health stream has, without those no longer declared."""
+    """Yield the devices in a driver's health stream, without devices that the driver no longer declares."""
     owner = driver if driver in report.declaring else ""
     for device in report.devices:
         if device.driver == owner and all(cause.code != UNDECLARED_CODE for cause in device.causes):
@@ -283,7 +283,10 @@ def _next_taints(
     *,
     is_unknown: bool,
 ) -> tuple[PublishedTaint, ...]:
-    """Return the next taints of one device, worst first, with ``more-causes`` if there are too many."""
+    """Return the taints of one device after a decision, worst first.
+
+    If the device has too many taints, the taint ``more-causes`` is added.
+    """
     if not before and not required:
         return ()
     more = TaintId(f"{context.domain}/{MORE_CAUSES}")
@@ -316,9 +319,9 @@ def _step_taints(
 def _step_taint(
     published: PublishedTaint, required: Effect | None, context: _DecisionContext
 ) -> PublishedTaint | None:
-    """Return the next state of a published taint. None: it is to be removed.
+    """Return the state of a published taint after a decision. None: the taint must be removed.
 
-    A stronger effect applies at once; a weaker effect and the removal, after ``TaintPolicy.quiet_s``.
+    A stronger effect applies at once; a weaker effect and the removal apply after ``TaintPolicy.quiet_s``.
     """
     effect = published.taint.effect
     if required is effect:
@@ -335,7 +338,8 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return those of a device's taints that are published: up to sixteen, or fifteen and ``more-causes``."""
+    """Return the taints of a device that are published: up to sixteen, or fifteen and the taint
+    ``more-causes``."""
     more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

@@ -86,7 +86,7 @@ class Claim:
     def fingerprint(self) -> str:
         """Hash of the claim's allocation and parameters.
 
-        While it is unchanged, an earlier prepare result of the claim is valid.
+        While the hash is unchanged, the result of an earlier prepare of the claim is still valid.
         """
         content = [
             self.devices,

@@ -1,7 +1,7 @@
 """Answers of the sources (kubelet, drivers, cgroups, files) about claims, pods and devices.
 
 A field that a source does not report is empty. agent.devices.consumers joins the answers into the consumer
-map (agent.model.consumers).
+map (agent.model.consumers), which shows which pods use which devices.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SCHEDULING_GROUP: Final = "scheduling.k8s.io"
 
 
 class Origin(StrEnum):
-    """Kind of source that reports claims and pods on this Kubernetes node."""
+    """Kind of source that reports claims and pods on this Kubernetes node, such as the kubelet."""
 
     CHECKPOINT = "checkpoint"
     """The kubelet's checkpoint file ``dra_manager_state``."""
@@ -41,7 +41,8 @@ class Origin(StrEnum):
 
 
 class Provenance(NamedTuple):
-    """Origin of a source's answer, and the times when the source was read and when its file was written."""
+    """Kind of the source that gave an answer, and the times when the source was read and when its file was
+    written."""
 
     origin: Origin
     read_at: Instant
@@ -52,7 +53,8 @@ class Provenance(NamedTuple):
 
 @dataclass(frozen=True)  # with slots, SourceAnswer[X](...) is a TypeError in Python 3.11
 class SourceAnswer(Generic[T]):
-    """Answer of one source at one moment, or the reason why the source gave no answer."""
+    """Answer of one source (kubelet, driver, cgroups or file) at one moment, or the reason why the source
+    gave no answer."""
 
     provenance: Provenance
     items: tuple[T, ...] = ()
@@ -66,13 +68,15 @@ class SourceAnswer(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """True if the source answered and all of the answer was parsed: an object that is not in ``items``
-        does not exist."""
+        """True if the source answered and the whole answer was parsed.
+
+        An object that is not in ``items`` then does not exist.
+        """
         return self.absence is None and not self.invalid
 
 
 class PodRef(NamedTuple):
-    """Identity of a pod; unknown fields are empty."""
+    """Identity of a pod. A field that the source does not report is empty."""
 
     namespace: str = ""
     name: str = ""
@@ -112,7 +116,7 @@ class PreparedClaim:
 
 
 class PodResourcesClaim(NamedTuple):
-    """A claim that podresources lists for a container."""
+    """A claim that the kubelet's podresources API lists for a container."""
 
     namespace: str
     name: str
@@ -121,14 +125,14 @@ class PodResourcesClaim(NamedTuple):
 
 
 class PodResourcesContainer(NamedTuple):
-    """A container that podresources lists."""
+    """A container that the kubelet's podresources API lists."""
 
     name: str
     claims: tuple[PodResourcesClaim, ...] = ()
 
 
 class PodResourcesPod(NamedTuple):
-    """A pod that podresources lists."""
+    """A pod that the kubelet's podresources API lists."""
 
     namespace: str
     name: str
@@ -201,7 +205,7 @@ class PodObject:
 
     @property
     def controller(self) -> OwnerReference | None:
-        """Managing controller, such as a ReplicaSet or a Job; None: there is none."""
+        """Controller that manages the pod, such as a ReplicaSet or a Job; None: the pod has no controller."""
         return next((owner for owner in self.owners if owner.controller), None)
 
     @property
@@ -249,7 +253,7 @@ class ClaimObject:
 
 
 class ContainerCgroup(NamedTuple):
-    """Cgroup of one container, found below kubepods."""
+    """Cgroup of one container, below the cgroup ``kubepods``, which holds all pods."""
 
     id: str
     running: bool | None
@@ -257,7 +261,7 @@ class ContainerCgroup(NamedTuple):
 
 
 class PodCgroup(NamedTuple):
-    """Cgroup of one pod below kubepods, with the cgroups of its containers."""
+    """Cgroup of one pod, below the cgroup ``kubepods``, with the cgroups of the pod's containers."""
 
     uid: str
     running: bool | None
@@ -297,7 +301,7 @@ class KubeletHealthRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswers:
-    """Answers of all sources about claims and pods, by the kind of object that they report.
+    """Answers of all sources about claims and pods, grouped by the kind of object that an answer reports.
 
     Several sources can report one kind of object.
     """

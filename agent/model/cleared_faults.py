@@ -1,4 +1,5 @@
-"""Requests of operators to clear faults that the agent keeps (latched), the answers, and cleared faults."""
+"""Requests of operators to clear stored (latched) faults of devices, the agent's answers, and the cleared
+faults."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -63,7 +64,7 @@ class ClearedFault(NamedTuple):
 
 
 class ClearResult(NamedTuple):
-    """Answer of the engine to one request of an operator to clear faults."""
+    """Answer of the health engine to one request of an operator to clear faults."""
 
     number: int
     """Number of the answered request."""

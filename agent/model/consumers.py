@@ -1,4 +1,6 @@
-"""Consumer map: ResourceClaims, their devices and the pods that use them. Each edge names its source.
+"""Consumer map: ResourceClaims, their devices and the pods that use them.
+
+An edge of the map is a relation between two of these objects, with the source that reports it.
 
 agent.devices.consumers builds the map from the answers of the sources (agent.model.claim_sources).
 """
@@ -23,8 +25,10 @@ from agent.model.reading import Absence
 
 
 class Relation(StrEnum):
-    """Relation of an edge between a claim and a device or consumer. The strongest proof of use comes
-    first."""
+    """Way in which a claim is related to a device or to a consumer.
+
+    The members that prove a use most strongly come first.
+    """
 
     PREPARED = "prepared"
     """The driver prepared the device for the claim, at the kubelet's request for the pod."""
@@ -50,12 +54,12 @@ class ClaimConsumer(NamedTuple):
 
     @property
     def pod(self) -> PodRef | None:
-        """Identity of the consumer if it is a pod; None: it is another object."""
+        """Identity of the consumer if it is a pod; None: the consumer is not a pod."""
         return PodRef(self.namespace, self.name, self.uid) if self.kind is ConsumerKind.POD else None
 
 
 class DeviceEdge(NamedTuple):
-    """Edge of the consumer map between a claim and a device."""
+    """Edge of the consumer map: relation between a claim and a device, as one source reports it."""
 
     claim: ClaimRef
     use: AllocatedDevice
@@ -66,7 +70,7 @@ class DeviceEdge(NamedTuple):
 
 
 class ClaimConsumerEdge(NamedTuple):
-    """Edge of the consumer map between a claim and a consumer."""
+    """Edge of the consumer map: relation between a claim and a consumer, as one source reports it."""
 
     claim: ClaimRef
     consumer: ClaimConsumer
@@ -77,7 +81,7 @@ class ClaimConsumerEdge(NamedTuple):
 
 
 class ContainerEdge(NamedTuple):
-    """Edge of the consumer map between a claim and a container."""
+    """Edge of the consumer map: relation between a claim and a container, as one source reports it."""
 
     claim: ClaimRef
     pod: PodRef
@@ -89,7 +93,7 @@ class ContainerEdge(NamedTuple):
 
 
 class ConflictKind(StrEnum):
-    """Fact about a claim, pod or device about which sources contradict each other."""
+    """Kind of contradiction between sources: the property of an object on which the sources disagree."""
 
     CLAIM_UIDS = "claim-uids"
     """One claim name has two UIDs: the claim was created again, and a source is outdated."""
@@ -113,7 +117,10 @@ class ConflictingStatement(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Contradiction between sources. The agent reports every statement and does not decide which is right."""
+    """Contradiction between sources about a claim, pod or device.
+
+    The agent reports every statement and does not decide which is right.
+    """
 
     kind: ConflictKind
     subject: str
@@ -126,7 +133,8 @@ class Conflict(NamedTuple):
 
 
 class MissingSource(NamedTuple):
-    """Error of one source of the consumer map: it gave no answer, or a part of its answer is invalid."""
+    """Error of a source that the consumer map is built from: the source gave no answer, or a part of its
+    answer is invalid."""
 
     provenance: Provenance
     absence: Absence
@@ -165,18 +173,21 @@ class PodView:
 
     @property
     def known(self) -> PodObject | None:
-        """Pod object from the best source; None: no source has the object."""
+        """Pod object from the best source that has it; None: no source has the pod object."""
         return self.objects[0][0] if self.objects else None
 
     @property
     def has_ended(self) -> bool:
-        """True if the pod has succeeded or failed; False also if no source has the pod object."""
+        """True if the pod has succeeded or failed.
+
+        The result is False also if no source has the pod object.
+        """
         return self.known is not None and self.known.has_ended
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMap:
-    """Claims, devices and pods of this Kubernetes node, and which of them belong together."""
+    """Consumer map: claims, devices and pods of this Kubernetes node, and which of them belong together."""
 
     claims: Mapping[ClaimRef, ClaimView] = field(default_factory=dict)
     """Claims by identity; a UID is empty if only the claim's name is known."""

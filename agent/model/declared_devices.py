@@ -1,5 +1,5 @@
-"""Devices that DRA drivers declare (each a part of the machine), and results of the drivers' own health
-checks."""
+"""Devices that DRA drivers declare to the agent as parts of the machine, and results of the drivers' own
+health checks."""
 
 from typing import NamedTuple
 
@@ -66,8 +66,10 @@ class DeclaredNicDevice(NamedTuple):
 
 
 class DeclaredOtherDevice(NamedTuple):
-    """Declared device that the agent cannot read: its health comes from the driver's checks and prepare
-    results."""
+    """Device that a driver declares and whose state the agent cannot read.
+
+    The health of the device comes from the driver's checks and prepare results.
+    """
 
 
 DeclaredPart = (
@@ -97,7 +99,7 @@ class DriverDevice(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Key of the device in the engine and its reports: ``<driver>/<pool>/<name>``."""
+        """Key of the device in the health engine and in reports: ``<driver>/<pool>/<name>``."""
         return f"{self.driver}/{self.pool}/{self.name}"
 
 

@@ -1,4 +1,5 @@
-"""Usage: one device used by one pod through one claim on this Kubernetes node, from begin to end.
+"""Records of usages. A usage is the use of one device by one pod through one claim, from its beginning to its
+end.
 
 agent.devices.consumers.usage tracks usages over time; agent.store.history_file stores them.
 """
@@ -14,7 +15,7 @@ from agent.model.time import Instant
 
 
 class DeviceState(NamedTuple):
-    """Health of a device at one moment, with its worst cause."""
+    """Health of a device at one moment, with the worst of its causes (faults that determine the health)."""
 
     health: Health
     severity: Severity
@@ -62,7 +63,7 @@ class UsageEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodDeviceUsage:
-    """Usage of one device by one pod through one claim, with the device's states meanwhile."""
+    """Usage of one device by one pod through one claim, with the states of the device during the usage."""
 
     id: str
     """Id of the usage, unique over all runs of the agent."""

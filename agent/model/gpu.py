@@ -1,7 +1,7 @@
-"""Samples of GPUs: from NVML, read by the native core, and from sysfs and psutil.
+"""Samples of GPUs: readings from NVML (through the native core, a C library), sysfs and psutil.
 
 The module also has the wake conditions: changes of readings at which the native core wakes the engine loop.
-The rules define them.
+The health rules define these conditions.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,11 @@ class NvmlReturnCode:
 
 
 class GpuField(StrEnum):
-    """Reading of a GPU. The values are the native core's names; ``drahealth.h`` lists the NVML source of
-    each."""
+    """Kind of reading of a GPU.
+
+    The values are the names in the native core (C library). ``drahealth.h`` lists the NVML source of each
+    reading.
+    """
 
     __hash__ = str.__hash__  # readings are looked up often, and that of Enum is a function in Python
 
@@ -118,7 +121,7 @@ class GpuField(StrEnum):
 
 
 class GpuEvent(IntFlag):
-    """NVML event types that the native core counts."""
+    """NVML event types that the native core (C library) counts."""
 
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
@@ -154,7 +157,7 @@ class EventCount(NamedTuple):
 
 
 class XidCount(NamedTuple):
-    """Number of NVML events with one XID on one GPU."""
+    """Number of NVML events with one XID (NVIDIA's error number) on one GPU."""
 
     code: int
     gi: int
@@ -266,7 +269,7 @@ class StuckProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuOsSample:
-    """State of GPUs that NVML does not show, from psutil and sysfs."""
+    """State of the GPUs as psutil and sysfs show it; NVML does not report this state."""
 
     inventory: tuple[GpuAttributes, ...] = ()
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ
@@ -287,9 +290,11 @@ class GpuOsSample:
 
 
 class SamplerField(Enum):
-    """Reading that the native core can watch. NODE: NUMA node; POOL: hugepage pool; GROUP: cgroup.
+    """Reading of the machine that the native core (C library) can watch for changes.
 
-    The names are the native core's."""
+    In the names, NODE means a NUMA node, POOL a hugepage pool, and GROUP a cgroup. The names are those of the
+    native core.
+    """
 
     CPU_ONLINE = auto()
     CPU_ISOLATED = auto()
@@ -317,9 +322,10 @@ class SamplerField(Enum):
 
 
 class WakeCondition(NamedTuple):
-    """Wake condition: ``field`` changes; with a threshold: ``field`` grows by it within the window.
+    """Condition at which the native core wakes the engine loop: a change of the reading ``field``.
 
-    A field that becomes readable or unreadable always wakes the engine.
+    If a threshold is set, the reading must grow by the threshold within the window. A reading that becomes
+    readable or unreadable always wakes the engine loop.
     """
 
     field: SamplerField
@@ -328,7 +334,10 @@ class WakeCondition(NamedTuple):
 
 
 class GpuWakeMode(Enum):
-    """Change of a GPU reading that wakes the engine. The names are the native core's."""
+    """Kind of change of a GPU reading that wakes the engine loop.
+
+    The names are those of the native core (C library).
+    """
 
     CHANGE = auto()
     """The engine wakes if the reading changed."""
@@ -343,8 +352,10 @@ class GpuWakeMode(Enum):
 
 
 class GpuWakeCondition(NamedTuple):
-    """Wake condition of a GPU reading. A reading that becomes readable or unreadable always wakes the
-    engine."""
+    """Condition at which a GPU reading wakes the engine loop.
+
+    A reading that becomes readable or unreadable always wakes the loop.
+    """
 
     field: GpuField
     mode: GpuWakeMode = GpuWakeMode.CHANGE

@@ -1,4 +1,4 @@
-"""Health of devices, its causes (faults that count in it), and findings (faults seen at one moment).
+"""Health of devices, findings (faults seen at one moment), and causes (findings that determine the health).
 
 The module also has device taints (KEP-5055): a driver publishes them so that the scheduler avoids an
 unhealthy device.
@@ -32,7 +32,10 @@ class Severity(IntEnum):
 
 
 class Health(IntEnum):
-    """Health as the kubelet receives it; the numbers are those of the DRA health API (KEP-4680)."""
+    """Health of a device as the kubelet receives it.
+
+    The numbers are those of the DRA health API (KEP-4680).
+    """
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -51,10 +54,10 @@ class Blame(StrEnum):
 
 
 class Repair(StrEnum):
-    """Repair of a fault: the mildest of these actions that is expected to end it.
+    """Action that repairs a fault: the mildest action that is expected to end the fault.
 
-    Members are in the order of :func:`worst_repair`: a later one interrupts more, or takes longer. An action
-    that a machine can execute comes before those that need a person.
+    Members are in the order of :func:`worst_repair`: a later member interrupts more, or takes longer. An
+    action that a machine can execute comes before those that need a person.
     """
 
     NONE = "none"
@@ -80,9 +83,10 @@ _REPAIR_RANKS: Final = {repair: rank for rank, repair in enumerate(Repair)}
 
 
 def most_needed_first(causes: Iterable["Cause"]) -> list["Cause"]:
-    """Return the causes above INFO in the order in which they need a repair.
+    """Return the causes with a severity above INFO, in the order in which they need a repair.
 
-    The severest come first; of equal severity, those with the worst repair.
+    The causes with the greatest severity come first. Of causes with equal severity, the one with the worst
+    repair comes first.
     """
     severe = (cause for cause in causes if cause.severity > Severity.INFO)
     return sorted(severe, key=lambda cause: (-cause.severity, -_REPAIR_RANKS[cause.repair]))
@@ -94,10 +98,10 @@ def worst_repair(repairs: Iterable[Repair]) -> Repair:
 
 
 def repair_for_severity(repair: Repair, severity: Severity) -> Repair:
-    """Return the repair of a fault, reduced for a severity of INFO: such a device needs no repair itself.
+    """Return the repair to report for a fault of a given severity.
 
-    At INFO only RESTART_WORKLOAD stays, since only the workload can need a restart; other repairs become
-    NONE.
+    A device with a fault of severity INFO needs no repair itself. At INFO, RESTART_WORKLOAD therefore stays,
+    since the workload can need a restart, and other repairs become NONE.
     """
     if severity > Severity.INFO or repair is Repair.RESTART_WORKLOAD:
         return repair
@@ -114,8 +118,8 @@ class XidOverride(StrEnum):
 
 
 class Finding(NamedTuple):
-    """Fault that a rule or a driver's check finds, at one moment, of a device, a pod or the Kubernetes
-    node."""
+    """Fault of a device, a pod or the Kubernetes node that a health rule or a driver's check finds at one
+    moment."""
 
     code: str
     """Stable dotted code of the fault, ``mem.hugepages.pool_shrunk``."""
@@ -135,7 +139,10 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A finding that has lasted long enough to be reported: reason for a device's health or message."""
+    """Finding that has lasted long enough to be reported.
+
+    A cause is the reason for a device's health or message.
+    """
 
     code: str
     severity: Severity
@@ -181,13 +188,19 @@ class DeviceHealth(NamedTuple):
 
     @property
     def repair(self) -> Repair | None:
-        """Worst repair of the device's causes; None: not known, for a fault without causes."""
+        """Worst repair of all causes of the device's health.
+
+        None: unknown, because the device has a fault without causes.
+        """
         if not self.causes and self.severity > Severity.OK:
             return None
         return worst_repair(cause.repair for cause in self.causes)
 
     def with_verification(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
-        """Return the health with another verification time and lease (how long the kubelet trusts it)."""
+        """Return the device's health with another verification time and another lease.
+
+        The lease is the time for which the kubelet trusts the health.
+        """
         pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
         fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
         return _new(DeviceHealth, fields)
@@ -195,7 +208,10 @@ class DeviceHealth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NonDeviceCause:
-    """Reported fault of a pod or of the Kubernetes node, not of a device. Not sent to the kubelet."""
+    """Reported fault of a pod or of the Kubernetes node, not of a device.
+
+    The agent does not send the fault to the kubelet.
+    """
 
     subject: str
     """Object that has the fault: ``node``, or ``pod 0f3c... (team-a/train-0) container main``."""
@@ -206,7 +222,7 @@ class NonDeviceCause:
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """A rule that was not evaluated for a device, with the reason."""
+    """Health rule that was not evaluated for a device, with the reason."""
 
     device: str
     code: str
@@ -249,7 +265,7 @@ class Taint(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, Effect]:
-        """Key, value and effect: the taint without its time."""
+        """Key, value and effect of the taint, without the time of the taint."""
         return (self.key, self.value, self.effect)
 
 
@@ -261,6 +277,7 @@ class Taints:
     """Taints of every device of the driver, worst first, at most :data:`TAINTS_MAX` each."""
 
     def slice_limit(self, pool: str) -> int:
-        """Return how many devices a ResourceSlice of a pool may have: 128, or 64 if one has a taint."""
+        """Return how many devices a ResourceSlice of a pool may have: 128, or 64 if a device of the pool has
+        a taint."""
         tainted = any(taints for device, taints in self.devices.items() if device.pool == pool)
         return TAINTED_SLICE_DEVICES_MAX if tainted else SLICE_DEVICES_MAX

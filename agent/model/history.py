@@ -1,7 +1,8 @@
 """Verdict history: changes in health and causes of devices, and periods of observation by the agent.
 
-agent.node.verdict_recorder records them, agent.store.history_file stores them, and
-agent.health.availability_statistics computes from them how long each device was in which state.
+A verdict is the state of a device with its causes. agent.node.verdict_recorder records the history,
+agent.store.history_file stores it, and agent.health.availability_statistics computes from it how long each
+device was in each state.
 """
 
 from enum import StrEnum
@@ -37,7 +38,7 @@ STATE_OF_SEVERITY: Final = {
 
 
 class RecordedCause(NamedTuple):
-    """Cause of a verdict as the history records it: code, severity and evidence."""
+    """Cause of a device's state, as the verdict history records it: code, severity and evidence."""
 
     code: str
     severity: Severity
@@ -46,7 +47,7 @@ class RecordedCause(NamedTuple):
 
 
 class RecordedVerdict(NamedTuple):
-    """State of a device with its causes above INFO, worst first."""
+    """Verdict on a device: its state, and the causes of the state with a severity above INFO, worst first."""
 
     state: RecordedState
     causes: tuple[RecordedCause, ...] = ()
@@ -54,7 +55,7 @@ class RecordedVerdict(NamedTuple):
     def is_same(self, other: "RecordedVerdict | None") -> bool:
         """Return whether this verdict and another one have the same state and the same codes of causes.
 
-        A difference of the evidence alone is no change.
+        Verdicts that differ only in their evidence are the same.
         """
         return other is not None and self._substance() == other._substance()
 
@@ -66,7 +67,7 @@ GONE: Final = RecordedVerdict(RecordedState.ABSENT)
 
 
 class VerdictChange(NamedTuple):
-    """Beginning of a verdict (state and causes) on a device, which holds until the device's next change."""
+    """Change of the verdict (state and causes) on a device. The new verdict holds until the next change."""
 
     period: str
     """Id of the observed period (usually a run of the agent) in which the agent found the verdict."""
@@ -108,7 +109,7 @@ class StoredVerdicts(NamedTuple):
 
 
 class ClockReading(NamedTuple):
-    """Moment on the wall clock and on the clock since boot."""
+    """One moment on two clocks: the wall clock and the clock since boot."""
 
     wall_s: float
     boot_s: float

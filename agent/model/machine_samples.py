@@ -1,7 +1,7 @@
-"""Samples of the machine: memory and its controllers, CPUs, pressure, PCI functions, network adapters
-(NICs), and counts of kernel messages.
+"""Samples of the machine: memory and its controllers, CPUs, pressure, PCI functions, network adapters (NICs),
+and counts of kernel messages.
 
-Sources read them less often than GPUs and cgroups. The PCI functions are GPUs and those that DRA drivers
+The agent reads them less often than GPUs and cgroups. The PCI functions are GPUs and those that DRA drivers
 declare as devices; the NICs are those that drivers declare. A kernel message is a log line that matches one
 of the agent's patterns, or a device event.
 """
@@ -65,7 +65,10 @@ class PerCpuSample(NamedTuple):
 
 
 class PressureSample(NamedTuple):
-    """Total time in which tasks waited for a resource since boot [us]. Source: ``/proc/pressure``."""
+    """Total time since boot in which tasks waited for a resource (pressure stall information) [us].
+
+    Source: ``/proc/pressure``.
+    """
 
     cpu_some: Reading
     """Time in which at least one task waited for a CPU [us]."""
@@ -239,7 +242,7 @@ def physical_state_name(state: int) -> str:
 
 
 class LogLine(NamedTuple):
-    """Kernel-log lines that match the same pattern with the same fields, counted."""
+    """Group of kernel-log lines that match one pattern with equal fields, with their number."""
 
     pattern: int
     """Index of the lines' pattern in the agent's list of patterns."""

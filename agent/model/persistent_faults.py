@@ -1,10 +1,11 @@
-"""State that outlives the agent: GPU faults until a reset, reboot or replacement, and the machine's values
-at the agent's start (baseline) until a reboot.
+"""State that the agent stores on disk: GPU faults, and values of the machine at the agent's start (baseline).
+A stored GPU fault lasts until a GPU reset, a reboot or a replacement of the GPU. The baseline lasts until
+a reboot.
 
-The module also has the baseline of a boot: values of the machine that rules call "at start", read first in
-the running boot.
+The baseline has the values that an agent read first in the running boot. Health rules compare later values
+with it.
 
-The agent stores them, so that a fault does not end because the agent is restarted.
+The agent stores the faults, so that a fault does not end because the agent is restarted.
 """
 
 from dataclasses import dataclass, field
@@ -97,9 +98,9 @@ class GpuBaseline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BootBaseline:
-    """Baseline: values of the machine when an agent first read them in the running boot.
+    """Baseline of a boot: the values that an agent first read from the machine after the boot.
 
-    The default is the state before the first reading.
+    Health rules compare later readings with these values. The default values mean that nothing was read yet.
     """
 
     boot_id: str = ""
@@ -121,8 +122,11 @@ class BootBaseline:
 
 
 class Cure(StrEnum):
-    """Event that ends a stored GPU fault. A reboot ends every fault except REPLACE; a GPU reset ends those
-    with LINKS_UP, ACTION, NOTHING_PENDING or RESET."""
+    """Event that ends a stored GPU fault.
+
+    A reboot ends every fault except those with REPLACE; a GPU reset ends the faults with LINKS_UP, ACTION,
+    NOTHING_PENDING or RESET.
+    """
 
     EXPIRES = "expires"
     """The fault ends with time: it is reported for ten minutes."""
@@ -197,7 +201,7 @@ class PersistentFault(NamedTuple):
 
 
 class PersistentCheckFault(NamedTuple):
-    """Raised fault of a device that a driver's health check found."""
+    """Active fault of a device that a driver's health check found. The agent stores the fault on disk."""
 
     device: str
     """Name of the device, ``driver/pool/name``."""
@@ -215,8 +219,10 @@ class PersistentCheckFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PersistentState:
-    """GPUs, GPU faults, faults of drivers' checks and baseline values that the agent stores. The default is
-    the state at the first start."""
+    """GPUs, GPU faults, faults of drivers' checks and baseline values that the agent stores.
+
+    The default values are those at the agent's first start.
+    """
 
     gpus: tuple[KnownGpu, ...] = ()
     faults: tuple[PersistentFault, ...] = ()
@@ -230,5 +236,6 @@ class PersistentState:
 
     @property
     def gpu_part(self) -> "PersistentState":
-        """State with the GPUs and GPU faults alone, without faults of checks and without the baseline."""
+        """Part of the stored state that concerns GPUs: the GPUs and the GPU faults, without faults of checks
+        and without the baseline."""
         return PersistentState(self.gpus, self.faults, self.cleared)

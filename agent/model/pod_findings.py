@@ -1,7 +1,9 @@
-"""Devices that pods use, and findings of the cgroup audit about the pods.
+"""Devices that pods use, and faults of pods that the cgroup audit finds.
 
-agent.node.pods.tracker collects them from the kubelet and the cgroup audit; the rules of
-agent.health.host.pod evaluate them.
+The audit compares the cgroups of each pod with their expected values.
+
+agent.node.pods.tracker collects both from the kubelet and the cgroup audit; the rules of
+agent.health.host.pod evaluate the findings.
 
 The module also has the settings of one cgroup, which the cgroup audit compares with the expected settings.
 """
@@ -24,7 +26,7 @@ class Resource(StrEnum):
 
 
 class PodFinding(NamedTuple):
-    """One audit finding about a pod: a cgroup that differs from its expected allocation, or a risk."""
+    """Finding of the cgroup audit about a pod: a cgroup that differs from its expected values, or a risk."""
 
     pod_uid: str
     """Pod UID as in the cgroup's name; for a static pod the hash of its configuration."""

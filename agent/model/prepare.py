@@ -33,7 +33,10 @@ class Scope(StrEnum):
 
 
 class Operation(StrEnum):
-    """Operation of a driver during which its prepare failed; it decides how an errno is classified."""
+    """Operation of a driver during which the prepare of a claim failed.
+
+    The meaning of an errno depends on the operation.
+    """
 
     DEVICE = "device"
     """The driver was opening, reading or configuring the device."""
@@ -52,7 +55,10 @@ class Operation(StrEnum):
 
 
 class FaultTaint(NamedTuple):
-    """Taint that a failed prepare puts on a device; its key follows from a code such as ``gpu.xid.79``."""
+    """Taint that a failed prepare puts on a device.
+
+    The key of the taint is derived from a code such as ``gpu.xid.79``.
+    """
 
     effect: Effect
     value: str = ""
@@ -99,7 +105,7 @@ class PrepareVerdict:
 
 
 class OtherDriverFailure(NamedTuple):
-    """Failed prepare of a claim at another DRA driver of the same pod."""
+    """Failure of another DRA driver to prepare a claim of the same pod."""
 
     driver: str
     verdict: PrepareVerdict
@@ -142,5 +148,5 @@ class DriverFault(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """``<driver>/<pool>/<device>``: key of the device in the engine."""
+        """Key of the faulty device in the health engine: ``<driver>/<pool>/<device>``."""
         return str(self.device)

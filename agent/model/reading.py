@@ -19,12 +19,15 @@ NATIVE_CORE_ERRORS: Final = {
 
 
 def error_text(code: int) -> str:
-    """Return the text of an error code: an errno (positive) or a code of the native core (negative)."""
+    """Return the text of an error code: a positive errno, or a negative code of the native C core."""
     return os.strerror(code) if code > 0 else NATIVE_CORE_ERRORS.get(code, f"unknown C core error {code}")
 
 
 def return_code_text(code: int) -> str:
-    """Return the text of a negative return code of the native core: -errno, or a code that it defines."""
+    """Return the text of a negative return code of the native core (C library).
+
+    The code is -errno, or a code that the native core defines.
+    """
     return error_text(code if code <= max(NATIVE_CORE_ERRORS) else -code)
 
 
@@ -39,7 +42,10 @@ class Absence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Reason why a number could not be read. Rules never treat it as 0, Healthy or Unhealthy."""
+    """Reason why a number could not be read.
+
+    Health rules never treat a missing number as 0, Healthy or Unhealthy.
+    """
 
     absence: Absence
     errno: int = 0
@@ -57,8 +63,10 @@ NEVER_READ: Final = Missing(Absence.ABSENT)
 
 
 def is_absent(reading: Reading) -> bool:
-    """Return True if the machine does not have the reading; False for a number and for an unreadable
-    reading."""
+    """Return True if the machine does not have the reading.
+
+    The result is False for a number and for a reading that cannot be read now.
+    """
     return isinstance(reading, Missing) and reading.absence is Absence.ABSENT
 
 
@@ -66,7 +74,10 @@ def is_absent(reading: Reading) -> bool:
 
 
 class SourceState(StrEnum):
-    """State of a source after its last pass, one reading of its part of the machine."""
+    """State of a source after its last pass.
+
+    A source reads one part of the machine periodically; a pass is one such reading.
+    """
 
     OK = "ok"
     ABSENT = "absent"
@@ -80,7 +91,8 @@ class SourceState(StrEnum):
 
 
 class SourceSample(NamedTuple):
-    """State of one source, with the times of its passes."""
+    """State of one source, which reads one part of the machine periodically, with the times of its readings
+    (passes)."""
 
     name: str
     state: SourceState
@@ -107,7 +119,10 @@ GPU_LIBRARY: Final = "nvml"
 
 
 def unlisted_sources(sources: Iterable[SourceSample]) -> tuple[str, ...]:
-    """Return the names of the sources that have not listed their devices, which a report therefore lacks."""
+    """Return the names of the sources that have not listed their devices yet.
+
+    A report lacks the devices of these sources.
+    """
     unread = (SourceState.STARTING, SourceState.STALLED)
     return tuple(
         source.name

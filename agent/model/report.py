@@ -126,7 +126,10 @@ class SentinelStatus(NamedTuple):
 
 
 class NvmlCallCost(NamedTuple):
-    """Cost of the measured NVML calls of one kind: about two readings of all GPUs per ``gpu.slow-period``."""
+    """Cost of the measured NVML calls of one kind.
+
+    The agent measures about two readings of all GPUs in each ``gpu.slow-period``.
+    """
 
     kind: str
     """First function of the kind, such as ``nvmlDeviceGetFieldValues``."""
@@ -138,7 +141,7 @@ class NvmlCallCost(NamedTuple):
 
 
 class NvmlCosts(NamedTuple):
-    """Costs of the calls to NVML since the threads that make them started."""
+    """Costs of the calls to NVML, counted since the threads that make the calls started."""
 
     cpu_s: float
     """CPU time of the threads that read GPUs [s]."""
@@ -152,7 +155,7 @@ class NvmlCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """State of the agent's process, with facts of its newest report."""
+    """State of the agent's process, with data from its newest report."""
 
     version: str
     pid: int

@@ -1,6 +1,6 @@
-"""Settings of the engine: limits of the rules, expected devices, names; limits of the history.
+"""Settings of the health engine (limits of the rules, expected devices, names) and limits of the history.
 
-The module also has the checks that operators configure as commands, and the results of their runs.
+The module also has the checks that operators configure as commands, and the results of these checks.
 """
 
 from collections.abc import Mapping
@@ -121,7 +121,10 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class RuleOverride:
-    """Operator's change of one rule, or of a family of rules; None: this property is not changed."""
+    """Operator's change of one health rule, or of a family of rules.
+
+    None in a field: the property is not changed.
+    """
 
     code: str
     """Finding code of the rule, or a family of codes: ``gpu.ecc.*``."""
@@ -140,7 +143,7 @@ class RuleOverride:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of the engine, which evaluates the rules."""
+    """Settings of the health engine, which evaluates the rules."""
 
     node: str
     """Name of the Kubernetes node; also the pool name of its devices."""
@@ -174,8 +177,8 @@ HISTORY_FILE: Final = "history.sqlite"
 
 
 class UsageHistoryLimits(NamedTuple):
-    """Limits on the stored usages (device used by a pod) that have ended, and on the stored changes of
-    verdicts."""
+    """Limits on the size of the history: on usages (device used by a pod) that have ended, and on changes of
+    verdicts (state and causes of a device)."""
 
     rows: int = 10_000
     """Largest number of stored usages, and of stored changes of verdicts; 0: nothing is stored."""

@@ -16,7 +16,7 @@ from agent.model.settings import CustomCheckResult
 
 
 class CgroupKind(StrEnum):
-    """Owner of a cgroup below kubepods: a pod or a container."""
+    """Kind of owner of a cgroup below the cgroup ``kubepods``: a pod or a container."""
 
     POD = "pod"
     CONTAINER = "container"
@@ -113,7 +113,8 @@ class CgroupSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NativeCoreStats:
-    """Counters of what the native core reads and wakes, and of the resources that it uses."""
+    """Counters of the native core (C library): its file reads, its wake-ups of the engine loop, and the
+    resources that it uses."""
 
     passes: int = 0
     """Number of passes over all watched files that have finished."""
@@ -139,7 +140,7 @@ class NativeCoreStats:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples that the rules evaluate, at one moment."""
+    """All samples of the machine at one moment, which the health rules evaluate."""
 
     seq: int
     """Sequence number of the snapshot; grows with every change that the rules can see."""

@@ -17,7 +17,7 @@ class ListenAddress(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """True: only processes of this machine can connect."""
+        """True: only processes of this machine can connect to the socket."""
         return bool(self.path) or self.host == "::1" or self.host.startswith("127.")
 
     def __str__(self) -> str:

@@ -23,9 +23,9 @@ class Instant:
 
 
 def instant_at_mono(mono_ns: int, now: Instant) -> Instant:
-    """Return the instant with the monotonic time ``mono_ns``, at the latest ``now``.
+    """Return the instant with the monotonic time ``mono_ns``, or ``now`` if that time is in the future.
 
-    Its wall time is computed from the distance to ``now``.
+    The wall time of the instant is computed from the distance to ``now``.
     """
     mono_ns = min(mono_ns, now.mono_ns)
     return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)

@@ -1,5 +1,5 @@
-"""Parser of ResourceClaims into the claim that a driver prepares, and decoder of its opaque parameters, which
-can also be checked before a claim is allocated.
+"""Parser that converts a ResourceClaim to the claim that a driver prepares, and decoder of the claim's opaque
+parameters. The parameters can also be checked before a claim is allocated.
 
 The parser ignores results and parameters of other drivers, reservations and unknown fields. Every field that
 the driver relies on is validated; an error names the field. Parameters are decoded strictly: an unknown
@@ -316,7 +316,7 @@ def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
 def _kind_of(config: ClaimConfig) -> str:
     """Return ``<apiVersion>/<kind>`` of opaque parameters.
 
-    Raises BadConfigError if one of the two is missing.
+    Raises BadConfigError if ``apiVersion`` or ``kind`` is missing.
     """
     version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
     for key, value in (("apiVersion", version), ("kind", kind)):

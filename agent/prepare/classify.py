@@ -1,8 +1,8 @@
 """Classification of failed prepares: picks the strongest evidence, and derives class, code and advice.
 
 Within one failure the evidence with the greatest weight decides; among equals, that of the outermost
-exception. An Unhealthy device of the claim is the cause unless the evidence proves another one. While the
-health engine is down, its last state does not count.
+exception. An Unhealthy device of the claim is the cause unless the evidence proves another cause. While the
+health engine is down, the last health of devices does not count.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,9 @@ def classify_evidence(evidence: Sequence[Evidence], context: PrepareContext) -> 
 
 
 def classify_unhealthy_devices(context: PrepareContext) -> PrepareVerdict | None:
-    """Return the verdict (class failed-device) on a claim with an Unhealthy device, before a prepare; else
-    None.
+    """Return the verdict on a claim that has an Unhealthy device, before a prepare.
+
+    The verdict has the class failed-device. None: the claim has no Unhealthy device.
     """
     unhealthy = _unhealthy_devices((), context)
     return _build_verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
@@ -82,7 +83,7 @@ def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEv
     """Return the score that blames the Unhealthy devices of the claim instead of the best evidence.
 
     Args:
-        best: Score of the best evidence; its requests, and the devices that it names, stay.
+        best: Score of the best evidence; the requests and devices that it names stay.
         unhealthy: Unhealthy devices of the claim.
     """
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
@@ -104,7 +105,8 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the score of the worst of several failures in one prepare, with the evidence of all of them."""
+    """Return the score of the worst of several failures in one prepare, with the evidence of all these
+    failures."""
     ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
     same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
@@ -119,7 +121,9 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
 def _with_other_devices(
     worst: EvidenceScore, found: Sequence[EvidenceScore], unhealthy: Sequence[HealthEngineEvidence]
 ) -> EvidenceScore:
-    """Return a score with the claim's other broken devices added to its detail, if it blames a device.
+    """Return the score ``worst`` with the other broken devices of the claim added to its detail text.
+
+    A score that does not blame a device is unchanged.
 
     Args:
         worst: Score of the failure that is reported.
@@ -140,7 +144,10 @@ def _with_other_devices(
 
 
 def _worst_first_key(one: EvidenceScore) -> tuple[object, ...]:
-    """Return the sort key of a failure's score, the worst first; its texts make the order unique."""
+    """Return a key that sorts the scores of failures, the worst first.
+
+    The texts in the key make the order unique.
+    """
     texts = (
         one.code,
         one.summary,
@@ -228,7 +235,10 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
 
 
 def _requested_devices(claim: Claim, requests: Sequence[str]) -> tuple[DeviceRef, ...]:
-    """Return the claim's devices for the named requests, subrequests included; without names all devices."""
+    """Return the devices of a claim for the named requests and their subrequests.
+
+    If no request is named, return all devices.
+    """
     return tuple(
         device.ref
         for device in claim.devices

@@ -1,8 +1,9 @@
 """Exceptions that a driver raises to classify a failure, and ``doing``, which records the failed operation.
 
 A driver raises a :class:`DriverError` to name the class of a failure itself. Other exceptions are classified
-by type and error number (:mod:`agent.prepare.classify`). An errno has another meaning in each
-operation, so :class:`doing` stores the operation as an attribute of the exception; the innermost one counts.
+by type and error number (:mod:`agent.prepare.classify`). An errno has another meaning in each operation, so
+:class:`doing` stores the operation as an attribute of the exception. Of nested operations, the innermost one
+counts.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from agent.model.prepare import Operation, PrepareVerdict, Scope
 
 
 class DriverError(Exception):
-    """Failure of a prepare that the driver describes itself; its class is unknown.
+    """Failure of a prepare that the driver describes itself. The error class of the failure is unknown.
 
     Args:
         summary: One line for operators, with the numbers that were compared. No times, addresses or counters:

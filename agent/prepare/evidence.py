@@ -57,7 +57,7 @@ def _during(operation: Operation | None) -> str:
 
 
 class ErrnoEvidence(NamedTuple):
-    """Evidence: error number of a failed system call."""
+    """Evidence for the cause of a failed prepare: error number of a failed system call."""
 
     number: int
     operation: Operation | None = None
@@ -75,7 +75,7 @@ class ErrnoEvidence(NamedTuple):
 
 
 class NvmlCode(NamedTuple):
-    """Evidence: return code of an NVML call."""
+    """Evidence for the cause of a failed prepare: return code of an NVML call."""
 
     code: int
     device: str = ""
@@ -91,7 +91,7 @@ class NvmlCode(NamedTuple):
 
 
 class GrpcStatus(NamedTuple):
-    """Evidence: gRPC status of a call to another service."""
+    """Evidence for the cause of a failed prepare: gRPC status of a call to another service."""
 
     code: int
     message: str = ""
@@ -106,7 +106,7 @@ class GrpcStatus(NamedTuple):
 
 
 class HttpStatus(NamedTuple):
-    """Evidence: HTTP status of a failed request, 400 to 599."""
+    """Evidence for the cause of a failed prepare: HTTP status of a failed request, 400 to 599."""
 
     status: int
     reason: str = ""
@@ -120,7 +120,8 @@ class HttpStatus(NamedTuple):
 
 
 class DecodeFailure(NamedTuple):
-    """Evidence: input that could not be decoded, or that a type check rejected."""
+    """Evidence for the cause of a failed prepare: input that could not be decoded, or that a type check
+    rejected."""
 
     exception_type: str
     """Name of the exception's type, such as ``JSONDecodeError``."""
@@ -136,7 +137,8 @@ class DecodeFailure(NamedTuple):
 
 
 class WrongParameterValue(NamedTuple):
-    """Evidence: ValueError, LookupError or TypeError while the driver read the claim's parameters."""
+    """Evidence for the cause of a failed prepare: ValueError, LookupError or TypeError while the driver read
+    the claim's parameters."""
 
     exception_type: str
     text: str
@@ -146,7 +148,8 @@ class WrongParameterValue(NamedTuple):
 
 
 class ConnectionFailure(NamedTuple):
-    """Evidence: failed connection without an errno, such as an unknown host or a TLS error."""
+    """Evidence for the cause of a failed prepare: failed connection without an errno, such as an unknown host
+    or a TLS error."""
 
     exception_type: str
     text: str
@@ -157,7 +160,7 @@ class ConnectionFailure(NamedTuple):
 
 
 class UnreadableCdiFile(NamedTuple):
-    """Evidence: CDI file that cannot be parsed."""
+    """Evidence for the cause of a failed prepare: CDI file that cannot be parsed."""
 
     path: str
     text: str
@@ -167,7 +170,8 @@ class UnreadableCdiFile(NamedTuple):
 
 
 class HealthEngineEvidence(NamedTuple):
-    """Evidence: health of the claim's device, as the health engine evaluated it."""
+    """Evidence for the cause of a failed prepare: health of a device of the claim, as the health engine
+    evaluated it."""
 
     device: DeviceRef
     health: Health
@@ -183,7 +187,7 @@ class HealthEngineEvidence(NamedTuple):
 
 
 class OperationTimeout(NamedTuple):
-    """Evidence: operation that did not finish in time."""
+    """Evidence for the cause of a failed prepare: operation that did not finish in time."""
 
     exception_type: str
     operation: Operation | None = None
@@ -194,7 +198,8 @@ class OperationTimeout(NamedTuple):
 
 
 class InterruptedPrepare(NamedTuple):
-    """Evidence: prepare that was cancelled, or that a signal or the end of the process interrupted."""
+    """Evidence for the cause of a failure: the prepare was cancelled, or a signal or the end of the process
+    interrupted it."""
 
     exception_type: str
     process_exit: bool = False
@@ -205,7 +210,7 @@ class InterruptedPrepare(NamedTuple):
 
 
 class HealthBackendUnreachable(NamedTuple):
-    """Evidence: drahealth agent that does not answer the driver."""
+    """Evidence for the cause of a failed prepare: the drahealth agent does not answer the driver."""
 
     text: str = ""
 
@@ -214,7 +219,7 @@ class HealthBackendUnreachable(NamedTuple):
 
 
 class UnclassifiedException(NamedTuple):
-    """Evidence: exception of which only the type is known."""
+    """Evidence for the cause of a failed prepare: exception of which only the type is known."""
 
     exception_type: str
     is_programming_error: bool
@@ -226,7 +231,7 @@ class UnclassifiedException(NamedTuple):
 
 
 class ErrorText(NamedTuple):
-    """Evidence: error text without an exception type or error number."""
+    """Evidence for the cause of a failed prepare: error text without an exception type or error number."""
 
     text: str
 
@@ -235,7 +240,8 @@ class ErrorText(NamedTuple):
 
 
 class DriverReportedError(NamedTuple):
-    """Evidence: class that the driver named by raising an agent.prepare.errors.DriverError."""
+    """Evidence for the cause of a failed prepare: error class that the driver named by raising an
+    agent.prepare.errors.DriverError."""
 
     error_class: ErrorClass
     code: str
@@ -251,7 +257,8 @@ class DriverReportedError(NamedTuple):
 
 
 class ExistingVerdict(NamedTuple):
-    """Evidence: class and code of a PrepareError, whose failure was classified before."""
+    """Evidence for the cause of a failed prepare: class and code of a PrepareError whose failure was
+    classified before."""
 
     verdict: PrepareVerdict
 
@@ -260,7 +267,10 @@ class ExistingVerdict(NamedTuple):
 
 
 class EarlierException(NamedTuple):
-    """Evidence of an exception that was being handled when the failure occurred; it need not be the cause."""
+    """Evidence for the cause of a failed prepare: exception that was being handled when the failure occurred.
+
+    The exception need not be the cause.
+    """
 
     evidence: "Evidence"
 

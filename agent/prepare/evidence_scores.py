@@ -1,4 +1,5 @@
-"""Scores of evidence for failed prepares: the code and class that one piece suggests, and its weight.
+"""Scores of evidence for failed prepares: the code and class that one piece of evidence suggests, and its
+weight.
 
 There is one scoring function per kind of evidence. agent.prepare.classify picks the greatest weight.
 """
@@ -221,9 +222,9 @@ def _score_wrong_value(piece: WrongParameterValue, context: PrepareContext) -> E
 
 
 def _requests_with_parameters(context: PrepareContext) -> tuple[str, ...]:
-    """Return the claim's requests to which opaque parameters apply: only they can have wrong parameters.
+    """Return the claim's requests to which opaque parameters apply.
 
-    Empty: all requests.
+    Only these requests can have wrong parameters. Empty: the parameters apply to all requests.
     """
     named = [set(config.requests) for config in context.claim.configs]
     return tuple(sorted(set[str]().union(*named))) if all(named) else ()
@@ -340,7 +341,10 @@ def _score_verdict(piece: ExistingVerdict, _: PrepareContext) -> EvidenceScore:
 
 
 def _score_earlier_exception(piece: EarlierException, context: PrepareContext) -> EvidenceScore:
-    """Score an exception that was being handled when the failure was raised; it counts only if transient."""
+    """Return the score of an exception that was being handled when the failure was raised.
+
+    The exception counts only if it is transient.
+    """
     scored = score_evidence(piece.evidence, context)
     if scored.error_class is ErrorClass.TRANSIENT and scored.weight < EvidenceWeight.DRIVER:
         return scored._replace(weight=min(scored.weight, EvidenceWeight.LOOSE), evidence=(str(piece),))
@@ -372,9 +376,9 @@ _SCORERS: Final[Mapping[type, Callable[[Any, PrepareContext], EvidenceScore]]] =
 
 
 def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -> EvidenceScore:
-    """Return a score, replaced by that of the first pattern that matches the error text.
+    """Return the score of the first pattern that matches the error text, else the score ``scored``.
 
-    A score of the weight TEXT or more is not replaced.
+    A score with a weight of TEXT or more is not replaced.
     """
     if scored.weight >= EvidenceWeight.TEXT:
         return scored
@@ -392,9 +396,10 @@ def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -
 
 
 def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
-    """Return a score with the class bad-config instead of a lasting class, if its code names user input.
+    """Change the class of a score from a lasting class to bad-config, if the code of the score names user
+    input.
 
-    Lasting classes are failed-device and permanent, which a driver or a pattern can name.
+    The lasting classes are failed-device and permanent; a driver or a pattern can name them.
     """
     if scored.error_class not in {ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}:
         return scored
@@ -405,7 +410,7 @@ def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
 def _blame_device(
     scored: EvidenceScore, named: Sequence[DeviceRef], context: PrepareContext
 ) -> EvidenceScore:
-    """Return a score with the broken device added: the one that the evidence names, or the claim's only one.
+    """Add the broken device to a score: the device that the evidence names, or the only device of the claim.
 
     If several devices may be broken, none is added, and the error class becomes transient.
 

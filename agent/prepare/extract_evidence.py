@@ -106,7 +106,7 @@ EvidenceReader = Callable[[BaseException, RecordedOperation | None], Evidence | 
 
 
 def extract_evidence(error: BaseException, recorded: RecordedOperation | None = None) -> Evidence:
-    """Return the evidence for a failed prepare in one exception, without that of its causes.
+    """Return the evidence for a failed prepare that one exception gives, without the evidence of its causes.
 
     Args:
         recorded: Operation that :class:`doing` recorded; None: unknown.
@@ -285,7 +285,8 @@ _REASON: Final = re.compile(r"[A-Za-z]{1,64}")
 
 
 def _status_object(error: BaseException, response: object) -> Mapping[str, object]:
-    """Return the API server's object ``Status`` in an exception of a client library; empty: none."""
+    """Return the API server's object ``Status`` in an exception of a client library; empty: the exception has
+    none."""
     for body in (
         _get_attribute(error, "body"),
         _get_attribute(response, "text"),

@@ -4,9 +4,9 @@ A code may occur in two classes: as a failure that may pass, and as one that has
 ``.*`` stands for all codes with this prefix. A code that is not listed uses the default of its class,
 :data:`DEFAULT_KINDS`.
 
-A kind has a health or a taint only if no claim can cause the failure: otherwise one user's claim would take
-working devices from all users. A cgroup controller or a permission can be missing for one claim alone,
-because of its parameters or its namespace, so these kinds leave the devices as they are.
+A kind of failure changes a device's health or adds a taint only if no claim can cause the failure: otherwise
+one user's claim would take working devices from all users. A cgroup controller or a permission can be missing
+for one claim alone, because of its parameters or its namespace, so these kinds leave the devices as they are.
 """
 
 import re
@@ -27,7 +27,7 @@ _CODE: Final = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9][a-z0-9_-]*)*")
 
 
 class RetryCondition(StrEnum):
-    """Condition under which a retry of the prepare can help; part of the kubelet's text."""
+    """Condition under which a retry of the prepare can help. The error text for the kubelet contains it."""
 
     LATER = "later"
     """A retry can help after some time."""
@@ -75,7 +75,8 @@ class FailureKind:
 
     @property
     def cached_s(self) -> int:
-        """Time for which the failure answers prepares of the claim from the cache [s]; 0: not cached."""
+        """Time for which repeated prepares of the claim get this failure from the cache [s]; 0: the failure
+        is not cached."""
         return NEGATIVE_CACHE_S[self.error_class] if self.cacheable else 0
 
 
@@ -359,7 +360,8 @@ USER_CODES: Final = frozenset(row.code for row in FAILURE_KINDS if row.error_cla
 def failure_kind(code: str, error_class: ErrorClass) -> FailureKind:
     """Return the catalog's kind of failure for a code and an error class.
 
-    If the code is not listed, it is the kind of the longest listed prefix, else the default of the class.
+    If the code is not listed, the result is the kind of the longest listed prefix, else the default of the
+    class.
     """
     parts = code.split(".")
     names = [code, *(".".join(parts[:count]) + FAMILY for count in range(len(parts) - 1, 0, -1))]

@@ -141,7 +141,7 @@ def kubelet_text(verdict: PrepareVerdict, others: Sequence[PrepareVerdict] = ())
     """Return the error text for the kubelet, at most 1,024 bytes of UTF-8.
 
     Args:
-        others: Verdicts on all claims that failed in the same call; that on the claim itself is ignored.
+        others: Verdicts on all claims that failed in the same call; the one on the claim itself is ignored.
     """
     return _format_text(
         verdict, sorted({_describe_other_claim(other) for other in others if other.claim != verdict.claim})
@@ -155,7 +155,7 @@ def kubelet_texts(
     """Return the :func:`kubelet_text` of each claim that failed in one call.
 
     Args:
-        elsewhere: Returns the failures at other drivers of the pods that use a claim.
+        elsewhere: Function that returns the failures of other drivers for the pods that use a claim.
     """
     own_entries = [_describe_other_claim(verdict) for verdict in verdicts]
     counts = Counter(own_entries)
@@ -221,7 +221,7 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
 
 
 def _consequence(verdict: PrepareVerdict) -> str:
-    """Return what follows from a failed prepare, as text: ``the kubelet retries``.
+    """Return the consequence of a failed prepare as text, such as ``the kubelet retries``.
 
     For several broken devices the text has their number and the number of requested devices.
     """
@@ -255,7 +255,10 @@ def _describe_other_claim(verdict: PrepareVerdict, driver: str = "") -> str:
 
 
 def _cut_middle(name: str, limit: int) -> str:
-    """Cut the middle of a claim's name that is longer than ``limit`` bytes: generated ends differ."""
+    """Cut the middle out of a claim's name that is longer than ``limit`` bytes.
+
+    The end stays, because generated names differ there.
+    """
     data = name.encode()
     if len(data) <= limit:
         return name

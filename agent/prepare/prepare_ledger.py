@@ -1,10 +1,10 @@
 """Ledger of a driver's prepares: the last result of each claim, and faults that the driver reported.
 
-Decides when a repeated prepare gets its last failure from the cache. Pure: every function returns a new
-ledger. Times are wall clock, because the ledger outlives the process; a time in the future (the clock was
-set back) counts as expired.
+The module decides when a repeated prepare gets the last failure from the cache. The functions are pure: each
+returns a new ledger. Times are wall clock, because the ledger outlives the process; a time in the future (the
+clock was set back) counts as expired.
 
-The module also has the faults of devices that a driver reported when it failed to prepare a claim. Pure.
+The module also has the faults of devices that a driver reported when it failed to prepare a claim.
 
 The health engine cannot verify what only the driver saw. So a fault ends when the driver prepares the device
 again, or after a time limit, so that a prepare tries the device. One fault is kept per device and code.
@@ -51,7 +51,7 @@ def record_faults(
 
     Args:
         verdict: Verdict on the failed prepare of ``claim``.
-        unhealthy: Devices that the health engine reports Unhealthy: no fault is added for them.
+        unhealthy: Devices that the health engine reports Unhealthy: no fault is added for these devices.
     """
     is_broken = verdict.error_class is ErrorClass.FAILED_DEVICE
     health = Health.UNHEALTHY if is_broken else verdict.health
@@ -88,9 +88,9 @@ def has_active_fault(known: DriverFaults, device: DeviceRef, code: str) -> bool:
 def expire_faults_of_devices(
     known: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float
 ) -> DriverFaults:
-    """Return the faults with those of ``devices`` expired, because the driver has prepared the devices.
+    """Mark the driver-reported faults of ``devices`` as expired, because the driver has prepared the devices.
 
-    Faults of the driver itself, such as its state file, expire on all devices.
+    Faults of the driver itself, such as a fault of its state file, expire on all devices.
     """
     return known._replace(
         faults=tuple(
@@ -105,7 +105,10 @@ def expire_faults_of_devices(
 def expire_cleared_faults(
     known: DriverFaults, cleared: Collection[DriverFault], now_wall_s: float
 ) -> DriverFaults:
-    """Return the faults with those expired that an operator cleared, found by their numbers."""
+    """Mark the driver-reported faults that an operator cleared as expired.
+
+    The faults are found by their numbers.
+    """
     numbers = {(fault.number, fault.reported_wall_s) for fault in cleared}
     return known._replace(
         faults=tuple(
@@ -123,7 +126,7 @@ def _concerns_driver(fault: DriverFault) -> bool:
 
 
 def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
-    """Return the faults with those older than :data:`FAULT_LIMIT_S` expired.
+    """Mark driver-reported faults that are older than :data:`FAULT_LIMIT_S` as expired.
 
     Faults that expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
     """
@@ -140,17 +143,17 @@ def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[Drive
 
 
 def next_expiry_wall_s(known: DriverFaults) -> float | None:
-    """Return the wall-clock time at which the next fault expires; None: no fault is active."""
+    """Return the wall-clock time at which the next driver-reported fault expires; None: none is active."""
     active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
     first = min(active, default=None)
     return None if first is None else first + FAULT_LIMIT_S
 
 
 def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
-    """Merge the faults of two instances of a driver: for each device and code the newest fault.
+    """Merge the faults that two instances of a driver reported.
 
-    It is expired if it is expired in either instance. Faults of ``mine`` get new numbers where ``theirs`` has
-    the same number.
+    The newest fault of each device and code stays. A fault is expired if it is expired in either instance.
+    Faults of ``mine`` get new numbers where ``theirs`` has the same number.
     """
     found = {_key(fault): fault for fault in theirs.faults}
     taken = {fault.number for fault in theirs.faults}
@@ -233,7 +236,10 @@ class LedgerEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrepareLedger:
-    """All claims and driver-reported faults of one driver; empty by default."""
+    """Prepare ledger of one driver: the last result of each claim, and the driver-reported faults.
+
+    A new ledger is empty.
+    """
 
     claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
     """Ledger entries by claim UID."""
@@ -251,8 +257,8 @@ def cached_failure(
 
     A failure is cached only for the same request: the claim has the same allocation and parameters, the
     driver has the same version and, where a device is to blame, the state of the devices has not changed. A
-    later success ends the caching: of any claim for a fault of the node or driver, else of a claim with one
-    of the devices.
+    later successful prepare ends the caching. For a fault of the node or driver, it can be the prepare of any
+    claim; else it must be that of a claim with one of the devices.
 
     Args:
         health_fingerprint: Result of :func:`health_fingerprint` for the claim's devices, or a function that
@@ -276,7 +282,8 @@ def cached_failure(
 def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -> bool:
     """Return True if the cause of a cached failure must be gone, because a later prepare has succeeded.
 
-    That is a prepare of any claim for a fault of the node or driver, else one with a device of this claim.
+    For a fault of the node or driver, the prepare of any claim is enough. Otherwise the prepared claim must
+    have a device of this claim.
     """
     devices = set(_device_refs(claim))
     concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
@@ -328,7 +335,7 @@ def prepared_devices(ledger: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef,
 def record_success(
     ledger: PrepareLedger, claim: Claim, health_fingerprint: str, now_wall_s: float, driver_version: str = ""
 ) -> PrepareLedger:
-    """Return the ledger with a successful prepare.
+    """Return the prepare ledger with the successful prepare of a claim added.
 
     Driver-reported faults of the claim's devices expire.
     """
@@ -341,7 +348,8 @@ def record_success(
 
 
 def record_clear(ledger: PrepareLedger, cleared: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
-    """Return the ledger with driver-reported faults expired, because an operator cleared them."""
+    """Return the prepare ledger with the driver-reported faults ``cleared`` expired, because an operator
+    cleared them."""
     return replace(ledger, driver_faults=expire_cleared_faults(ledger.driver_faults, cleared, now_wall_s))
 
 
@@ -354,10 +362,11 @@ def record_failure(
     driver_version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Return the ledger with a failed prepare, and the failure with its count and first time.
+    """Return the prepare ledger with a failed prepare added, and the verdict with the failure's count and
+    first time.
 
     Args:
-        unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for them.
+        unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for these devices.
     """
     verdict = _truncate_texts(verdict)
     # a fault whose time is over must not take the place of this one, and then expire
@@ -373,7 +382,10 @@ def record_failure(
 
 
 def record_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
-    """Return the ledger with the unprepare of a claim; its entry is kept for :data:`UNPREPARED_KEPT_S`."""
+    """Return the prepare ledger with the unprepare of a claim added.
+
+    The claim's entry is kept for :data:`UNPREPARED_KEPT_S`.
+    """
     entry = ledger.claims.get(claim.uid)
     if entry is None:
         return ledger
@@ -388,9 +400,9 @@ def record_unprepare_failure(
     driver_version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Return the ledger with a failed unprepare.
+    """Return the prepare ledger with a failed unprepare of a claim added.
 
-    Arguments as for :func:`record_failure`; the failure is never cached.
+    The arguments are those of :func:`record_failure`. The failure is never cached.
     """
     verdict = replace(verdict, evidence=(UNPREPARE_EVIDENCE, *verdict.evidence), sticky_s=0)
     return record_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
@@ -434,7 +446,10 @@ def _has_same_class_and_code(before: PrepareVerdict, verdict: PrepareVerdict) ->
 
 
 def expire_entries(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Return the ledger without claims unprepared long ago, and with old driver-reported faults expired."""
+    """Return the prepare ledger without claims that were unprepared long ago.
+
+    Old driver-reported faults in the result are expired.
+    """
     known = expire_old_faults(ledger.driver_faults, now_wall_s)
     claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
     if known == ledger.driver_faults and len(claims) == len(ledger.claims):
@@ -447,7 +462,10 @@ def _is_expired(entry: LedgerEntry, now_wall_s: float) -> bool:
 
 
 def merge_ledgers(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Return the merged ledgers of two instances of a driver: each claim's newest entry, and all faults."""
+    """Merge the prepare ledgers of two instances of a driver.
+
+    The result has each claim's newest entry, and all faults.
+    """
     claims = dict(theirs.claims)
     for uid, entry in mine.claims.items():
         other = claims.get(uid)
@@ -470,5 +488,8 @@ def _keep_newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mappin
 
 
 def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
-    """Return the sort key of a ledger entry, greater for newer ones; a time in the future sorts as oldest."""
+    """Return a sort key of an entry of the prepare ledger, greater for newer entries.
+
+    An entry with a time in the future counts as oldest.
+    """
     return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf

@@ -2,12 +2,12 @@
 decorator.
 
 :func:`prepare_steps` is pure and yields the next step: cached failure, driver's handler, classification,
-retry. A runner executes it, with or without an event loop, and decides nothing. Cancellation and Ctrl-C are
-not failures of a claim: they pass through and are not recorded.
+retry. A runner executes the step, with or without an event loop, and makes no decisions. Cancellation and
+Ctrl-C are not failures of a claim: they pass through and are not recorded.
 
-A transient failure is retried within the same call: the kubelet waits 45 s for an answer and retries after
-60 to 90 s. A driver that used up the 45 s itself would miss the deadline of its own answer. The retries end
-when no call waits for the claim any more, because another claim of its pod failed.
+A transient failure is retried within the same call: the kubelet waits 45 s for an answer and retries after 60
+to 90 s. A driver that used up the 45 s itself would miss the deadline of its own answer. The retries end when
+no call waits for the claim any more, because another claim of its pod failed.
 """
 
 import asyncio
@@ -52,17 +52,21 @@ def retry_pause_s(
 
 
 class CallHandlerStep(NamedTuple):
-    """Step: call the driver's handler; send its result to the generator, or throw its exception."""
+    """Step of a prepare in which the runner calls the driver's handler.
+
+    The generator gets the handler's result or exception.
+    """
 
 
 class PauseStep(NamedTuple):
-    """Step: wait between two tries of a prepare, without blocking an event loop."""
+    """Step of a prepare in which the runner waits between two tries, without blocking an event loop."""
 
     seconds: float
 
 
 class RunInThreadStep(NamedTuple):
-    """Step: call a function that may block for some seconds; prepare_steps() gets its result."""
+    """Step of a prepare in which the runner calls a function that may block for some seconds. prepare_steps()
+    gets the result."""
 
     function: Callable[[], PrepareVerdict]
 
@@ -71,8 +75,10 @@ Step = CallHandlerStep | PauseStep | RunInThreadStep
 
 
 class PrepareResultTracker(Protocol):
-    """Tracker of prepare results: classifies failures and keeps the ledger; see
-    agent.driver.prepare_failure_tracker."""
+    """Tracker of prepare results: classifies failures and keeps the ledger of results.
+
+    See agent.driver.prepare_failure_tracker.
+    """
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
         """Return the cached failure of the claim's last prepare; None: the handler must be called."""
@@ -89,12 +95,16 @@ class PrepareResultTracker(Protocol):
         evidence: BaseException,
         patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
-        """Return the verdict on a failed prepare, by device health after the failure. Blocks up to 2 s."""
+        """Return the verdict on a failed prepare, with regard to the health of devices after the failure.
+
+        Blocks up to 2 s.
+        """
 
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare; wait until kubelet and API server know of the devices' health and taints.
+        """Record a failed prepare; wait until the kubelet and the API server have received the devices'
+        health and taints.
 
         Blocks up to 5 s.
         """
@@ -251,7 +261,7 @@ async def _run_in_loop(
 
 
 def _in_trio() -> bool:
-    """Return True if the caller is a Trio task, also if one loop runs inside the other."""
+    """Return True if the caller is a Trio task, also if a Trio loop and an asyncio loop are nested."""
     if "trio" not in sys.modules:
         return False
     import trio

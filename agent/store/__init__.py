@@ -1,1 +1,4 @@
-"""Files that the agent keeps on disk over restarts. A file that it cannot use is renamed, not deleted."""
+"""Files that the agent keeps on disk over restarts.
+
+A file that the agent cannot use is renamed, not deleted.
+"""

@@ -61,10 +61,11 @@ class CdiNode:
 
 @dataclass(frozen=True, slots=True)
 class CdiDevice:
-    """What a claimed device adds to the containers that use it: at least one variable, mount or device file.
+    """Additions of a claimed device to the containers that use it: at least one variable, mount or device
+    file.
 
     Raises:
-        ValueError: CDI does not allow a name or value; the text has it.
+        ValueError: CDI does not allow a name or value; the text contains the name or value.
     """
 
     name: str
@@ -106,7 +107,7 @@ class CdiDevice:
 
     @property
     def edits(self) -> dict[str, object]:
-        """``containerEdits`` of the device, as the CDI file has them."""
+        """Changes that the device makes to a container, in the form of ``containerEdits`` in the CDI file."""
         edits: dict[str, object] = {}
         if self.env:
             edits["env"] = [f"{variable}={value}" for variable, value in self.env.items()]
@@ -120,7 +121,9 @@ class CdiDevice:
 def write_cdi_spec(
     directory: StrPath, vendor_class: str, claim_uid: str, devices: Sequence[CdiDevice]
 ) -> tuple[str, ...]:
-    """Write the CDI file of a claim, at each prepare: a reboot clears the directory. Idempotent.
+    """Write the CDI file of a claim.
+
+    Each prepare must write it, because a reboot clears the directory. Idempotent.
 
     Args:
         directory: ``/var/run/cdi``; created if its parent exists.
@@ -221,7 +224,10 @@ def _open_to_read(path: str, flags: int) -> int:
 
 
 def _replace_cdi_file(path: Path, data: bytes) -> None:
-    """Replace a CDI file atomically, by a rename: runtimes read only names that end in .json."""
+    """Replace a CDI file atomically by renaming a temporary file.
+
+    Container runtimes ignore the temporary file, because they read only names that end in .json.
+    """
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_and_rename(
         path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o644

@@ -177,7 +177,10 @@ def _to_devices(found: Iterable[_DeviceRow]) -> tuple[DeviceRef, ...]:
 
 
 def load_ledger(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
-    """Load the prepare ledger of a driver and the problem of the file; empty: no problem. Raises nothing."""
+    """Load the prepare ledger of a driver from its state file, and return the problem of the file as text.
+
+    Empty text: no problem. Raises nothing.
+    """
 
     def of_driver(data: bytes) -> PrepareLedger:
         found = decode_ledger(data)
@@ -287,7 +290,7 @@ def save_ledger(
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a driver's ledger file in a ``with`` block, so that other instances wait.
 
-    The kernel releases it at process exit.
+    The kernel releases the lock at process exit.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -318,7 +321,10 @@ class _TaintsFile(msgspec.Struct):
 
 
 def load_taints(path: Path) -> tuple[Taints, str]:
-    """Load the taints of devices and the problem of the file; empty: no problem. Raises nothing."""
+    """Load the taints of devices from the state file, and return the problem of the file as text.
+
+    Empty text: no problem. Raises nothing.
+    """
     return state_files.load_state_file(path, SIZE_MAX, decode_taints, Taints())
 
 

@@ -1,7 +1,7 @@
 """State file of GPU faults and of the machine's values at the agent's start, with its background writer.
 
-A changed fault is written at once, changed event counts once a minute: a flood of events must not cause a
-thousand writes.
+A changed fault is written at once, changed event counts once a minute: many events in a short time must not
+cause as many writes.
 """
 
 import logging
@@ -66,9 +66,10 @@ class _FaultsFile(msgspec.Struct):
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
-    """Load GPU faults and the machine's values at start from the state file; also return its problem.
+    """Load GPU faults and the machine's values at start from the state file, and return the problem of the
+    file.
 
-    The problem is empty if there is none. Raises nothing.
+    The text of the problem is empty if there is no problem. Raises nothing.
     """
     return state_files.load_state_file(path, SIZE_MAX, decode_gpu_faults, PersistentState())
 
@@ -131,7 +132,10 @@ def save_gpu_faults(path: Path, memory: PersistentState) -> None:
 
 
 class GpuFaultWriter:
-    """Background writer of the GPU faults' state file: faults at once, event counts once a minute."""
+    """Background writer of the state file of GPU faults.
+
+    It writes changed faults at once, and event counts once a minute.
+    """
 
     def __init__(self, path: Path, saved: PersistentState) -> None:
         """Create the writer; :meth:`run` writes.
@@ -149,7 +153,10 @@ class GpuFaultWriter:
         self._logged_errno: int | None = None
 
     def set_newest(self, memory: PersistentState) -> None:
-        """Set the GPU faults that the next write stores. Core thread only. Never blocks."""
+        """Set the GPU faults that the next write stores.
+
+        Only the core thread calls this method. Never blocks.
+        """
         self._newest = memory
         self._changed.set()
         if _urgent_part(memory) != _urgent_part(self._saved):
@@ -183,8 +190,10 @@ class GpuFaultWriter:
         return not thread.is_alive()
 
     def _write(self) -> bool:
-        """Write changed GPU faults. Returns False if the write failed. Waits for a write whose caller
-        stopped waiting."""
+        """Write changed GPU faults.
+
+        Returns False if the write failed. Waits for an earlier write that is still running.
+        """
         with self._writing:
             memory = newest = self._newest
             if memory == self._saved:
@@ -207,7 +216,7 @@ class GpuFaultWriter:
 
 
 def _saved_runs(path: Path) -> int:
-    """Return how many starts of the agent the state file has counted; 0: none, or it is not usable.
+    """Return how many starts of the agent the state file has counted; 0: no start, or the file is not usable.
 
     Raises nothing.
     """
@@ -218,7 +227,8 @@ def _saved_runs(path: Path) -> int:
 
 
 def _urgent_part(memory: PersistentState) -> object:
-    """Return the part of the GPU faults whose change is written at once: all but counts and times."""
+    """Return the part of the stored GPU faults that is written at once after a change: all but counts and
+    times."""
     faults = [
         fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
     ]

@@ -59,7 +59,10 @@ def period_file_path(history: Path) -> Path:
 
 
 def write_period_file(path: Path, period: ObservedPeriod) -> None:
-    """Overwrite the observed-period file with the end of a period. Blocks on the disk. Raises OSError."""
+    """Overwrite the observed-period file with the end of a period in which the agent observed devices.
+
+    Blocks on the disk. Raises OSError.
+    """
     content = f"{period.id} {period.lasted_s!r} {period.ended_s!r}"
     line = f"{content} {zlib.crc32(content.encode()):08x}".ljust(SIZE - 1) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -92,7 +95,8 @@ def read_period_file(path: Path) -> tuple[str, float, float] | None:
 
 
 def extend_newest_period(stored: StoredVerdicts, mark: tuple[str, float, float] | None) -> StoredVerdicts:
-    """Return the verdict history with the end of its newest period from the observed-period file, if later.
+    """Return the verdict history with the end of its newest period from the observed-period file, if that end
+    is later.
 
     Args:
         mark: Content of the file: id, duration and end of a period; None: no valid file.
@@ -384,7 +388,7 @@ class HistoryFile:
             raise HistoryError(self._path, describe_sqlite_error(error)) from None
 
     def _handle_corrupt(self, error: UnusableFile) -> str:
-        """Rename an unusable history file and its journal; return a text that says so.
+        """Rename an unusable history file and its journal; return a text about the renaming.
 
         A file of a newer version is left unchanged.
         """

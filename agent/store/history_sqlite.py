@@ -268,7 +268,7 @@ def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float) -> None:
 def delete_oldest_verdicts(db: sqlite3.Connection) -> int:
     """Delete the oldest tenth of the changes of verdicts; return how many were deleted.
 
-    They are more than a tenth if each change of that tenth is the present state of a device.
+    The function deletes more than a tenth if each change of that tenth is the present state of a device.
     """
     if not has_verdict_tables(db):
         return 0

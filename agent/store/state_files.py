@@ -49,7 +49,7 @@ class UnusableFile(Exception):
 
 
 def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
-    """Load a state file. Returns its decoded content and a problem; empty: the file is fine or absent.
+    """Load a state file. Returns its content and the text of a problem; empty: the file is valid or absent.
 
     Returns `empty` if the file is absent or unusable. An unusable file is renamed ``<name>.corrupt-1``, or
     ``.newer-1`` if a later version wrote it. Raises nothing.

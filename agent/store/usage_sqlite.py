@@ -69,7 +69,8 @@ def create_tables(db: sqlite3.Connection) -> None:
 
 
 def row_from_use(use: PodDeviceUsage) -> tuple[object, ...]:
-    """Convert a device use to the values of :data:`INSERT_RUNNING`, or of INSERT_ENDED if it has ended."""
+    """Convert a device use to a row: the values of :data:`INSERT_RUNNING`, or of INSERT_ENDED if the use has
+    ended."""
     values = (
         use.id,
         *use.pod,

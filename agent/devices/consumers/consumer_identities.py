@@ -1,11 +1,11 @@
 """Names and UIDs of claims and pods, joined from all sources.
 
 A name can be reused within seconds, so sources can disagree. A name gets a UID only if the most current
-sources agree on one UID; else the object is known by its name alone.
+sources agree on one UID; otherwise the agent knows the object by its name alone.
 
-The kubelet finds the claims of a pod by name. Podresources therefore lists a new pod with the devices of an
-older claim of the same name, until the older claim is unprepared. The UIDs in the kubelet's checkpoint and in
-``status.reservedFor`` decide which claim the pod has.
+The kubelet finds the claims of a pod by name. The podresources API therefore lists a new pod with the devices
+of an older claim of the same name, until the older claim is unprepared. The UIDs in the kubelet's checkpoint
+and in ``status.reservedFor`` decide which claim the pod has.
 
 The module also has the contradictions between sources that report claims and pods, such as two UIDs of one
 claim name.
@@ -49,7 +49,7 @@ KUBELET_SOURCE_RANKS: Final[Mapping[Origin, int]] = {
 
 
 class UidsAndNames:
-    """UIDs and names of all claims, or of all pods, with the sources that report them."""
+    """UIDs and names of all claims, or of all pods, with the sources that report each pair."""
 
     def __init__(self, pairs: Iterable[tuple[NamespacedName, str, Provenance]]) -> None:
         """Collect pairs of a name and a UID, each with the source that reported them together."""
@@ -73,7 +73,10 @@ class UidsAndNames:
 
 
 def _unambiguous_uid(uids: Mapping[str, Iterable[Provenance]]) -> str:
-    """Return the only UID that the most current sources report for a name. Empty: they report several."""
+    """Return the only UID that the most current sources report for a name.
+
+    Empty: the sources report several UIDs.
+    """
     ranked = {uid: _rank(provenances) for uid, provenances in uids.items()}
     best = [uid for uid, rank in ranked.items() if rank == min(ranked.values())]
     return best[0] if len(best) == 1 else ""
@@ -116,7 +119,8 @@ class Identities:
     def claim_of_pod(self, namespace: str, name: str, pod_uid: str) -> ClaimRef:
         """Return the identity of the claim that a pod's spec names.
 
-        Of several claims with the name, it is the one that is prepared or else reserved for the pod's UID.
+        If several claims have the name, the result is the claim that is prepared for the pod's UID or, if
+        there is none, the claim that is reserved for it.
         """
         uids = self.claims.by_name.get((namespace, name), {})
         for pods_of in (self.prepared_for, self.reserved_for):
@@ -135,9 +139,9 @@ class Identities:
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
     def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:
-        """Return the identity of a pod that podresources lists with a claim.
+        """Return the identity of a pod that the kubelet's podresources API lists with a claim.
 
-        Of several pods with the name, it is the one for which the kubelet's checkpoint has the claim.
+        If several pods have the name, the result is the pod for which the kubelet's checkpoint has the claim.
         """
         uids = self.pods.by_name.get((namespace, name), {})
         found = [uid for uid in uids if uid in self.prepared_for.get(claim.uid, ())]
@@ -147,7 +151,7 @@ class Identities:
         """Return True if the kubelet's checkpoint shows that a claim is not prepared for a pod.
 
         The kubelet's podresources API lists the claim for the pod. If the checkpoint lacks the claim, the
-        result is True for a pending pod, since nothing is prepared for it yet.
+        result is True for a pending pod, since nothing is prepared for the pod yet.
         """
         uids = {pod.uid} if pod.uid else self.pods.by_name.get((pod.namespace, pod.name), {}).keys()
         prepared_for = self.prepared_for.get(claim.uid)
@@ -220,7 +224,7 @@ def find_conflicts(
     """Return all conflicts between sources, sorted by kind and subject.
 
     Args:
-        cgroups: Source that has read the cgroups of all pods; None: no source has.
+        cgroups: Source that has read the cgroups of all pods; None: no source has read them.
     """
     of_claims = _ambiguous_identities(
         "claim", names.claims, ConflictKind.CLAIM_UIDS, ConflictKind.CLAIM_NAMES
@@ -306,7 +310,7 @@ def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict
 def may_name_claim(pod: PodObject, claim: str) -> bool:
     """Return True if a pod's spec names the claim or may name it.
 
-    The name of a generated claim can be unknown.
+    If the name of a claim that is generated from a template is unknown, the pod may name the claim.
     """
     return pod.lacks_claim_names or any(one.claim in {claim, ""} for one in pod.claims)
 

@@ -1,13 +1,14 @@
 """Construction of the consumer map: which claims, pods and containers use which devices.
 
-It does not depend on the order of the sources' answers. agent.devices.consumers.consumer_queries has queries.
+The map does not depend on the order of the sources' answers. agent.devices.consumers.consumer_queries has
+queries on the map.
 
 The module also has the edges of the consumer map: the relations between claims, devices, pods and containers
 that sources report.
 
 An object that a source reports without a UID gets the UID of the only known object with its name; the edge
-then has ``by_name``. If podresources lists a claim for a pod, but the kubelet has prepared it only
-for other pods, the edge is NAMED: the pod names the claim.
+then has ``by_name``. If podresources lists a claim for a pod, but the kubelet has prepared the claim only for
+other pods, the edge has the weakest relation, NAMED: the pod's spec names the claim.
 """
 
 from collections import defaultdict
@@ -56,7 +57,7 @@ Edge = DeviceEdge | ClaimConsumerEdge | ContainerEdge
 def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     """Yield all edges (reported relations of claims, devices, pods, containers) in the sources' answers.
 
-    An edge that a source reports twice is yielded twice.
+    The function yields an edge twice if a source reports it twice.
     """
     yield from _prepared(answers, names)
     yield from _listed(answers, names)

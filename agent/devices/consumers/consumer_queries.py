@@ -1,10 +1,12 @@
-"""Queries on the consumer map: pods that use a device, pods and claims by name, pods that would be refused.
+"""Queries on the consumer map: pods that use a device, pods and claims by name, and pods that the kubelet
+would refuse.
 
 A pod certainly uses a device if its claim has the device and is prepared for the pod on this node. Other
-consumers of the claim may use it: a reserved pod can run on another node, or not yet.
+consumers of the claim may use the device: a pod that the claim is reserved for can run on another node, or
+not run yet.
 
-The module also has the exclusive CPUs that DRA drivers give to containers, from the drivers' declarations
-and the consumer map.
+The module also has the exclusive CPUs that DRA drivers give to containers, from the drivers' declarations and
+the consumer map.
 
 The kubelet's own CPU manager does not know these CPUs.
 
@@ -79,7 +81,10 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
 
 
 def pod_state(pod: PodView) -> str:
-    """Return ``no process``, or the phase of an ended pod; empty: the pod runs, or its state is not known."""
+    """Return a word for the state of a pod: ``no process``, or the phase of an ended pod.
+
+    Empty: the pod runs, or its state is not known.
+    """
     if pod.known and pod.has_ended:
         return pod.known.phase
     return "no process" if pod.running is False else ""
@@ -88,7 +93,8 @@ def pod_state(pod: PodView) -> str:
 def pod_owner(pod: PodView, group: str = "") -> str:
     """Return the controller and the pod group of a pod: ``Job train, pod group workers``.
 
-    ``group`` is the pod group through which the pod uses a claim; empty: the group in the pod's object.
+    ``group`` is the pod group through which the pod uses a claim; empty: the pod group that the Pod object
+    names.
     """
     known = pod.known
     owner = known.controller if known else None
@@ -97,7 +103,7 @@ def pod_owner(pod: PodView, group: str = "") -> str:
 
 
 def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
-    """Return the UIDs of all claims that are used by a pod which also uses the claim with this UID.
+    """Return the UIDs of all claims of the pods that use the claim ``uid``.
 
     Pods that have ended do not count.
     """
@@ -120,7 +126,8 @@ def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ClaimConsumer
 
 
 def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
-    """Return True if a device is prepared for a claim on this node, or allocated and needs no prepare.
+    """Return True if a device is prepared for a claim on this node, or is allocated to the claim and needs no
+    prepare.
 
     Args:
         uses: Edges between the claim and the device.
@@ -184,14 +191,17 @@ def is_group_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
 
 
 def pods_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView, ...]:
-    """Return the pods with a name: several if a pod was created again, or UIDs are unclear; empty: none."""
+    """Return the pods with a name.
+
+    There are several if a pod was created again or if UIDs are ambiguous. Empty: no pod has the name.
+    """
     return tuple(pod for ref, pod in known.pods.items() if (ref.namespace, ref.name) == (namespace, name))
 
 
 def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
     """Return the claims with a name.
 
-    They are several if a claim was created again or UIDs are unclear; empty: no claim.
+    There are several if a claim was created again or if UIDs are ambiguous. Empty: no claim has the name.
     """
     return tuple(
         claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
@@ -201,12 +211,12 @@ def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[Claim
 def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusal, ...]:
     """Return the pods of this Kubernetes node that the kubelet refuses because of their claims.
 
-    It refuses pending pods now, and running pods after a reboot.
+    The kubelet refuses pending pods now, and running pods after a reboot.
 
-    Only claims whose object a source has are evaluated.
+    A claim is evaluated only if a source has its ResourceClaim object.
 
     Args:
-        node: Name of the Kubernetes node; empty: that of the pods with prepared claims.
+        node: Name of the Kubernetes node; empty: the node name of the pods with prepared claims.
     """
     newer: dict[tuple[str, str], list[str]] = {}
     for ref, claim in known.claims.items():
@@ -267,7 +277,7 @@ def _refused(
     """Yield the running pods that the kubelet would refuse after a reboot, because of one claim.
 
     Args:
-        uids: UIDs of the claims whose object a source has, by (namespace, name).
+        uids: UIDs of the claims whose ResourceClaim object is known, by (namespace, name).
     """
     ref = claim.ref
     for pod in {edge.consumer.pod for edge in claim.consumers if edge.relation in USE_ON_THIS_NODE}:
@@ -343,7 +353,9 @@ def _is_share(user: AffectedPod) -> bool:
 def host_device(
     device: DeviceRef, *, known: Container[DeviceRef], declaring: Container[str], served: Container[str]
 ) -> DeviceRef | None:
-    """Return the host device that a driver's device name means; None: it means the driver's own device.
+    """Return the host device (a part of the machine) that a driver's device name stands for.
+
+    None: the name stands for the driver's own device.
 
     Args:
         known: All devices in the report.
@@ -388,7 +400,7 @@ def best_known_health(own: DeviceHealth | None, sent: DeviceHealth | None) -> De
 
 
 def with_embedding_drivers(report: Report, sent: Mapping[str, Iterable[DeviceHealth]]) -> Report:
-    """Return the agent's report with the devices of drivers that embed drahealth.
+    """Return the agent's report, with the devices of drivers that embed drahealth added.
 
     Args:
         report: The agent's report.

@@ -1,7 +1,9 @@
-"""Parser of Pod and ResourceClaim objects: from decoded JSON, as in ``kubectl get -o json``, to the model.
+"""Parser of Pod and ResourceClaim objects.
 
-The module also has the reservations of a claim (``status.reservedFor``), and pods that the kubelet refuses
-because of them.
+It converts decoded JSON, as in ``kubectl get -o json``, to the agent's own classes.
+
+The module also has the reservations of a claim (``status.reservedFor``), and the pods that the kubelet
+refuses because of these reservations.
 
 A reservation names a pod, a pod group (KEP-5729) or another object, anywhere in the cluster. The kubelet
 evaluates reservations only when it creates a pod's sandbox, so a running pod can be refused after a reboot.
@@ -68,7 +70,8 @@ class ClaimReservations(NamedTuple):
 def parse_reservations(value: object, place: str) -> tuple[Reservation, ...]:
     """Parse the value of a ``reservedFor`` field: a list of references, or one reference (KEP-5194).
 
-    Raises ValueError with the entry, at ``place``, that is not an object reference.
+    Raises ValueError if an entry is not an object reference; the message has the path (``place``) of the
+    entry.
     """
     entries = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_reservation(entry, f"{place}[{number}]") for number, entry in enumerate(entries))
@@ -84,14 +87,17 @@ def _reservation(entry: object, place: str) -> Reservation:
 
 
 def reservations_by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
-    """Group the reservations of a claim by the kind of consumer that they name, in their order."""
+    """Group the reservations of a claim by the kind of consumer that they name.
+
+    The order within a group is kept.
+    """
     entries = tuple(reserved)
     kinds = (ConsumerKind.POD, ConsumerKind.POD_GROUP, ConsumerKind.OTHER)
     return ClaimReservations(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
 class ExistingReservationTargets(NamedTuple):
-    """Pods, pod groups and other objects that exist, with which reservations of claims are compared."""
+    """Existing pods, pod groups and other objects. Reservations of claims are compared with these objects."""
 
     uids: frozenset[tuple[str, str]]
     """Existing pods, as (namespace, UID)."""
@@ -105,7 +111,7 @@ class ExistingReservationTargets(NamedTuple):
 def existing_reservation_targets(
     pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] = ()
 ) -> ExistingReservationTargets:
-    """Collect the pods, their pod groups and other objects with which reservations of claims are compared."""
+    """Collect existing pods, pod groups and other objects with which reservations of claims are compared."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
@@ -140,7 +146,7 @@ def _is_unmatched(one: Reservation, namespace: str, known: ExistingReservationTa
 
 
 class KubeletsRefusingPod(StrEnum):
-    """Set of kubelets that refuse a pod: all, or those of some versions and feature gates."""
+    """Kubelets that refuse a pod: all kubelets, or those with certain versions and feature gates."""
 
     ALL = "all kubelets"
     WITHOUT_GROUPS = "kubelets without DRAWorkloadResourceClaims: before 1.36 all, to 1.37 by default"
@@ -166,7 +172,9 @@ class PredictedPodRefusal(NamedTuple):
 
 
 def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> PredictedPodRefusal | None:
-    """Return why the kubelet would not start a pod because of a claim; None: it would, or the pod has ended.
+    """Return why a claim keeps the kubelet from starting a pod.
+
+    None: the claim does not, or the pod has ended.
 
     Args:
         pod: A pod in the claim's namespace.
@@ -183,9 +191,10 @@ def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> Predict
 
 
 def find_refusal_by_uid(uid: str, claim: ClaimObject) -> PredictedPodRefusal | None:
-    """Return why the kubelet would not start a pod of which only the UID is known.
+    """Return why a claim keeps the kubelet from starting a pod of which only the UID is known.
 
-    None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
+    None: the kubelet starts the pod, or the result is unknown, since the pod can belong to a pod group that
+    the claim is reserved for.
     """
     groups = reservations_by_kind(claim.reserved).groups
     if not claim.allocated:
@@ -257,7 +266,9 @@ def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:
 
 def parse_claims(answer: SourceAnswer[JsonObject]) -> SourceAnswer[ClaimObject]:
     """Parse the ResourceClaim objects of a source's answer.
-    The error of each invalid one is added to ``invalid``."""
+
+    The error of each invalid object is added to ``invalid``.
+    """
     return _parse_items(answer, parse_claim_object)
 
 
@@ -325,7 +336,10 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
 
 
 def _requests_extended_resources(spec: JsonObject) -> bool:
-    """Return whether a container requests an extended resource; the scheduler may create a claim for it."""
+    """Return whether a container requests an extended resource.
+
+    The scheduler may create a claim for such a resource.
+    """
     return any(
         name.startswith(_IMPLICIT_RESOURCES)
         or ("/" in name and "kubernetes.io/" not in name and not name.startswith("requests."))
@@ -434,7 +448,10 @@ def parse_workloads(objects: Iterable[tuple[JsonObject, str]]) -> tuple[Workload
 
 
 def _resource_of_kind(kind: str) -> str:
-    """Return the resource name of an object's kind, such as ``jobs`` for ``Job``, as Kubernetes guesses."""
+    """Return the resource name of an object's kind, such as ``jobs`` for ``Job``.
+
+    The name is derived as in Kubernetes.
+    """
     singular = kind.lower()
     if singular.endswith("s"):
         return f"{singular}es"

@@ -1,7 +1,8 @@
-"""Tracking of usages over time: which began, changed or ended since the last update.
+"""Tracking of usages of devices: which usages began, changed or ended since the last update.
 
-A usage is one device used by one pod through one claim. It ends when the complete answers of all its sources
-no longer list it, when its pod has ended, or when a new claim has the name of its claim.
+A usage is one device used by one pod through one claim. A usage ends when the complete answers of all its
+sources no longer list it, when its pod has ended, or when a new claim has the same name as the claim of the
+usage.
 
 The module also has the devices that pods on this Kubernetes node certainly use now, from the consumer map.
 
@@ -42,7 +43,10 @@ Pod and claim are UIDs; if the UID is unknown, they are ``<namespace>/<name>``.
 
 
 class CurrentUse(NamedTuple):
-    """One pod's current use of one device. Fields as in :class:`agent.model.history.PodDeviceUsage`."""
+    """One pod's current use of one device.
+
+    The fields are those of :class:`agent.model.device_usage.PodDeviceUsage`.
+    """
 
     pod: PodRef
     claim: ClaimRef
@@ -57,7 +61,7 @@ class CurrentUse(NamedTuple):
 
 
 class HasUsageIdentity(Protocol):
-    """Record of a use of a device that has a pod, a claim and a device."""
+    """Record with the fields that identify a pod's use of a device: the pod, the claim and the device."""
 
     @property
     def pod(self) -> PodRef: ...
@@ -73,7 +77,8 @@ def usage_key(use: HasUsageIdentity) -> UsageKey:
 
 
 def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
-    """Yield the other identities of a pod's use of a device: with the name of the pod, the claim or both."""
+    """Yield the identities of a pod's use of a device in which a name replaces the UID of the pod, the claim
+    or both."""
     pods = [use.pod.uid, str(use.pod)] if use.pod.uid and use.pod.name else [use.pod.uid or str(use.pod)]
     claims = [use.claim.uid, str(use.claim)] if use.claim.uid else [str(use.claim)]
     keys = [(pod, claim, use.device) for pod in pods for claim in claims]
@@ -125,7 +130,10 @@ def _strongest(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
 
 
 class ActiveUsage(NamedTuple):
-    """Use of a device by a pod that has not ended, with the time at which a source last listed it."""
+    """Tracked usage of a device by a pod, with the time at which a source last listed it.
+
+    The usage has not ended.
+    """
 
     use: PodDeviceUsage
     seen: Instant | None
@@ -134,7 +142,7 @@ class ActiveUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageState:
-    """State of the tracking of device uses between two updates."""
+    """Usages of devices that are tracked, kept from one update to the next."""
 
     agent_run_id: str
     """Unique id of this run of the agent, which begins the ids of its usages."""
@@ -165,7 +173,8 @@ class UsageUpdate(NamedTuple):
 def update_usages(
     state: UsageState, known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant
 ) -> UsageUpdate:
-    """Update the usages from the current consumer map: begin new ones, end or continue the others.
+    """Update the tracked usages of devices from the current consumer map: new usages begin, others continue
+    or end.
 
     Args:
         state_of: Function that returns the current state of a device.
@@ -209,7 +218,10 @@ def update_usages(
 
 
 def resume_usages(state: UsageState, stored: StoredUsages) -> UsageState:
-    """Add the usages that an earlier run of the agent stored. A usage of both runs is merged into one."""
+    """Add the usages of devices that an earlier run of the agent stored.
+
+    A usage that both runs have is merged into one.
+    """
     running = {usage_key(use): ActiveUsage(use, None) for use in stored.running}
     for key, mine in state.running.items():
         theirs = running.get(key)
@@ -223,7 +235,7 @@ def resume_usages(state: UsageState, stored: StoredUsages) -> UsageState:
 
 
 class _UpdateInputs(NamedTuple):
-    """Inputs of one update that are the same for all usages."""
+    """Inputs of one update of the tracked usages that are equal for all usages."""
 
     in_use_now: Mapping[UsageKey, CurrentUse]
     endings: Mapping[str, UsageEndKind]
@@ -292,7 +304,10 @@ def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Update
 
 
 def _with_current_use(use: PodDeviceUsage, one: CurrentUse) -> PodDeviceUsage:
-    """Update a tracked usage from what sources list now; values that they no longer report stay."""
+    """Update a tracked usage of a device from the answers of sources now.
+
+    Values that sources no longer report stay.
+    """
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
         use,
@@ -319,7 +334,10 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
 
 
 def _ending_without_report(previous: ActiveUsage, observed: _UpdateInputs) -> UsageEndKind | None:
-    """Return how a tracked usage that no source lists any more has ended. None: it may continue."""
+    """Return how a tracked usage of a device that sources no longer list has ended.
+
+    None: the usage may continue.
+    """
     claim = previous.use.claim
     uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
     if claim.uid and uid != claim.uid:
@@ -376,7 +394,10 @@ def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsag
 def _keys_by_name(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> frozenset[UsageKey]:
-    """Return the identities by name of all tracked usages, under which a source without UIDs lists them."""
+    """Return the identities of all tracked usages with names instead of UIDs.
+
+    A source without UIDs lists a usage under such an identity.
+    """
     if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in usage_keys_with_names(one.use))
