@@ -1,9 +1,9 @@
 """Availability of devices, computed from the verdict history: time in each state, faults, flapping, rules.
 
-The periods in which the agent ran lie on one time axis, backwards from now. Within a boot the distance of two
-periods is measured on the clock since boot; over a reboot it is that of the wall clock, as set at the end of
-each period, and at least zero. So a wall clock that was set makes no interval negative, longer, or counted
-twice.
+All periods in which the agent ran are placed on one time axis that ends now. Within a boot, the time between
+two periods is measured on the clock since boot. Over a reboot, it is measured on the wall clock as set at the
+end of each period, and is at least zero. So a change of the wall clock makes no interval negative or longer,
+and counts no interval twice.
 """
 
 from bisect import bisect_right
@@ -31,7 +31,7 @@ FLAP_COUNT: Final = 3
 
 
 class VerdictSpan(NamedTuple):
-    """Time in which a device has the same verdict (state and causes), between two changes."""
+    """Interval between two changes of a device's verdict (its state and causes)."""
 
     change: VerdictChange
     """Change of the verdict with which the span begins."""
@@ -43,7 +43,7 @@ class VerdictSpan(NamedTuple):
 
     @property
     def verdict(self) -> RecordedVerdict:
-        """Verdict that the device had in the span."""
+        """Verdict that the device had in the interval."""
         return self.change.verdict
 
 
@@ -76,7 +76,7 @@ class DeviceAvailability(NamedTuple):
 
     @property
     def is_flapping(self) -> bool:
-        """Whether the device stopped being usable FLAP_COUNT times within FLAP_WINDOW_S."""
+        """Whether the device is flapping: it stopped being usable FLAP_COUNT times within FLAP_WINDOW_S."""
         return self.interruptions >= FLAP_COUNT
 
     @property
@@ -132,10 +132,8 @@ class ObservedTimeAxis:
             self._unobserved_before.append(self._unobserved_before[-1] + gap_s)
 
     def position(self, change: VerdictChange) -> float:
-        """Return the position of a verdict's change on the axis [s since 1970].
-
-        For a change in a deleted period it is the start of the oldest period.
-        """
+        """Return the position of a verdict change on the time axis [s since 1970]. If the period of the
+        change was deleted, the position is the start of the oldest stored period."""
         index = self._index.get(change.period)
         if index is None:
             return self._starts[0] if self._starts else self.now_s
@@ -146,7 +144,8 @@ class ObservedTimeAxis:
         return min(max(0.0, self._unobserved_until(end_s) - self._unobserved_until(begin_s)), end_s - begin_s)
 
     def gaps(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-        """Yield the parts of the time from `begin_s` to `end_s` that were not observed, as (begin, end)."""
+        """Yield the parts of the time from `begin_s` to `end_s` in which the agent did not run, as (begin,
+        end)."""
         gap_begins, gap_ends = [begin_s, *self._ends], [*self._starts, self.now_s]
         for gap_begin_s, gap_end_s in zip(gap_begins, gap_ends, strict=True):
             since_s, until_s = max(gap_begin_s, begin_s), min(gap_end_s, end_s)
@@ -167,17 +166,15 @@ class _Begin(NamedTuple):
 
 
 def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
-    """Return the time between the end of an observed period and the start of the following one [s]."""
+    """Return the time [s] from the end of an observed period to the start of the next one, `following`."""
     if period.boot_id and period.boot_id == following.boot_id:
         return max(0.0, following.boot_s - period.began_boot_s - period.lasted_s)
     return max(0.0, following.wall_s - period.ended_s)
 
 
 def verdict_spans(stored: StoredVerdicts, timeline: ObservedTimeAxis) -> dict[DeviceRef, list[VerdictSpan]]:
-    """Return the spans of each device: the times between two changes of its verdict.
-
-    They have no gap and no overlap, and the last one ends now.
-    """
+    """Return the spans of each device: the intervals between two changes of its verdict. The spans of a
+    device have no gaps and no overlaps, and its last span ends now."""
     changes: dict[DeviceRef, list[tuple[VerdictChange, float]]] = defaultdict(list)
     for change in stored.changes:
         known = changes[change.device]
@@ -195,10 +192,8 @@ def verdict_spans(stored: StoredVerdicts, timeline: ObservedTimeAxis) -> dict[De
 def summarize(
     spans: Mapping[DeviceRef, Sequence[VerdictSpan]], timeline: ObservedTimeAxis, since_s: float | None = None
 ) -> AvailabilitySummary:
-    """Return the availability of devices from `since_s` [s since 1970] on, or from their first record on.
-
-    Devices that were absent for all of that time are left out.
-    """
+    """Return the availability of devices from `since_s` [s since 1970] on. If `since_s` is None, the time
+    begins at the first record of each device. Devices that were absent all the time are left out."""
     windows = {
         device: _Window(
             timeline, max(known[0].begin_s, known[0].begin_s if since_s is None else since_s), known
@@ -215,7 +210,7 @@ def summarize(
 
 @dataclass(frozen=True)
 class _Window:
-    """Part of a device's verdict spans that is not before `begin_s`."""
+    """Window of time from `begin_s` to now, with the verdict spans of one device."""
 
     timeline: ObservedTimeAxis
     begin_s: float
@@ -226,7 +221,7 @@ class _Window:
         return all(one.verdict.state is RecordedState.ABSENT for one, _ in self.parts())
 
     def parts(self) -> Iterator[tuple[VerdictSpan, float]]:
-        """Yield the spans that reach into the window, each with the observed part of its time [s]."""
+        """Yield each span that reaches into the window, with the observed time inside the window [s]."""
         for one in self.spans:
             begin_s = max(one.begin_s, self.begin_s)
             if one.end_s > begin_s or one.is_newest:
@@ -263,10 +258,9 @@ class _Window:
 
 
 def _faults(spans: Iterable[VerdictSpan]) -> Iterator[tuple[float | None, float | None]]:
-    """Yield the begin and the end of each fault of a device; None: unknown begin, or not ended.
-
-    A fault lasts from Unhealthy to the next usable state: the device can be Unknown or absent meanwhile.
-    """
+    """Yield the begin and the end of each fault of a device. A begin of None is unknown; an end of None means
+    that the fault has not ended. A fault lasts from the state Unhealthy to the next usable state. In between,
+    the device can also be Unknown or absent."""
     begin_s: float | None = None
     is_open = False
     for one in spans:
@@ -282,7 +276,8 @@ def _faults(spans: Iterable[VerdictSpan]) -> Iterator[tuple[float | None, float 
 
 
 def _interrupts(change: VerdictChange) -> bool:
-    """Return whether a usable device became Unknown or Unhealthy by a change that the agent observed."""
+    """Return whether a verdict change interrupts the use of a device. The device was usable and became
+    Unknown or Unhealthy, and the agent observed the change."""
     return (
         change.before in USABLE
         and change.offset_s > 0
@@ -291,7 +286,8 @@ def _interrupts(change: VerdictChange) -> bool:
 
 
 def _most_within(times_s: Sequence[float], window_s: float) -> int:
-    """Return how many of ``times_s`` (in ascending order) lie at most in an interval of `window_s` [s]."""
+    """Return the largest number of ``times_s`` (in ascending order) that lie in one interval of `window_s`
+    [s]."""
     return max(
         (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
         default=0,
@@ -324,10 +320,8 @@ def _key(span: VerdictSpan) -> tuple[str, int]:
 def listed_changes(
     spans: Mapping[DeviceRef, Sequence[VerdictSpan]], since_s: float | None = None
 ) -> list[VerdictSpan]:
-    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first, each with its span.
-
-    The first record of a device is no change.
-    """
+    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first. Each change is returned
+    as the span that begins with it. The first record of a device does not count as a change."""
     found = [
         one
         for known in spans.values()

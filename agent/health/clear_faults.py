@@ -1,10 +1,14 @@
-"""Clears faults that the agent keeps after their sign has ended, on request of an operator. Pure.
+"""Clears faults that the agent still reports, when an operator states that the device was repaired. Pure.
 
-The operator states that the device was repaired. These faults can be cleared: latched GPU faults (events
-such as XIDs, kept until something ends them), ended faults that are reported for a probation time, faults
-that a driver reported while it prepared a claim, and readings that differ from those at start; the present
-readings then count as those at start. A request clears all faults that it names, or none: it is refused while
-a reading shows another fault of the GPU, because the reading decides then.
+Four kinds of faults can be cleared:
+
+- latched GPU faults: events such as XIDs, which are reported once and kept until they are resolved;
+- ended faults that are still reported for a probation time;
+- faults that a driver reported while it prepared a claim;
+- readings that differ from those at the agent's start. The present readings then replace those at start.
+
+A request clears all faults that it names, or none. It is refused while a reading shows another fault of the
+GPU.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +68,7 @@ UNREPAIRED_CODES: Final = frozenset({"gpu.recovery_action", "gpu.remap.pending",
 
 @dataclass(frozen=True, slots=True)
 class ClearOutcome:
-    """Health engine's state after requests of operators to clear faults, and the answers to the requests."""
+    """State after operators' requests to clear faults have been handled, and the answers to the requests."""
 
     gpus: GpuEvaluationResult
     host: HostRuleState
@@ -88,7 +92,7 @@ class _Target(NamedTuple):
 
 @dataclass(slots=True)
 class _Remembered:
-    """Faults of one device that the agent remembers and no reading shows."""
+    """Faults of one device that the agent still reports although no present reading shows them."""
 
     latched: dict[FaultKey, tuple[Subject, ...]] = field(default_factory=dict)
     """Latched faults, each with the names of the devices that report it."""
@@ -100,7 +104,7 @@ class _Remembered:
 
     @property
     def is_empty(self) -> bool:
-        """True: the agent remembers no fault of the device that can be cleared."""
+        """True: the device has no fault that can be cleared."""
         return not (self.latched or self.conditions or self.driver_faults or self.from_start)
 
 
@@ -114,15 +118,15 @@ def clear_faults(
     settings: EngineSettings,
     now: Instant,
 ) -> ClearOutcome:
-    """Handle the requests that are newer than ``before.last_request``, in their order.
+    """Handle the requests that are newer than ``before.last_request``, in the order of their numbers.
 
     Args:
-        requests: Requests of operators; the source repeats a request until it is answered.
-        before: State of GPUs, the host and driver-reported faults, with this snapshot.
-        conditions: Conditions of the last evaluation.
+        requests: Requests of operators to clear faults. The source repeats a request until it is answered.
+        before: State of GPUs, the host and driver-reported faults, with this snapshot (the newest readings).
+        conditions: Raised and pending faults of the last evaluation.
         known_devices: Verdicts of the last evaluation.
         declared: Devices that drivers declare.
-        snapshot: Newest readings, which can refuse a request.
+        snapshot: Newest readings. A fault in them can cause the refusal of a request.
         settings: Settings of the rules.
         now: Time of this evaluation.
     """
@@ -159,10 +163,8 @@ def clear_faults(
 def reported_clears(
     records: Sequence[ClearedFault], declared: DeclaredState, gpus: GpuRuleState
 ) -> tuple[ClearedFault, ...]:
-    """Return the records of cleared faults, with copies for declared devices.
-
-    After the record of a GPU follows a copy for each device that a driver declares for the GPU.
-    """
+    """Return the records of cleared faults, with copies for declared devices. The record of a GPU is followed
+    by a copy for each device of a driver's declaration that is this GPU."""
     if not records:
         return ()
     aliases: dict[Subject, list[Subject]] = {}
@@ -222,9 +224,10 @@ def _find_by_id(
 
 
 def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions) -> _Remembered:
-    """Return the remembered faults of a device that no reading shows.
+    """Return the faults of a device that the agent still reports although no present reading shows them.
 
-    Only those with the finding code ``code`` are returned, unless it is empty.
+    Args:
+        code: Finding code of the faults to return; empty: all.
     """
     found = _Remembered()
     found.driver_faults = [
@@ -264,8 +267,10 @@ def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: C
 
 
 def _has_fault(device: InventoryDevice, key: FaultKey) -> bool:
-    """Return whether a latched fault affects a GPU or MIG instance. Faults of MIG instances also affect their
-    GPU."""
+    """Return whether a fault affects a GPU or MIG instance.
+
+    A fault of a MIG instance also affects its GPU.
+    """
     if device.kind is DeviceKind.GPU:
         return key.gpu_number in (device.gpu_number, SHARED)
     return (key.gpu_number, key.gi) == (device.gpu_number, device.gi) and key.ci in (device.ci, WHOLE_GPU)
@@ -282,10 +287,8 @@ def _is_reported(conditions: Conditions, name: Subject, code: str) -> bool:
 def _reading_faults(
     outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
 ) -> Iterator[tuple[Subject, str]]:
-    """Yield the raised faults of a device that readings show now.
-
-    Without a finding code, only those above INFO are returned.
-    """
+    """Yield the raised faults of a device that its present readings show. If ``code`` is empty, faults of
+    severity INFO are left out."""
     for key, condition in conditions.items():
         subject, known_code = key
         named = code == known_code if code else condition.finding.severity > Severity.INFO
@@ -300,7 +303,7 @@ def _restarted(
     snapshot: Snapshot,
     settings: EngineSettings,
 ) -> ClearOutcome:
-    """Return the state in which a device's present values are the baseline that rules compare with."""
+    """Return the state in which a device's present values replace its values at the agent's start."""
     gpu = target.host_device
     if gpu is not None:
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
@@ -327,10 +330,8 @@ def _ends_with(
     settings: EngineSettings,
     now: Instant,
 ) -> bool:
-    """Return whether a fault would end or become milder in the state `restarted`.
-
-    There, present values of the device are the baseline that rules compare with.
-    """
+    """Return whether a fault would end or become milder in the state `restarted`. In that state, rules
+    compare the device's readings with its present values, not with those at start."""
     if restarted is before:
         return False
     was, is_now = (
@@ -350,10 +351,8 @@ def _result(
     settings: EngineSettings,
     now: Instant,
 ) -> RuleResult | None:
-    """Return the result of the rule with a finding code on a device.
-
-    None: there is no such rule or device.
-    """
+    """Evaluate the rule with the finding code ``code`` for a device, and return the result. None: there is no
+    such rule or device."""
     gpu, pools = target.host_device, pools_by_device(snapshot)
     rules: Sequence[Rule]
     view: object
@@ -424,9 +423,10 @@ def _shown_by_reading(
     settings: EngineSettings,
     now: Instant,
 ) -> str:
-    """Return the fault that readings of a GPU still show, as text; empty: none.
+    """Return the fault that present readings of a GPU show, as text; empty: no fault.
 
-    Only the GPUs with the latched faults of ``found`` are checked.
+    The device's own GPU is checked. If ``found`` has faults that all GPUs share, every GPU that reports such
+    a fault is checked too.
     """
     host = target.host_device
     if host is None or not (found.latched or found.conditions):
@@ -472,7 +472,7 @@ def _refused(
 
 
 def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
-    """Return the state without the faults in ``found``, and with records that an operator cleared them."""
+    """Return the state without the faults in ``found``, with records that an operator cleared them."""
     gpus = outcome.gpus
     names: dict[tuple[Subject, str], None] = dict.fromkeys([*found.conditions, *found.from_start])
     instances: set[tuple[Subject, str]] = set()

@@ -1,6 +1,7 @@
 """One evaluation of the health rules, from rule results to causes (faults that count in a device's health).
 
-Rule results update conditions (raised or pending faults); raised conditions become causes.
+Each rule result updates a condition: a fault that is raised, or that is pending (found, but not in enough
+passes yet). Raised conditions become causes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -44,7 +45,8 @@ Conditions = Mapping[tuple[Subject, str], Condition]
 
 
 class CachedOkResults(NamedTuple):
-    """Rule results of a device that had no findings, reused while the rules' input stays equal."""
+    """Results of a device's rules without any finding. They are reused while the input of the rules stays
+    equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]
@@ -57,7 +59,8 @@ class CachedOkResults(NamedTuple):
 
 @dataclass(slots=True)
 class SubjectConditions:
-    """Conditions (raised or pending faults) of one device or cgroup, before and after an evaluation."""
+    """Conditions (raised or pending faults) of one device or cgroup, before and after an evaluation. A
+    pending fault is found, but not in enough passes of its source yet."""
 
     previous_codes: list[str] = field(default_factory=list)
     """Finding codes of the subject's conditions before this evaluation."""
@@ -74,10 +77,8 @@ class SubjectConditions:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Collector of the rule results of one evaluation, from which the verdicts follow.
-
-    A result raises, continues or ends a condition: a raised or pending fault of a device.
-    """
+    """Rule results of one evaluation, and the conditions and causes that follow from them. A rule result
+    raises, continues or ends a condition: a raised or pending fault of a device."""
 
     settings: EngineSettings
     previous: Conditions
@@ -115,13 +116,14 @@ class Evaluation:
     def apply_result(
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample | None = None
     ) -> None:
-        """Record one rule result for a subject.
+        """Record the result of one rule for a subject (a device, a cgroup or the machine).
 
-        It updates the condition of the rule's code and of ``<code>.unreadable``, or lists the rule as not
-        applicable or not evaluated.
+        The result updates the condition of the rule's finding code and the condition of
+        ``<code>.unreadable``, or the rule is listed as not applicable or not evaluated.
 
         Args:
-            source: Source whose pass the rule evaluated; None: the source in the rule's catalog row.
+            source: Source whose pass (one reading) the rule evaluated; None: the source in the rule's catalog
+                row.
         """
         if isinstance(result, RuleNotApplicable):
             self.not_applicable.append(NotApplicable(subject, rule.code, result.reason))
@@ -140,16 +142,14 @@ class Evaluation:
         self._update_conditions(subject, rule, result, source or self.sources[rule.source])
 
     def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Evaluate the rules whose sources exist with ``view`` (their input), and apply their results."""
+        """Evaluate the rules whose sources exist, with ``view`` as their input, and apply their results."""
         for rule in rules:
             if rule.source in self.sources and (change := self.change_of(subject, rule)) is not None:
                 self.apply_result(subject, rule, evaluate_rule(rule, view, change.limit))
 
     def change_of(self, subject: Subject, rule: Rule) -> RuleChange | None:
-        """Return the operator's changes of a rule for a subject.
-
-        None: the rule is off, and is listed as not applicable.
-        """
+        """Return the operator's changes of a rule for a subject (a device, a cgroup or the machine). None:
+        the operator switched the rule off. The rule is then listed as not applicable."""
         if not self.settings.rules:
             return NO_CHANGE  # the usual case, at little cost
         change = self.rule_changes.of(subject, rule.code)
@@ -159,10 +159,10 @@ class Evaluation:
         return None
 
     def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Evaluate the rules like :meth:`run_rules`, but reuse the last results if they had no finding.
+        """Evaluate the rules as :meth:`run_rules` does, but reuse the last results if they had no finding.
 
-        They are reused only if ``view``, the input of the rules, has not changed. A subject must have the
-        same rules in every evaluation.
+        The results are reused only if ``view``, the input of the rules, has not changed. A subject must have
+        the same rules in every evaluation.
         """
         cached, record = self.cached_ok.get(subject), self._subjects.get(subject)
         had_conditions = record is not None and bool(record.previous_codes)
@@ -216,9 +216,9 @@ class Evaluation:
         Args:
             row: Catalog row of the code.
             finding: Finding of this evaluation; None: no fault was found.
-            source: Source whose pass was evaluated.
+            source: Source whose pass (one reading) was evaluated.
             seen: False if the rule could not be evaluated.
-            valid_when_stalled: True: the finding counts although the source is stalled.
+            valid_when_stalled: True: the finding counts although the source is stalled (has stopped reading).
             since: Time when the fault began, if known more exactly than the evaluation's time.
         """
         if self.settings.rules:
@@ -248,42 +248,40 @@ class Evaluation:
             self.due_ns.append(due)
 
     def list_lengths(self) -> tuple[int, int, int]:
-        """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``.
-
-        A caller notes them before a device's evaluation to find what the evaluation has added.
-        """
+        """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``. A caller compares the
+        lengths before and after the evaluation of a device to find what was added for it."""
         return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
-        """Return the finding codes of a subject's conditions, if they stay the same while rule results do.
-
-        None: equal rule results in the next evaluation would still change a condition.
-        """
+        """Return the finding codes of a subject's conditions (raised or pending faults), if all are stable.
+        None: a condition is not stable. It would change in the next evaluation even if rule results are
+        equal."""
         record = self._subjects.get(subject)
         if record is None:
             return ()
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised fault: up to pass number ``passes``, all readings gave the same finding."""
+        """Keep a raised fault, because all readings up to pass number ``passes`` gave the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition
 
     def previous_codes(self, subject: Subject) -> list[str]:
-        """Return the finding codes of a subject's conditions before this evaluation."""
+        """Return the finding codes of the faults that a subject had before this evaluation."""
         record = self._subjects.get(subject)
         return record.previous_codes if record else []
 
     def causes(
         self, subject: Subject, row_of: Callable[[str], CatalogRow], parent: Subject = ""
     ) -> list[Cause]:
-        """Return the causes (raised conditions) of a subject, worst first.
+        """Return the causes (raised faults) of a subject, worst first.
 
         Args:
             row_of: Function that returns the catalog row of a finding code.
             parent: Second subject, whose causes above ``info`` are added, for example the whole GPU of a MIG
-                slice. If both have a cause of one code, the more severe cause is returned.
+                instance. If the two subjects have a cause of the same code, the more severe cause is
+                returned.
         """
         own, of_parent = self._subjects.get(subject), self._subjects.get(parent)
         found = dict(own.current) if own else {}

@@ -1,12 +1,13 @@
 """Sliding window over the readings of a counter, from which the growth within the last minutes is computed.
 
-A window restarts with one point where the growth between two readings is unknown: the counter fell because it
-was reset, could not be read, or was not read for longer than the window. Where a reset ends what the counter
-counted (``reset_ends``), the window restarts as if the counter had stood at the new value for a whole window.
+A window restarts with one point when the growth between two readings is unknown. This happens if the counter
+was reset, could not be read, or was not read for longer than the window. With ``reset_ends``, a reset also
+ends the events that were counted. Then the window restarts as if the counter had had the new value for a
+whole window.
 
 A window keeps about twelve points. A point is dropped if its neighbours have the same value or are at most a
 twelfth of the window apart. The growth is the difference between the newest point and the first point inside
-the window, so it never exceeds the real growth, but can miss the events of a twelfth of the window.
+the window. So the growth is never too large, but can miss the events in a twelfth of the window.
 """
 
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ POINTS_PER_WINDOW: Final = 12
 
 
 class CounterPoint(NamedTuple):
-    """Value of a counter at one time."""
+    """Value of a counter at one point in time."""
 
     t_ns: int
     """CLOCK_MONOTONIC [ns]."""
@@ -35,16 +36,17 @@ enough, the first point is at or before the beginning of the window."""
 def append_reading(
     window: RateWindow, reading: Reading, t_ns: int, window_ns: int, *, reset_ends: bool = False
 ) -> RateWindow:
-    """Return the window with the newest reading appended; empty if the reading is missing. A reading that was
-    appended before is not added again.
+    """Return the window with the newest reading appended; empty if the reading is missing.
+
+    A reading that was appended before is not appended again.
 
     Args:
         window: Return value of the last call; empty in the first call.
         reading: Value of the counter.
         t_ns: CLOCK_MONOTONIC of the reading, not before the last point [ns].
         window_ns: Longest window over which a growth will be computed [ns].
-        reset_ends: True: after a reset of the counter its earlier events are over, as after the reset of a
-            GPU. False: the growth is unknown until the window is full again.
+        reset_ends: True: a reset of the counter also ends the events that it counted, as a reset of a GPU
+            does. False: after a reset, the growth is unknown until the window is full again.
     """
     if isinstance(reading, Missing):
         return ()
@@ -67,8 +69,8 @@ def append_reading(
 
 
 def repeat_last_value(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
-    """Return the window with its last value repeated at the time ``until_ns``. Needed before a new reading of
-    a counter whose readings are appended only when they change."""
+    """Return the window with its last value repeated at the time ``until_ns``. This is needed before a new
+    reading is appended, if a counter's readings are appended only when they change."""
     if not window or window[-1].t_ns == until_ns:
         return window
     return append_reading(window, window[-1].value, until_ns, window_ns)
@@ -83,7 +85,7 @@ def grown_since(window: RateWindow, since_ns: int) -> int:
 
 
 def window_growth(window: RateWindow, window_s: int) -> CounterGrowth:
-    """Return the growth of the counter within the last ``window_s`` seconds before the newest point."""
+    """Return the growth of the counter within the ``window_s`` seconds before the newest point."""
     if not window:
         return CounterGrowth(0, 0.0)
     end_ns = window[-1].t_ns
@@ -92,20 +94,24 @@ def window_growth(window: RateWindow, window_s: int) -> CounterGrowth:
 
 
 def counter_growth(reading: Reading, window: RateWindow, window_s: int) -> CounterGrowth:
-    """Return the growth of a counter within ``window_s`` seconds; Missing if its newest ``reading`` is
-    missing."""
+    """Return the growth of a counter within ``window_s`` seconds; Missing if ``reading`` is missing.
+
+    Args:
+        reading: Newest reading of the counter.
+        window: Window of the counter's readings.
+    """
     return CounterGrowth(reading, 0.0) if isinstance(reading, Missing) else window_growth(window, window_s)
 
 
 class WindowedCounter(NamedTuple):
-    """Counter with the window of its readings and its growth within that window."""
+    """Counter with its recent readings, and its growth within the window of these readings."""
 
     window: RateWindow = ()
     growth: CounterGrowth = CounterGrowth(NEVER_READ, 0.0)
 
 
 def next_counter(before: WindowedCounter, reading: Reading, t_ns: int, window_s: int) -> WindowedCounter:
-    """Return the counter after a ``reading`` at the time ``t_ns``, with its growth within ``window_s``
+    """Return the counter after the reading ``reading`` at ``t_ns``, with its growth within ``window_s``
     seconds."""
     window = append_reading(before.window, reading, t_ns, window_s * NS)
     return WindowedCounter(window, counter_growth(reading, window, window_s))

@@ -1,13 +1,13 @@
-"""Types of health rules: the catalog row that describes a rule, the possible rule results, and functions that
-build results for many rules.
+"""Types of health rules: the catalog row that describes a rule, and the possible results of a rule.
 
-A rule is a function of its input, the parameter ``view``, for one device, one cgroup or the machine: current
-samples, values at the agent's start, and the growth of counters. Rules read no clock and no file; the input
-states which readings are missing. A rule also lists the readings whose change makes the native sampler wake
-the evaluation engine.
+A rule is a function of its input, the parameter ``view``, for one device, one cgroup or the machine. The
+input has current samples, values at the agent's start, and the growth of counters. Rules read no clock and no
+file. The input states which readings are missing. A rule also lists the readings whose change makes the
+native sampler wake the evaluation engine.
 
-The module also applies the operator's changes of rules: which rules are off, and their severity, probation
-and limit, by code and device.
+The module also has functions that build results for many rules, and applies the operator's changes of rules:
+which rules are off, and their severity, probation (how long an ended fault is still reported) and limit, by
+code and device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,13 +37,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_at_least(count: int) -> str:
-    """Format a growing count so that the text rarely changes: ``7``, or from ten on ``at least 100``, rounded
-    down to a power of ten."""
+    """Format a growing count as text that rarely changes: ``7``, or from ten on ``at least 100``. Numbers
+    from ten on are rounded down to a power of ten."""
     return str(count) if count < 10 else f"at least {10 ** (len(str(count)) - 1)}"
 
 
 class RuleNotApplicable(NamedTuple):
-    """Rule result: the rule has nothing to evaluate, because the machine or device lacks the hardware or file
+    """Rule result: the rule has nothing to evaluate. The machine or device does not have the hardware or file
     that the rule reads."""
 
     reason: str
@@ -78,8 +78,9 @@ class CounterGrowth(NamedTuple):
 
 
 def missing_reading_result(name: str, reading: Missing, reason: str) -> RuleResult:
-    """Return the rule result for a missing reading: RuleNotApplicable with ``reason`` if the machine lacks
-    the file or counter ``name``, RuleInputUnreadable if reading it failed."""
+    """Return the rule result for a missing reading. The result is RuleNotApplicable with ``reason`` if the
+    machine does not have the file or counter ``name``. It is RuleInputUnreadable if reading the file or
+    counter failed."""
     return RuleNotApplicable(reason) if is_absent(reading) else RuleInputUnreadable(name, reading)
 
 
@@ -91,8 +92,8 @@ def counter_limit_result(
     Args:
         growth: Growth of the counter within the window of ``window_s`` seconds.
         limit: Smallest growth for which the result is ``found``.
-        counter: Name of the file or counter, reported if it cannot be read.
-        reason: Reason that is reported if the machine lacks the counter.
+        counter: Name of the file or counter, for the result if it cannot be read.
+        reason: Reason for the result if the machine does not have the counter.
     """
     if isinstance(growth.events, Missing):
         return missing_reading_result(counter, growth.events, reason)
@@ -124,8 +125,8 @@ GPU_UNREADABLE_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
-    """Catalog row of a rule: finding code, severity, explanation and advice, and how many readings (passes
-    of the source), or how much time, raise and clear the fault."""
+    """Catalog row of a rule: finding code, severity, explanation and advice. The row also states in how many
+    passes (readings of the source) or after how much time a fault is raised and cleared."""
 
     code: str
     severity: Severity
@@ -162,7 +163,8 @@ class CatalogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(CatalogRow):
-    """Health rule: a catalog row, the function that evaluates it, and the readings that the function uses."""
+    """Health rule: a catalog row, the function that evaluates the rule, and the readings that the function
+    uses."""
 
     sampler_reads: tuple[SamplerField | WakeCondition, ...] = ()
     """Fields of the native sampler that the rule uses. A field wakes the engine when its value changes or, if
@@ -188,8 +190,8 @@ class Rule(CatalogRow):
 
 @cache
 def unreadable_row(rule: Rule) -> CatalogRow:
-    """Return the catalog row for the cause ``<code>.unreadable``: the rule's readings can no longer be
-    read."""
+    """Return the catalog row for the finding code ``<code>.unreadable``. It is reported if readings that the
+    rule could use before can no longer be read."""
     return CatalogRow(
         code=f"{rule.code}.unreadable",
         severity=Severity.UNKNOWN,
@@ -203,7 +205,8 @@ def unreadable_row(rule: Rule) -> CatalogRow:
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a cause with a catalog row's code, severity, advice and repair, to be reported at once."""
+    """Return a cause (reported fault) with a catalog row's code, severity, advice and repair. The cause is
+    not delayed until several readings have confirmed it."""
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since, repair=row.repair)
 
 
@@ -218,7 +221,8 @@ CHECKS: Final = "check:"
 
 
 class RuleChange(NamedTuple):
-    """Changes that the operator's ``[[rules]]`` make to one rule for one device; None: as in the catalog."""
+    """Changes that the operator's ``[[rules]]`` make to one rule for one device; None: no change to the
+    catalog row."""
 
     is_off: bool = False
     severity: Severity | None = None
@@ -230,14 +234,13 @@ NO_CHANGE: Final = RuleChange()
 
 
 def matches_code(pattern: str, code: str) -> bool:
-    """Return whether a finding code is ``pattern``, or belongs to the family ``pattern``, such as
-    ``gpu.ecc.*``.
-    """
+    """Return whether a finding code is ``pattern``, or belongs to a family of codes such as ``gpu.ecc.*``."""
     return pattern == code or (pattern.endswith(FAMILY) and code.startswith(pattern[:-1]))
 
 
 class RuleChanges:
-    """Lookup of the operator's changes of rules (``[[rules]]``), with a cache by code, for one evaluation."""
+    """Lookup of the changes that operators make to rules (``[[rules]]``), with a cache by code, for one
+    evaluation."""
 
     def __init__(self, overrides: Sequence[RuleOverride]) -> None:
         self._overrides = overrides
@@ -246,8 +249,8 @@ class RuleChanges:
     def of(self, subject: str, code: str) -> RuleChange:
         """Return the operator's changes of the rule with a finding code, for one device or other subject.
 
-        If several entries of ``[[rules]]`` match, the last one that sets a property (off, severity,
-        probation, limit) decides that property.
+        Several entries of ``[[rules]]`` can match. For each property (off, severity, probation, limit), the
+        last entry that sets the property counts.
         """
         if not self._overrides:
             return NO_CHANGE
@@ -274,7 +277,7 @@ def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
     """Return the result of a health rule for its input ``view``.
 
     Args:
-        limit: Limit of the operator, which replaces the limit in the input; None: not replaced.
+        limit: Limit that the operator sets, which replaces the limit in the input; None: not replaced.
     """
     if limit is None or not rule.limit_in_view:
         return rule.evaluate(view)
@@ -286,17 +289,18 @@ def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
 
 @lru_cache(1024)
 def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
-    """Return a row of the rule catalog with another probation: the time during which an ended fault is still
-    reported [ns]."""
+    """Return a row of the rule catalog with another probation time.
+
+    Args:
+        probation_ns: Time for which an ended fault is still reported [ns].
+    """
     return replace(row, probation_ns=probation_ns)
 
 
 def with_severity(finding: Finding, severity: Severity | None, row: CatalogRow) -> Finding:
-    """Return a finding with the severity that the operator set for its rule; None: unchanged.
-
-    A finding about unreadable data stays UNKNOWN. A finding that only informs about another device (the fault
-    of a MIG instance, listed for its GPU) stays INFO.
-    """
+    """Return a finding with the severity that the operator set for its rule; None: the severity is not
+    changed. A finding about unreadable data keeps the severity UNKNOWN. A finding that only informs about
+    another device (the fault of a MIG instance, listed for its GPU) keeps the severity INFO."""
     only_informs = finding.severity is Severity.INFO and row.severity is not Severity.INFO
     if severity is None or finding.severity is Severity.UNKNOWN or only_informs:
         return finding
@@ -311,10 +315,8 @@ _XID_SEVERITIES: Final = {
 
 
 def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
-    """Return the severities that entries of ``[[rules]]`` set for single XIDs on all devices, by XID.
-
-    Such a severity replaces the decision from the GPU's readings, as does ``[gpu.xids]``.
-    """
+    """Return the severities that entries of ``[[rules]]`` set for single XIDs on all devices, by XID. As with
+    ``[gpu.xids]``, such a severity replaces the severity that follows from the GPU's readings."""
     found: dict[int, XidOverride] = {}
     for entry in overrides:
         number = entry.code.removeprefix(XID_PREFIX)
@@ -330,10 +332,12 @@ def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
 def lowest_limit(overrides: Iterable[RuleOverride], code: str, limit: int) -> int:
     """Return the growth of a rule's counter at which the native core must wake the engine.
 
+    The result is the lowest of ``limit`` and the limits that operators set.
+
     Args:
         overrides: Entries of ``[[rules]]``.
         code: Finding code of the rule.
-        limit: Limit without these entries; the result is the lowest limit of both.
+        limit: Limit without these entries.
     """
     set_limits = (
         entry.limit for entry in overrides if entry.limit is not None and matches_code(entry.code, code)

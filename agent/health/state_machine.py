@@ -1,8 +1,9 @@
-"""State machine of a condition (a raised or pending fault): when repeated findings of a rule raise a cause,
-and when the cause clears.
+"""State machine of a condition: a fault of one device that a rule has found.
 
-A catalog row sets how many passes of the source, and how much time, raise and clear its cause. Passes are
-counted instead of evaluations, because most passes without a change do not wake the evaluation engine.
+A condition is pending until the rule has found the fault often enough. Then the condition is raised, and the
+fault is a cause in the device's verdict until it is cleared. A catalog row sets after how many passes of the
+source (readings), and after how much time, a fault is raised and cleared. Passes are counted instead of
+evaluations, because most passes without a change do not wake the evaluation engine.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from agent.model.time import NS, Instant, instant_at_mono, rfc3339
 
 
 class ConditionPhase(StrEnum):
-    """Phase in the life of a condition (a fault of one finding code), from its first finding to its end."""
+    """Phase of a condition (a fault of one finding code) between its first finding and its end."""
 
     CLEAR = "clear"
     """No fault."""
@@ -30,7 +31,7 @@ class ConditionPhase(StrEnum):
 
 
 class PassObservation(StrEnum):
-    """Presence of a fault in the newest reading (pass) of a source; input of the transition table."""
+    """Observation of a fault in the newest pass (reading) of a source; an input of the transition table."""
 
     BAD = "bad"
     """The fault is found, but not yet in enough consecutive passes or long enough to raise it."""
@@ -95,7 +96,8 @@ HEALTH_OF_SEVERITY: Final[dict[Severity, Health]] = {
 
 
 class Condition(NamedTuple):
-    """Raised or pending fault of one device, one cgroup or the machine, for one finding code."""
+    """Raised or pending fault of one device, one cgroup or the machine, for one finding code. A pending fault
+    was found, but not in enough readings yet."""
 
     phase: ConditionPhase
     finding: Finding
@@ -111,7 +113,8 @@ class Condition(NamedTuple):
 
     @property
     def is_cause(self) -> bool:
-        """True if the fault is confirmed and counts in the verdict; False: it has not lasted long enough."""
+        """True if the fault is raised and counts in the verdict; False: it was not found often or long enough
+        yet."""
         return self.phase in CAUSE_PHASES
 
 
@@ -124,13 +127,13 @@ def next_condition(
     *,
     seen: bool = True,
 ) -> Condition | None:
-    """Return the condition (raised or pending fault) after one evaluation; None if the fault is clear.
+    """Return the condition (raised or pending fault) after one evaluation; None if there is no fault.
 
     Args:
-        condition: Condition before the evaluation; None if the fault was clear.
+        condition: Condition before the evaluation; None if there was no fault.
         finding: Finding of this evaluation; None if no fault was found.
         row: Catalog row with the passes and times that raise and clear the cause.
-        pass_number: Number of the source's pass that was evaluated. The same pass counts once.
+        pass_number: Number of the source's pass (reading) that was evaluated. The same pass counts once.
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
     """
@@ -169,10 +172,8 @@ def next_condition(
 
 
 def with_probation_time(condition: Condition, probation_ns: int, now: Instant) -> Condition:
-    """Return a fault that has ended, and is still reported for a probation time, with another probation time.
-
-    The fault's text names the time until which the fault is reported.
-    """
+    """Return a condition whose fault has ended, with another probation time. The probation time is the time
+    for which an ended fault is still reported. The text of the fault states when this time ends."""
     finding = condition.finding
     finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
     ended = instant_at_mono(condition.run_start_ns, now)
@@ -183,10 +184,10 @@ _OVER: Final = " (over; reported until "
 
 
 def _with_end_of_probation(finding: Finding, probation_ns: int, now: Instant) -> Finding:
-    """Return the finding of a fault that ended at ``now``; an Unhealthy one says until when it is reported.
+    """Return the finding of a fault that ended at ``now``.
 
-    Findings of other severities come from readings that oscillate around a limit: a time in their text would
-    change with each oscillation.
+    An Unhealthy finding states until when it is reported. Findings of other severities come from readings
+    that oscillate around a limit. A time in their text would change with each oscillation.
     """
     if finding.severity is not Severity.UNHEALTHY:
         return finding
@@ -213,14 +214,14 @@ def _observe(
 
 
 def next_change_ns(condition: Condition, row: CatalogRow, period_ns: int, now_ns: int) -> int | None:
-    """Return when a fault can become or stop being a cause although no reading changes [ns]; None: never.
+    """Return when a fault can be raised or cleared although no reading changes [ns]; None: never.
 
-    The next evaluation is needed then.
+    The next evaluation is needed at this time.
 
     Args:
         condition: Return value of :func:`next_condition` for an evaluated pass.
         row: Catalog row of the condition.
-        period_ns: Time between two passes of the source [ns].
+        period_ns: Time between two passes (readings) of the source [ns].
         now_ns: Time of this evaluation [ns].
     """
     # a little more than a period, so that the next pass has finished
@@ -242,6 +243,6 @@ def next_change_ns(condition: Condition, row: CatalogRow, period_ns: int, now_ns
 
 
 def causes_worst_first(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, Condition]]:
-    """Return the (code, condition) pairs that are causes: by severity, worst first, then oldest first."""
+    """Return the (code, condition) pairs whose fault is raised, ordered by severity, then oldest first."""
     held = [(code, condition) for code, condition in conditions if condition.is_cause]
     return sorted(held, key=lambda item: (-item[1].finding.severity, item[1].since.mono_ns, item[0]))

@@ -1,15 +1,17 @@
 """Updates of the rules' state outside an evaluation: from the baseline of a boot, and after a change of
 settings. Pure.
 
-The baseline is the machine's values at start: the engine stores them, restores them when the agent restarts,
-and replaces them when an operator accepts the machine's present values. An agent without stored values would
-take the values of a faulty machine as those at start, and the fault would end without a repair. A reboot
-ends stored values; the configuration's ``[expect]`` outranks them.
+The baseline is the set of values that the machine had at the agent's start. The engine stores these values,
+restores them when the agent restarts, and replaces them when an operator accepts the machine's present
+values. Without stored values, an agent that restarts on a faulty machine would take the faulty values as
+those at start, and the fault would end without a repair. Stored values are not used after a reboot. The
+configuration's ``[expect]`` outranks them.
 
-After a change of settings, the parts that depend on the setting start again. Raised and latched faults stay.
-A counter whose window becomes shorter begins a new window, because a long window has too few points; until
-it is full, the counter's rule does not decide, and a raised fault stays. A longer window continues. A device
-whose expected value is removed from the settings is compared with its present value from then on.
+After a change of settings, the parts of the state that depend on the changed setting start again. Raised and
+latched faults stay. If the window of a counter becomes shorter, a new window begins, because a long window
+has too few points. Until the new window is full, the counter's rule does not decide, and a raised fault
+stays. A longer window continues. If a device's expected value is removed from the settings, the device is
+compared with its present value from then on.
 """
 
 from collections.abc import Iterable
@@ -62,7 +64,7 @@ Basis = tuple[object, ...]
 
 
 def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
-    """Return the parts of the rules' state from which :func:`collect_baseline` makes the baseline."""
+    """Return the parts of the rules' state from which :func:`collect_baseline` takes the values at start."""
     cpus, pools = host.cpus, host.pools
     return (
         cpus.expected,
@@ -84,9 +86,8 @@ def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
 def collect_baseline(
     boot_id: str, host: HostRuleState, gpus: GpuRuleState, settings: EngineSettings
 ) -> BootBaseline:
-    """Return the machine's values at start, which are stored on disk, without those that the configuration
-    sets.
-    """
+    """Return the machine's values at start, to be stored on disk. Values that the configuration sets are left
+    out."""
     isolated, smt = host.cpus.isolated_start, host.cpus.smt_start
     seen = [(gpu.uuid, gpus.per_gpu[gpu.number].seen) for gpu in gpus.registry if gpu.uuid]
     return BootBaseline(
@@ -104,7 +105,7 @@ def collect_baseline(
 
 
 def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
-    """Return the stored baseline (values at start) if it is of the running boot, else an empty one for it.
+    """Return the stored values at start if they are of the running boot. Otherwise, return an empty baseline.
 
     Args:
         boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
@@ -113,7 +114,7 @@ def values_of_boot(stored: BootBaseline, boot_id: str) -> BootBaseline:
 
 
 def restored_host_state(start: BootBaseline) -> HostRuleState:
-    """Return the state of the host's rules when an agent starts, with the boot's stored baseline."""
+    """Return the state of the host's rules at the agent's start, with values stored earlier in this boot."""
     return HostRuleState(
         cpus=restored_cpu_state(start),
         memory=restored_memory_state(start.memory),
@@ -124,7 +125,7 @@ def restored_host_state(start: BootBaseline) -> HostRuleState:
 
 
 def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> GpuRuleState:
-    """Return the state of the GPU rules with the features that the GPUs showed before the agent started."""
+    """Return the state of the GPU rules with the features that the GPUs showed before the agent's start."""
     seen = {gpu.uuid: SeenGpuFeatures(gpu.links_up, gpu.ecc, gpu.fabric_manager) for gpu in stored}
     per_gpu = {
         number: replace(state, seen=seen[state.uuid]) if state.uuid in seen else state
@@ -139,8 +140,8 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> Gpu
 def restart_host_device(
     host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
 ) -> HostRuleState:
-    """Return the host rules' state in which the present values of a host device are its new baseline.
-    Expectations that the configuration sets stay."""
+    """Return the host rules' state in which the present values of a host device replace its values at start.
+    Expected values that the configuration sets stay."""
     match device.kind:
         case DeviceKind.CPU:
             node = device.numa_node
@@ -156,8 +157,9 @@ def restart_host_device(
 
 
 def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
-    """Return the host rules' state in which the present values of a declared part of the host are its new
-    baseline. Expectations that the driver declares stay."""
+    """Return the host rules' state in which the present values of a declared part replace those at start. A
+    declared part is the hardware of the host that a driver declares as a device. Expected values that the
+    driver declares stay."""
     match part:
         case DeclaredCpuDevice():
             return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))
@@ -180,7 +182,8 @@ It computes the growth again.
 
 
 def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
-    """Return the window of a counter after the operator changed the window's length."""
+    """Return the readings of a counter after the operator changed the length of the counter's window. If the
+    window became shorter, only the newest reading is kept."""
     return window if after_s >= before_s else window[-1:]
 
 
@@ -296,10 +299,11 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
 def conditions_with_settings(
     conditions: Conditions, gpus: GpuRuleState, before: EngineSettings, after: EngineSettings, now: Instant
 ) -> Conditions:
-    """Return the conditions after a change of the settings.
+    """Return the conditions (raised and pending faults) after a change of the settings.
 
-    A probation is the time for which a fault that ended is still reported. One that has begun gets its new
-    end. A milder severity that the operator sets applies at once: the severer one has no probation.
+    A fault that has ended is still reported for a probation time. If the setting of this time changes, its
+    end also changes for faults that have already ended. If the operator sets a milder severity for a rule, it
+    applies at once.
     """
     if before.rules == after.rules and before.gpu.probation_s == after.gpu.probation_s:
         return conditions
@@ -332,7 +336,9 @@ def _with_milder_severity(condition: Condition, severity: Severity | None) -> Co
 def _probation_ns(change: RuleChange, code: str, limits: GpuLimits | None) -> int:
     """Return how long an ended fault with a finding code is still reported [ns].
 
-    ``limits`` are those of GPUs; None: the device is no GPU.
+    Args:
+        change: Changes of the rule by the operator.
+        limits: Limits of GPUs; None: the device is no GPU.
     """
     if change.probation_ns is not None:
         return change.probation_ns

@@ -1,11 +1,13 @@
-"""Verdicts on devices: health, message for the kubelet, time of the last change and lease (how long the
-kubelet may use the verdict), derived from the causes (confirmed faults) of a device.
+"""Verdicts on devices, derived from the causes (confirmed faults) of each device.
 
-The module also has the detection of stalled sources: they have not read lately, and their last readings are
-no longer trusted.
+A verdict has the health, the message for the kubelet, the time of the last change, and the lease (how long
+the kubelet may use the verdict).
 
-The module also has the comparison of reports: on which devices the verdict changed between two of them, and
-in which periods the agent observed the devices.
+The module also detects stalled sources. A stalled source has not read its part of the machine lately, and its
+last readings are no longer trusted.
+
+The module also compares reports: which devices have another verdict in the second of two reports, and in
+which periods the agent observed the devices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +44,8 @@ On a busy machine a source that is read every 10 ms can be late by more than thr
 
 
 class SourceStall(NamedTuple):
-    """Source that has stopped reading, or has read fewer than ``CLEAN_PASSES`` times since it resumed."""
+    """Source that has stopped reading, or that has finished fewer than ``CLEAN_PASSES`` readings since it
+    resumed."""
 
     since: Instant
     passes: int
@@ -50,21 +53,22 @@ class SourceStall(NamedTuple):
 
 
 def stall_limit_ns(source: SourceSample) -> int:
-    """Return the age of a source's last pass above which the source is stalled [ns]."""
+    """Return how old the last reading of a source may be before the source is stalled [ns]."""
     return source.limit_ns or max(STALL_PERIODS * source.period_ns, STALL_MIN_NS)
 
 
 def is_stalled(source: SourceSample, now: Instant) -> bool:
-    """Return True if the source's last pass is older than :func:`stall_limit_ns` allows."""
+    """Return True if the source's last reading is older than :func:`stall_limit_ns` allows."""
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
 def find_stalls(
     previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
 ) -> dict[str, SourceStall]:
-    """Return the sources that are stalled, by name; an absent source is never stalled.
+    """Return the stalled sources (those that have stopped reading), by name.
 
-    A source that resumes stays in the result until it has finished ``CLEAN_PASSES`` passes.
+    An absent source is never stalled. A source that resumes stays in the result until it has finished
+    ``CLEAN_PASSES`` passes (readings).
 
     Args:
         previous: Result of the last evaluation.
@@ -82,7 +86,7 @@ def find_stalls(
 
 
 def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> SourceSample:
-    """Return a source, with the state STALLED if ``stalled`` has its name."""
+    """Return the source with the state STALLED if its name is in ``stalled``, else unchanged."""
     if source.name not in stalled:
         return source
     detail = f"no pass for more than {stall_limit_ns(source) / NS:g} s"
@@ -90,7 +94,7 @@ def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> Sour
 
 
 def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: Instant) -> Cause:
-    """Return the cause with which a stalled source makes a device Unknown."""
+    """Return the cause that makes a device Unknown because a source of its readings is stalled."""
     evidence = f"{source.name}: {with_stall(source, stalled).detail}"
     since = stalled[source.name].since if source.name in stalled else now
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
@@ -114,8 +118,8 @@ def truncate_utf8(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 
 def kubelet_message(causes: Sequence[Cause]) -> str:
-    """Return a device's message for the kubelet: code and evidence of each cause above ``info``, worst first,
-    then the advice of the worst; empty if there is no such cause."""
+    """Return a device's message for the kubelet; empty if the device has no cause above ``info``. The message
+    has the code and evidence of each cause above ``info``, worst first, and the advice of the worst."""
     reported = [cause for cause in causes if cause.severity > Severity.INFO]
     if not reported:
         return ""
@@ -125,7 +129,8 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerdictContext:
-    """Input of new verdicts, apart from rule results: last verdicts, stalled sources, addition to leases."""
+    """Input of new verdicts, except rule results: the last verdicts, stalled sources, and an addition to
+    leases."""
 
     started: Instant
     """Time of the agent's first evaluation."""
@@ -149,12 +154,12 @@ def make_verdict(
     timeout_s: int,
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device; without causes and changes, the last verdict with a new lease.
+    """Return the verdict on a device. Without causes and changes, it is the last verdict with a new lease.
 
     Args:
         severity: Severity of the device's worst cause, or a higher severity.
         causes: Causes, worst first.
-        verified: Time at which the device's sources last finished a pass.
+        verified: Time at which the device's sources last finished a pass (reading).
         timeout_s: Lease (how long the kubelet trusts the verdict) before ``lease_salt_s`` is added [s].
         attributes: Attributes of the device as (name, value).
     """
@@ -196,7 +201,7 @@ def replace_causes(
     base: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return the verdict ``base`` with its causes replaced by ``causes``.
+    """Return the verdict ``base`` with the causes ``causes`` in place of its own.
 
     Args:
         causes: All causes, including those of ``base``; causes of equal severity stay in this order.
@@ -216,10 +221,8 @@ def add_minor_causes(
     base: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return the verdict ``base`` with additional causes of severity ``degraded`` or lower.
-
-    They are listed after the causes that make the device Unknown or Unhealthy.
-    """
+    """Return the verdict ``base`` with additional causes of severity ``degraded`` or lower. The added causes
+    follow the causes that make the device Unknown or Unhealthy."""
     more = tuple(causes)
     ranked = sorted([*base.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
     severity = max([base.severity, *(cause.severity for cause in more)])
@@ -236,8 +239,9 @@ def _since(
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """Return when the health, severity and message in ``shown`` began: as in the last verdict if they are
-    equal; else when the newest cause began, or now if that cause is older than the last evaluation."""
+    """Return when the present health, severity and message of a device, given in ``shown``, began. If the
+    last verdict has the same values, the time is taken from it. Otherwise, it is the begin of the newest
+    cause, or now if that cause is older than the last evaluation."""
     if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
     newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)
@@ -245,13 +249,15 @@ def _since(
 
 
 def oldest_pass_time(sources: Iterable[SourceSample], now: Instant) -> Instant:
-    """Return the time up to which all of a device's sources were read: the oldest of their last passes."""
+    """Return the time up to which all of a device's sources were read: the time of the oldest of their last
+    passes."""
     return instant_at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
 
 
 def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
-    """Return the lease of a verdict, how long the kubelet trusts it [s]: the configured one, but at least
-    three periods of the slowest source, so that the verdict does not expire between two passes."""
+    """Return the lease of a verdict: the time for which the kubelet trusts it [s]. The lease is the
+    configured one, but at least three periods of the slowest source, so that the verdict does not expire
+    between two passes (readings)."""
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
 
 
@@ -259,7 +265,8 @@ def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> in
 
 
 class SeenVerdict(NamedTuple):
-    """Verdict (health and causes) on a device in the last report, and the part that the history records."""
+    """Verdict (health and causes) on a device in the last report, and the part of it that the history
+    records."""
 
     severity: Severity
     causes: tuple[Cause, ...]
@@ -271,7 +278,7 @@ SeenVerdicts = Mapping[DeviceRef, SeenVerdict]
 
 
 def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
-    """Return the part of a device's verdict that the history records: state, and causes above INFO."""
+    """Return the part of a verdict that the history records: the state, and the causes above INFO."""
     causes = [cause for cause in device.causes if cause.severity > Severity.INFO]
     return RecordedVerdict(
         STATE_OF_SEVERITY[device.severity],
@@ -280,10 +287,10 @@ def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
 
 
 def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
-    """Return the verdicts of a new report by device; a device without a change keeps its object of `last`.
+    """Return the verdicts of a new report by device. A device without a change keeps its object of `last`.
 
     Args:
-        last: Verdicts of the report before.
+        last: Verdicts of the report before the new report.
         devices: Devices of the new report.
     """
     seen: dict[DeviceRef, SeenVerdict] = {}
@@ -302,7 +309,7 @@ def changed_verdicts(
 ) -> Iterator[tuple[DeviceRef, RecordedVerdict]]:
     """Yield each device whose verdict changed between two reports, with its verdict in the second report.
 
-    The verdict is GONE for a device that the second report no longer has.
+    The verdict is GONE for a device that is not in the second report.
 
     Args:
         last: Verdicts of the first report, by device.
@@ -317,7 +324,10 @@ def changed_verdicts(
 
 
 class VerdictChangeLog:
-    """Changes of verdicts and periods of observation of one run of the agent, in memory. Reads no clock."""
+    """Log in memory of one run of the agent: changes of verdicts, and periods of observation.
+
+    Reads no clock.
+    """
 
     def __init__(self, run_id: str, boot_id: str, silence_s: float, *, rows: int) -> None:
         """Create an empty log.
@@ -325,8 +335,8 @@ class VerdictChangeLog:
         Args:
             run_id: First part of the periods' ids, unique over all runs.
             boot_id: Boot of the machine; empty: unknown.
-            silence_s: Time without a report after which the time since the last one is not observed [s].
-            rows: Largest number of queued changes; or the number of devices, if that is greater.
+            silence_s: Longest time between two reports that counts as observed [s].
+            rows: Largest number of queued changes, or the number of devices if that number is greater.
         """
         self.run_id = run_id
         self.period: ObservedPeriod | None = None
@@ -349,7 +359,7 @@ class VerdictChangeLog:
         self._change_count = 0
 
     def note_report(self, report: Report, boot_s: float) -> None:
-        """Queue the changes of verdicts between the last report and this one.
+        """Queue the changes of verdicts between the last report and `report`.
 
         Args:
             boot_s: CLOCK_BOOTTIME now [s].
@@ -373,7 +383,7 @@ class VerdictChangeLog:
         self.seen, self._last, self.now = seen, now, report.at
 
     def end_period(self, boot_s: float) -> None:
-        """Extend the present period of observation up to the run's end, unless reports were missing."""
+        """Extend the current period of observation to the run's end, unless reports were missing."""
         if self.period is None or self.dropped:
             return
         later_s = boot_s - self.period.began_boot_s - self.period.lasted_s
@@ -381,13 +391,13 @@ class VerdictChangeLog:
             self._extend_period(self.now.wall_s + later_s, boot_s)
 
     def changes_after(self, stored: Mapping[DeviceRef, VerdictChange]) -> Iterator[VerdictChange]:
-        """Yield the queued changes as the continuation of those of earlier runs.
+        """Yield the queued changes, as a continuation of the changes of earlier runs.
 
-        A device of the first report that has the verdict of an earlier run gets no change. A device that only
-        an earlier run had gets the change GONE.
+        A device gets no change if its verdict in the first report is equal to its last verdict in an earlier
+        run. A device that only an earlier run had gets the change GONE.
 
         Args:
-            stored: Newest change of each device of earlier runs.
+            stored: Newest change of each device in earlier runs.
         """
         first = next(one for one in self.periods.values() if one.id.startswith(self.run_id))
         reported = {one.device for one in self.pending if one.period == first.id and one.before is None}

@@ -1,1 +1,1 @@
-"""Verdicts on the devices that drivers declare, from rules for the hardware they consist of. Pure."""
+"""Verdicts on the devices that drivers declare. The rules evaluate the hardware of each device. Pure."""

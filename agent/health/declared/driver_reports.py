@@ -1,13 +1,13 @@
-"""Health checks that drivers run on their devices: their findings raise and clear faults as rules do.
+"""Faults that drivers report: findings of their health checks, and errors when they prepare a device. Pure.
 
-The runs of a health check are counted for each device, so that a check that hangs for one device does not
-affect the others.
+Findings of a driver's health checks raise and clear faults in the same way as findings of rules. The runs of
+a health check are counted for each device, so that a check that hangs for one device does not affect other
+devices.
 
-The module also has the device faults that drivers report when a prepare fails.
-
-The agent adds the reported fault to the device's verdict. The fault ends if the driver prepared the device
-again or a time limit has passed, and an evaluation after the report found no fault of the device. An
-evaluation in which a rule has found a fault that is not raised yet, or without readings, does not count.
+A fault that a driver reports when a prepare fails is added to the device's verdict. The fault ends when two
+conditions hold. First, the driver prepared the device again, or a time limit has passed. Second, an
+evaluation after the report found no fault of the device. An evaluation does not count if it had no readings,
+or if a rule has found a fault that is not raised yet.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -120,13 +120,13 @@ def declared_check_samples(
 ) -> tuple[DriverCheckSample, ...]:
     """Return the results of health checks that are evaluated.
 
-    They are the results of checks that run in this process, and one result for each check that a driver in
+    They are all results of checks that run in this process, and one result for each check that a driver in
     another process declares and runs.
 
     Args:
         samples: Newest results of all checks.
         checked: Names of the declared checks by device. Reported results of other checks are ignored.
-        since: Time of each device's declaration. A check without a result has two seconds from then on.
+        since: Time of each device's declaration. From then on, a check has two seconds for its first result.
     """
     reported = {(sample.subject, sample.check): sample for sample in samples if sample.lease_ns}
     if not (reported or checked):
@@ -141,7 +141,7 @@ def declared_check_samples(
 
 
 def _awaited_sample(check: str, subject: Subject, since: Instant) -> DriverCheckSample:
-    """Return the sample that stands for a declared check until the driver has reported a result."""
+    """Return the result that is used for a declared check until the driver has reported its first result."""
     return DriverCheckSample(
         check,
         subject,
@@ -157,7 +157,7 @@ def _awaited_sample(check: str, subject: Subject, since: Instant) -> DriverCheck
 
 
 def expiry_reason(sample: DriverCheckSample, now: Instant) -> str:
-    """Return why the result of a check is too old to count; empty: it counts."""
+    """Return why the result of a check is too old to be used; empty: it is not too old."""
     if not sample.lease_ns or now.mono_ns - sample.beat_ns <= sample.lease_ns:
         return ""
     if not sample.passes:
@@ -166,10 +166,8 @@ def expiry_reason(sample: DriverCheckSample, now: Instant) -> str:
 
 
 def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterable[SourceSample]:
-    """Yield one source of the report for each health check.
-
-    It fails if the check fails for any device, and is as old as the check's oldest run.
-    """
+    """Yield one source for each health check, for the list of sources in the report. The source has the state
+    FAILING if the check gives no result for some device. Its age is that of the check's oldest run."""
     for name, group in groupby(sorted(samples, key=_source_name), key=_source_name):
         of_check = list(group)
         reasons = [sample.no_result_reason or expiry_reason(sample, now) for sample in of_check]
@@ -190,18 +188,17 @@ def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterabl
 
 
 def _source_name(sample: DriverCheckSample) -> str:
-    """Return the name of a health check's source in the report.
-
-    It has the driver's name if drivers report their checks over sockets.
-    """
+    """Return the name of a health check's source in the report. If drivers report their checks over sockets,
+    the name contains the driver's name."""
     driver = f"{sample.subject.partition('/')[0]}/" if sample.lease_ns else ""
     return f"check.{driver}{sample.check}"
 
 
 def check_conditions_subject(subject: Subject) -> Subject:
-    """Return the subject of faults from health checks of a device: ``check:<device>``.
+    """Return the subject ``check:<device>``, under which faults from health checks of a device are stored.
 
-    It is not the device's own subject, because a driver's finding codes can equal the agent's.
+    It differs from the device's own subject, because a driver's finding code can be equal to one of the
+    agent's.
     """
     return f"{_SUBJECT}{subject}"
 
@@ -230,10 +227,8 @@ def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...
 
 
 def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
-    """Return the conditions of faults that health checks found before a restart of the agent.
-
-    Each is a cause until its check has passed often enough, or no longer exists.
-    """
+    """Return the conditions (raised faults) for faults that health checks found before a restart of the
+    agent. Each fault counts in the verdict until its check has passed often enough, or no longer exists."""
     return {
         (check_conditions_subject(fault.device), f"{fault.check}/{fault.code}"): Condition(
             ConditionPhase.RAISED,
@@ -250,7 +245,7 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
 
 
 def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> None:
-    """Keep the restored faults of a device whose checks have not run since the agent's start."""
+    """Keep the stored faults of a device whose health checks have not run since the agent's start."""
     own = check_conditions_subject(subject)
     for code in evaluation.previous_codes(own):
         if evaluation.previous[own, code].last_pass == 0:
@@ -260,7 +255,7 @@ def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> None:
 def evaluate_driver_checks(
     evaluation: Evaluation, subject: Subject, samples: Iterable[DriverCheckSample]
 ) -> list[Cause]:
-    """Update the faults of one device from samples of its health checks; returns the causes, worst first."""
+    """Update the faults of one device from results of its health checks; return its causes, worst first."""
     own = check_conditions_subject(subject)
     for sample in samples:
         source = device_check_source(sample)
@@ -285,10 +280,7 @@ def evaluate_driver_checks(
 
 
 def device_check_source(sample: DriverCheckSample) -> SourceSample:
-    """Convert the newest result of a health check on a device to a source.
-
-    The passes of this source verify the device.
-    """
+    """Convert the newest result of a device's health check to a source; its passes are the check's runs."""
     return SourceSample(
         _source_name(sample),
         SourceState.FAILING if sample.no_result_reason else SourceState.OK,
@@ -302,7 +294,7 @@ def device_check_source(sample: DriverCheckSample) -> SourceSample:
 
 
 def is_custom(check: str) -> bool:
-    """Return whether a check is configured by an operator, not by a driver, from the check's name."""
+    """Return whether an operator, not a driver, configured a check. The name of the check shows it."""
     return check.startswith(CUSTOM_PREFIX)
 
 
@@ -318,7 +310,11 @@ def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
 
 
 def _public_row(key: str) -> CatalogRow:
-    """Return the catalog row that operators see, for the internal code ``<check>/<code>`` of a finding."""
+    """Return the catalog row for a finding of a health check, with the finding code that operators see.
+
+    Args:
+        key: Internal code of the finding, ``<check>/<code>``.
+    """
     check, _, code = key.partition("/")
     if is_custom(check):
         if code == _UNREADABLE:
@@ -380,7 +376,7 @@ def update_driver_faults(
     Args:
         evaluation: Evaluation in which all rules have run.
         past: Faults that had not ended after the last evaluation.
-        faults: Faults in the prepare ledgers of all drivers.
+        faults: Faults in the prepare ledgers (the records of prepared claims) of all drivers.
         found: Verdicts by device, without driver-reported faults.
     """
     suspects = {
@@ -419,10 +415,10 @@ def with_driver_faults(
     devices: Mapping[Subject, InventoryDevice],
     found: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
-    """Yield the devices with driver-reported faults, with their verdicts after adding these faults as causes.
+    """Yield each device with driver-reported faults, with its verdict after these faults are added as causes.
 
     Args:
-        past: Driver-reported faults that have not ended; of several with one code, the newest counts.
+        past: Driver-reported faults that have not ended; of several faults with one code, the newest counts.
         devices: All declared devices. A fault of the GPU driver is a cause of all GPUs of its DRA driver.
         found: Verdicts by device, without driver-reported faults.
     """
@@ -447,10 +443,8 @@ def with_driver_faults(
 
 
 def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevice]) -> Iterator[Subject]:
-    """Yield the devices that a driver-reported fault affects.
-
-    They are the device that the fault names, and for a fault of the GPU driver all GPUs of its DRA driver.
-    """
+    """Yield the devices that a driver-reported fault affects. The fault affects the device that it names. A
+    fault of the GPU driver affects all GPUs of its DRA driver."""
     yield fault.subject
     origin = devices.get(fault.subject)
     if origin is None or fault.code not in GPU_DRIVER_CODES:
@@ -462,7 +456,8 @@ def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevi
 
 
 def _with_keep_away(cause: Cause, reported: Cause | None) -> Cause:
-    """Return a rule's cause; an Unknown one gets the taint of the driver-reported cause ``reported``."""
+    """Return the cause of a rule; a cause with severity Unknown gets the taint of the cause ``reported``.
+    ``reported`` is the cause of a driver-reported fault; None: there is no such fault."""
     needs_taint = reported is not None and reported.keep_away and cause.severity is Severity.UNKNOWN
     return replace(cause, keep_away=True) if needs_taint else cause
 

@@ -1,18 +1,16 @@
 """State of declarations between evaluations: declared devices, removed devices, and invalid files.
 
-The module also has the cache of verdicts on declared devices: devices whose readings have not changed are
-not evaluated again.
+The module also has the cache of verdicts on declared devices. A device is evaluated again only if its
+readings have changed.
 
-Up to 4,096 devices can be declared, and most changes concern few of them. A cached verdict only gets a new
-verification time and lease (how long the kubelet trusts it). Not cached are devices with health checks or
-with a fault that is about to be raised or cleared, and all devices of a kind while a source of that kind is
-stalled or starting.
+Up to 4,096 devices can be declared, and most changes affect few of them. A cached verdict only gets a new
+verification time and lease (how long the kubelet trusts it). Three groups of devices are not cached: devices
+with health checks, devices with a fault that is about to be raised or cleared, and all devices of a kind
+while a source of that kind is stalled or starting.
 
-The module also has the detection of the declared devices whose cached health and causes a new snapshot makes
-outdated.
-
-The rules for the declared devices of one kind share most of their input. A device that no change of the
-shared input affects keeps its verdict, because its rules would return the same results.
+A new snapshot of readings makes some cached verdicts outdated. The rules for the declared devices of one
+kind share most of their input. A device that no change of the shared input affects keeps its verdict,
+because its rules would return the same results.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -52,7 +50,7 @@ REMOVED_MAX: Final = 4096
 
 
 class RemovedDevice(NamedTuple):
-    """Device that its driver no longer declares, and the time since then."""
+    """Device that its driver no longer declares, and the time since which it is not declared."""
 
     device: DriverDevice
     since: Instant
@@ -90,7 +88,7 @@ class DeclaredState:
 
 
 def update_declared(past: DeclaredState, declarations: Declarations, now: Instant) -> DeclaredState:
-    """Return the state of declarations after a snapshot; ``past`` itself if nothing changed."""
+    """Return the state of declarations after new declarations; ``past`` itself if nothing changed."""
     times_ns = [now.mono_ns - removed.since.mono_ns for removed in past.removed.values()]
     if declarations == past.declarations and max(times_ns, default=0) < REMOVED_REPORT_NS:
         return past
@@ -132,10 +130,8 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
 def redeclared_devices(
     before: Mapping[str, DriverDevice], devices: Mapping[str, DriverDevice]
 ) -> frozenset[str]:
-    """Return the names of declared devices that consist of other hardware in the newest declaration.
-
-    What is remembered about such a device is not valid any more.
-    """
+    """Return the names of declared devices that consist of other hardware in the newest declaration. Values
+    from earlier readings of such a device are no longer valid."""
     if before is devices:
         return frozenset()
     return frozenset(
@@ -157,7 +153,7 @@ ALL_DEVICES: Final[CpuSet] = -1
 
 
 class SharedRuleInput(NamedTuple):
-    """Input of the rules that all declared devices of one kind share."""
+    """Part of the rules' input that is the same for all declared devices of one kind."""
 
     shared: tuple[object, ...]
     """Values whose change affects every device of the kind."""
@@ -245,8 +241,9 @@ def _shared_pci_input(host: HostRuleState, snapshot: Snapshot, now: Instant) -> 
 
 
 def changed_cpus(before: SharedRuleInput | None, now: SharedRuleInput) -> CpuSet:
-    """Return the CPUs that are affected by the change of the shared input between two evaluations;
-    ``ALL_DEVICES`` if every device of the kind is affected. ``before`` is None in the first evaluation."""
+    """Return the CPUs that a change of the shared rule input affects. The change is that between two
+    evaluations. The result is ``ALL_DEVICES`` if the change affects every device of the kind. ``before`` is
+    None in the first evaluation."""
     if before is None or before.shared != now.shared:
         return ALL_DEVICES
     cpus = 0
@@ -262,8 +259,8 @@ def changed_cpus(before: SharedRuleInput | None, now: SharedRuleInput) -> CpuSet
 
 
 def cpus_affecting(declared: DriverDevice) -> CpuSet:
-    """Return the CPUs whose change affects a declared device; ``ALL_DEVICES`` for a device without CPUs,
-    which every change affects."""
+    """Return the CPUs whose change makes the cached verdict on a declared device outdated. ``ALL_DEVICES``
+    for a device without CPUs: every change makes its verdict outdated."""
     part = declared.part
     return part.cpus if isinstance(part, DeclaredCpuDevice) and part.cpus else ALL_DEVICES
 
@@ -272,7 +269,8 @@ def cpus_affecting(declared: DriverDevice) -> CpuSet:
 
 
 class CachedVerdict(NamedTuple):
-    """Rule results of one device from the last evaluation, which are valid while its readings are equal."""
+    """Rule results of one device from the last evaluation. They are valid while the device's readings are
+    equal."""
 
     declared: DriverDevice
     kind: DeviceKind
@@ -291,7 +289,7 @@ class CachedVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerdictCache:
-    """Cached verdicts of the last evaluation, and the inputs that they depend on."""
+    """Cached verdicts of the last evaluation, and the inputs of rules from which the verdicts were made."""
 
     passes: Mapping[str, int] = field(default_factory=dict)
     """Number of passes by source.
@@ -316,12 +314,14 @@ class _KindState(NamedTuple):
 
 
 class CachingEvaluation:
-    """One evaluation of declared devices, which reuses cached verdicts and collects those for the next one.
+    """One evaluation of declared devices.
+
+    It reuses cached verdicts, and collects verdicts for the next evaluation.
 
     Args:
         cache: Cached verdicts of the last evaluation.
         state: Current declarations.
-        checked: Devices for which their driver runs health checks, which are not cached.
+        checked: Devices for which their driver runs health checks. Their verdicts are not cached.
     """
 
     def __init__(
@@ -345,10 +345,8 @@ class CachingEvaluation:
         self._entries: dict[Subject, CachedVerdict] = {}
 
     def verdicts(self) -> Iterator[tuple[Subject, InventoryDevice, DeviceHealth | None]]:
-        """Yield all reported devices in report order, each with its cached verdict.
-
-        A verdict of None means that the caller must evaluate the device before it takes the next one.
-        """
+        """Yield all reported devices in report order, each with its cached verdict. A verdict of None means
+        that no verdict is cached: the caller must evaluate the device before it takes the next device."""
         evaluation, kinds, previous = self._evaluation, self._kinds, self._before.devices
         for subject, device in self._state.known.items():
             entry, verdict = self._valid.get(subject), previous.get(subject)
@@ -370,7 +368,7 @@ class CachingEvaluation:
             yield subject, device, verdict.with_verification(verified, timeout_s)
 
     def _valid_entries(self, cache: VerdictCache) -> Mapping[Subject, CachedVerdict]:
-        """Return the verdicts of the last evaluation that are still valid, by device."""
+        """Return the cached verdicts of the last evaluation that are still valid, by device."""
         known, declared, kinds = cache.devices, self._state.devices, self._kinds
         if declared is not cache.declared:
             known = {
@@ -395,7 +393,7 @@ class CachingEvaluation:
     def store(
         self, subject: Subject, kind: DeviceKind, found: DeviceHealth, begin: tuple[int, int, int]
     ) -> None:
-        """Store a device's rule results for the next evaluation, unless they may change by themselves.
+        """Store a device's rule results for the next evaluation, unless they can change without new readings.
 
         Args:
             begin: Result of the evaluation's ``list_lengths()`` before the device was evaluated.
@@ -420,7 +418,8 @@ class CachingEvaluation:
         )
 
     def next_cache(self) -> VerdictCache:
-        """Return the verdicts of this evaluation that the next evaluation may reuse."""
+        """Return the cache for the next evaluation, with those verdicts of this evaluation that can be
+        reused."""
         inputs = {kind: state.inputs for kind, state in self._kinds.items()}
         passes = {source.name: source.passes for source in self._evaluation.sources.values()}
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
@@ -432,7 +431,7 @@ class CachingEvaluation:
 
 
 def with_lease(timeout_s: int, declared: DriverDevice, before: VerdictContext) -> int:
-    """Return how long the kubelet trusts a verdict [s]: the declared lease, or ``timeout_s`` if longer."""
+    """Return how long the kubelet trusts a verdict [s]: the declared lease, but at least ``timeout_s``."""
     return max(declared.lease_s + before.lease_salt_s, timeout_s) if declared.lease_s else timeout_s
 
 
@@ -445,10 +444,8 @@ def _kind_states(
     snapshot: Snapshot,
     pools: PoolsByDevice,
 ) -> Iterator[tuple[DeviceKind, _KindState]]:
-    """Yield the values that declared devices share, for each kind that has rules.
-
-    Kinds are left out while one of their sources is stalled or starting.
-    """
+    """Yield the values that all declared devices of a kind share, for each kind that has rules. A kind is
+    left out while one of its sources is stalled or starting."""
     is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
         evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()
     )

@@ -1,9 +1,9 @@
 """Verdicts on devices that drivers declare, from the rules for the hardware that a device consists of.
 
-The module also searches the GPUs that drivers declare among the host's GPUs, and has rules for wrong
-declarations.
+The module also finds each declared GPU among the host's GPUs, and has rules for wrong declarations.
 
-The rules for GPU readings are not run again: a declared GPU gets the causes of the host's GPU.
+The rules for GPU readings are not run again: a declared GPU gets the causes (confirmed faults) of the host's
+GPU.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +62,8 @@ class DeclaredGpuRuleInput(NamedTuple):
 
 
 def find_host_gpu(declared: DeclaredGpuDevice, registry: Iterable[KnownGpu]) -> KnownGpu | None:
-    """Return the host's GPU with the declared UUID (its own or a MIG instance's) or PCI address; or None."""
+    """Return the host's GPU that a driver declares; None: the host has no such GPU. The GPU is found by its
+    UUID, by the UUID of one of its MIG instances, or by its PCI address."""
     known = list(registry)
     if declared.uuid:
         for gpu in known:
@@ -77,7 +78,7 @@ def is_mig_declaration(declared: DeclaredGpuDevice) -> bool:
 
 
 def find_host_device(declared: DeclaredGpuDevice, gpu: KnownGpu | None) -> InventoryDevice | None:
-    """Return the host's device that is declared, ``gpu`` or its MIG instance; None: not found."""
+    """Return the host's device that a driver declares: ``gpu`` or its MIG instance; None: not found."""
     if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:
@@ -220,7 +221,7 @@ def declared_verdicts(
     host: Mapping[InventoryDevice, DeviceHealth],
     cache: VerdictCache,
 ) -> tuple[dict[Subject, DeviceHealth], VerdictCache]:
-    """Return the verdicts on all declared devices, without new devices that no source has read yet.
+    """Return the verdicts on all declared devices. New devices that no source has read yet are left out.
 
     Args:
         host: Verdicts on the devices that the agent found itself, without declarations.
@@ -282,7 +283,10 @@ def declared_verdicts(
 def _run_declared_rules(
     evaluation: Evaluation, subject: Subject, rules: Iterable[Rule], view: object
 ) -> None:
-    """Evaluate the rules for a declared device; for a NIC also the PCI rules, for its PCI function."""
+    """Evaluate the rules for a declared device.
+
+    For a NIC, the rules for its PCI function are evaluated too.
+    """
     if not isinstance(view, NicRuleInput):
         evaluation.run_rules(subject, rules, view)
         return
@@ -301,10 +305,8 @@ def _single_cause_verdict(
 def _check_causes(
     evaluation: Evaluation, state: DeclaredState, device: InventoryDevice, checks: CheckSamplesByDevice
 ) -> list[Cause]:
-    """Return the causes that health checks found on a declared device.
-
-    If neither a rule nor a check evaluates the device, the cause is UNCHECKED.
-    """
+    """Return the causes (confirmed faults) that health checks found on a declared device. If neither a rule
+    nor a check evaluates the device, the cause is UNCHECKED."""
     samples = checks.get(device.subject, ())
     if device.kind is DeviceKind.OTHER and not samples:
         evidence = "not a part of the host, and without a check of its driver"
@@ -317,10 +319,8 @@ def _check_sources(checks: CheckSamplesByDevice, device: InventoryDevice) -> lis
 
 
 def _decisive_samples(checks: CheckSamplesByDevice, device: InventoryDevice) -> Sequence[DriverCheckSample]:
-    """Return the check results whose runs verify a device.
-
-    An operator's checks verify it only if nothing else does.
-    """
+    """Return the check results whose runs confirm that a device was checked. A check of an operator counts
+    only if the device has neither rules nor checks of its driver."""
     samples = checks.get(device.subject, ())
     of_driver = [sample for sample in samples if not is_custom(sample.check)]
     return samples if device.kind is DeviceKind.OTHER and not of_driver else of_driver
@@ -333,7 +333,7 @@ def _with_check_causes(
     found: DeviceHealth,
     checks: CheckSamplesByDevice,
 ) -> DeviceHealth:
-    """Return the verdict on a device with the causes from the driver's health checks added."""
+    """Return the verdict on a device, with the causes (confirmed faults) from its driver's checks added."""
     sources = _check_sources(checks, device)
     known = {cause.code for cause in found.causes if is_custom(cause.code)}  # those of the host's GPU
     more = [
@@ -352,7 +352,7 @@ def _with_check_causes(
 
 
 def invalid_file_notes(state: DeclaredState) -> Iterator[NonDeviceCause]:
-    """Yield a note of the report for each declaration file that cannot be used."""
+    """Yield a cause, for the report, for each declaration file that cannot be used."""
     for driver, wrong in state.invalid.items():
         yield NonDeviceCause(f"driver {driver}", cause_from_row(INVALID_FILE, wrong.error, wrong.since))
 
@@ -366,12 +366,8 @@ def _gpu_verdict(
     snapshot: Snapshot,
     host: Mapping[InventoryDevice, DeviceHealth],
 ) -> DeviceHealth | None:
-    """Return the verdict on a declared GPU.
-
-    Its causes are those of the host's GPU, and faults of the declaration itself.
-
-    None: the host's GPU has no verdict yet.
-    """
+    """Return the verdict on a declared GPU; None: the host's GPU has no verdict yet. The verdict has the
+    causes of the host's GPU, and the faults of the declaration itself."""
     if snapshot.gpus is None:
         cause = cause_from_row(UNWATCHED, "GPU monitoring is off", before.started)
         return _single_cause_verdict(evaluation, before, device, cause)
@@ -394,7 +390,8 @@ def _is_not_evaluated(
     device: InventoryDevice,
     checks: CheckSamplesByDevice,
 ) -> bool:
-    """Return whether a declared device has no verdict yet: a source has not read it since its declaration."""
+    """Return whether a declared device has no verdict yet, because a source has not read it since its
+    declaration."""
     samples = _decisive_samples(checks, device)
     unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
     if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):
@@ -409,7 +406,7 @@ def _is_not_evaluated(
 
 
 def _awaits_first_result(evaluation: Evaluation, samples: Iterable[DriverCheckSample]) -> bool:
-    """Return whether the driver still has time to report the first result of one of its checks."""
+    """Return whether the time that a driver has for the first result of one of its checks is not over."""
     awaited = [
         sample
         for sample in samples

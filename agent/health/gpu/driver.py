@@ -187,7 +187,8 @@ def evaluate_xid_sources(view: GpuRuleInput) -> RuleResult:
 
 
 def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for driver, NVML library and missing GPUs; their texts have the configured limits."""
+    """Return the rules for the driver, the NVML library and missing GPUs; their texts name the configured
+    limits."""
     return (
         Rule(
             code="gpu.driver.process",

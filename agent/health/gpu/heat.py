@@ -1,7 +1,7 @@
 """Rules for heat and power: temperatures above the GPU's own limits, and clocks reduced for heat or power.
 
-A temperature oscillates around its limit, so a fault is raised after several bad passes, and held for a while
-after the last one.
+A temperature oscillates around its limit. So a fault is raised after several passes (readings) above the
+limit, and is still reported for some time after the last such pass.
 """
 
 from typing import Final
@@ -46,12 +46,13 @@ HOLD_NS: Final = 60 * NS
 
 
 def _held_finding(code: str, evidence: str, window_s: int = 0) -> Finding:
-    """Return a finding whose evidence states for how long it is held after the fault has ended.
+    """Return a finding whose evidence states for how long the fault is reported after it has ended.
 
-    It names no time of day: that would change with each oscillation.
+    The evidence contains no time of day, because the time would change with each oscillation.
 
     Args:
-        window_s: Window of the counter in which the finding was found [s]; 0: a reading of this moment.
+        window_s: Window of the counter in which the finding was found [s]; 0: the finding is from one
+            reading.
     """
     held = format_duration(window_s + HOLD_NS // NS)
     end = f"at most {held}" if window_s else held
@@ -108,7 +109,12 @@ def evaluate_memory_temperature(view: GpuRuleInput) -> RuleResult:
 
 
 def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str) -> RuleResult:
-    """Return a finding if NVML's current reasons for reduced clocks contain a bit of ``bits``, else OK."""
+    """Return a finding if NVML's current reasons for reduced clocks contain a bit of ``bits``, else OK.
+
+    Args:
+        code: Finding code.
+        evidence: Evidence of the finding.
+    """
     reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
         return missing_reading_result(
@@ -118,10 +124,8 @@ def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str
 
 
 def _slowdown_result(view: GpuRuleInput, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
-    """Return the result of a rule for reduced clocks.
-
-    It follows from the time that NVML counts or, without it, from NVML's present reasons for the reduction.
-    """
+    """Return the result of a rule for reduced clocks. The result follows from NVML's counter of the time with
+    reduced clocks. If NVML has no such counter, it follows from NVML's present reasons for the reduction."""
     result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")
@@ -166,7 +170,7 @@ def evaluate_power_slowdown(view: GpuRuleInput) -> RuleResult:
 
 
 def heat_rules(_limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for heat, power and clocks, whose limits cannot be configured."""
+    """Return the rules for heat, power and clocks. Their limits cannot be configured."""
     cooling = "check fans, heat sinks, air flow and inlet temperature"
     return (
         hardware_rule(

@@ -1,7 +1,7 @@
 """Rules for a GPU's memory: ECC errors, remapped rows and retired pages.
 
-The rules evaluate volatile counts, which start at zero when the driver is loaded, not lifetime counts. The
-recovery action that the driver requests decides how severe an uncorrectable error is.
+The rules evaluate volatile counts, which start at zero when the driver is loaded, and not lifetime counts.
+The severity of an uncorrectable error follows from the recovery action that the driver requests.
 """
 
 from typing import Final
@@ -55,7 +55,8 @@ def _correctable(limits: GpuLimits) -> GrowthLimit:
 
 
 def _sram_sources(view: GpuRuleInput) -> str:
-    """Format the sources of uncorrectable SRAM errors of a GPU: ``SRAM (parity)``; empty: none counts any."""
+    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: no errors are
+    counted."""
     found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
     return f"SRAM ({', '.join(found)})" if found else ""
 
@@ -67,10 +68,10 @@ def _count(view: GpuRuleInput, field: GpuField) -> int:
 
 
 def _uncorrectable_errors(view: GpuRuleInput) -> tuple[int, list[str]]:
-    """Return the number of uncorrectable errors, and the memories that had them.
+    """Return the number of uncorrectable errors, and the names of the memories that had them.
 
-    Each counter decides alone: the total and the counts by memory and by source are read at different times,
-    and drivers exist that leave some errors out of the total.
+    One counter with errors is enough. The total and the counts by memory and by source are read at different
+    times, and some drivers leave errors out of the total.
     """
     dram = _count(view, GpuField.ECC_UNCORRECTABLE_DRAM)
     by_source = sum(_count(view, field) for _, field in _SRAM_SOURCES)
@@ -157,7 +158,11 @@ def evaluate_ecc_mode(view: GpuRuleInput) -> RuleResult:
 
 
 def _flag_result(view: GpuRuleInput, field: GpuField, missing_reason: str, found: Finding) -> RuleResult:
-    """Return ``found`` if the flag that NVML reports in a GPU field is set, OK if it is not."""
+    """Return ``found`` if NVML reports that the flag ``field`` of the GPU is set, OK if it is not set.
+
+    Args:
+        missing_reason: Reason that is reported if the GPU does not have the flag.
+    """
     flag = gpu_reading(view, field)
     if isinstance(flag, Missing):
         return missing_reading_result(field, flag, missing_reason)
@@ -209,7 +214,7 @@ def evaluate_retired_pages(view: GpuRuleInput) -> RuleResult:
 
 
 def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for a GPU's memory, with the configured limits in their texts."""
+    """Return the rules for a GPU's memory. The texts of the rules name the configured limits."""
     budget, watch_ns = _correctable(limits), gpu_probation_ns(limits)
     replace = "drain the GPU, confirm with the vendor's field diagnostic, and replace the GPU"
     reset = "reset the GPU when its work has ended (nvidia-smi --gpu-reset)"

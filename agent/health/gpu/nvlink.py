@@ -1,12 +1,11 @@
-"""Rules for a GPU's NVLinks: links that went down, and errors on links that are up.
+"""Rules for a GPU's NVLinks and for the NVLink fabric.
 
-A link that was never up is not a fault, because boards leave links unconnected.
+The NVLink rules report links that went down, and errors on links that are up. A link that was never up is not
+a fault, because boards leave links unconnected.
 
-The module also has the rules for the NVLink fabric: registration of each GPU, its health in the fabric, and
-the fabric manager.
-
-The fabric connects GPUs through NVSwitches; nv-fabricmanager sets it up. GPUs without a fabric report "not
-supported", or "not started" for ever; neither is a fault.
+The fabric rules report the registration of each GPU with the fabric, its health in the fabric, and the state
+of the fabric manager. The fabric connects GPUs through NVSwitches; nv-fabricmanager sets it up. GPUs without
+a fabric report "not supported", or "not started" for ever. These two states are not faults.
 """
 
 from collections.abc import Iterator
@@ -78,7 +77,7 @@ def evaluate_links_down(view: GpuRuleInput) -> RuleResult:
 
 
 def _worst_links_text(counts: tuple[int, ...]) -> str:
-    """Format the NVLinks with most errors, by the count per link; empty: no link, or many links."""
+    """Format the numbers of the NVLinks with most errors; empty: no NVLink, or too many to list."""
     most = max(counts, default=0)
     worst = sum(1 << link for link, count in enumerate(counts) if most and count * 2 > most)
     if not 0 < worst.bit_count() <= MAX_LINKS_LISTED:
@@ -118,7 +117,7 @@ def evaluate_failed_recoveries(view: GpuRuleInput) -> RuleResult:
 
 
 def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for a GPU's NVLinks, with the configured limits in their texts."""
+    """Return the rules for a GPU's NVLinks. The texts of the rules name the configured limits."""
     window_s = min(budget.window_s for budget in ERROR_LIMITS)
     cables = "reset the GPU and its NVLink peers; if the fault recurs, check bridge, cables or baseboard"
     return (
@@ -181,7 +180,7 @@ class FabricRegistration:
 
 
 class FabricHealthField(NamedTuple):
-    """Group of bits in NVML's fabric health mask, with severity and text of each bad value."""
+    """Group of bits in NVML's fabric health mask, with severity and text of each value that is a fault."""
 
     shift: int
     mask: int
@@ -309,7 +308,7 @@ def evaluate_fabric_manager(view: GpuRuleInput) -> RuleResult:
 
 
 def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for the NVLink fabric, with the configured limits in their texts."""
+    """Return the rules for the NVLink fabric. The texts of the rules name the configured limits."""
     watch_ns = gpu_probation_ns(limits)
     check_manager = "check whether nvidia-fabricmanager runs, and read its log"
     return (

@@ -55,7 +55,8 @@ def evaluate_link_width(view: GpuRuleInput) -> RuleResult:
 
 
 def _is_idle(view: GpuRuleInput) -> bool:
-    """Return whether the GPU is idle, so that its link may be slow; also True if its load cannot be read."""
+    """Return whether the GPU is idle, so that a slow link is normal; True also if the GPU's load cannot be
+    read."""
     busy, state = gpu_reading(view, GpuField.UTILIZATION), gpu_reading(view, GpuField.PSTATE)
     if isinstance(busy, Missing) or busy < BUSY_PERCENT:
         return True
@@ -115,7 +116,11 @@ def evaluate_fatal_errors(view: GpuRuleInput) -> RuleResult:
 
 
 def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for the PCIe link; ``limits`` sets how long their ended faults are reported."""
+    """Return the rules for a GPU's PCIe link.
+
+    Args:
+        limits: Limits that set how long the ended faults of these rules are still reported.
+    """
     reseat = "reseat the GPU, check riser and cables; compare with other slots"
     aer = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<bus>/{}"
     return (

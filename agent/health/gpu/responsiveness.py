@@ -1,7 +1,7 @@
 """Rules for GPUs that do not answer NVML calls, answer with an error or slowly, or need a recovery action.
 
-An NVML call can hang for ever, so these rules evaluate how long calls have been waiting. Rules for the NVML
-library, and for GPUs that NVML no longer lists, are in agent.health.gpu.driver.
+An NVML call can hang for ever. So the rules evaluate for how long unfinished calls have been waiting. Rules
+for the NVML library, and for GPUs that NVML no longer lists, are in agent.health.gpu.driver.
 """
 
 from collections.abc import Iterator, Mapping
@@ -87,8 +87,8 @@ def evaluate_recovery_action(view: GpuRuleInput) -> RuleResult:
 
 
 def _oldest_open_call(view: GpuRuleInput) -> tuple[int, str] | None:
-    """Return start time [ns] and name of the oldest NVML call for the GPU that has not returned. None: no
-    open call."""
+    """Return the start time [ns] and the name of the oldest NVML call for the GPU that has not returned.
+    None: all calls have returned."""
     gpu, gpus = view.sample, view.gpu_set
     calls = []
     if gpu and gpu.call:
@@ -124,7 +124,8 @@ def evaluate_not_answering(view: GpuRuleInput) -> RuleResult:
 
 
 def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
-    """Return the monotonic time at which an open NVML call's evidence changes [ns]; None: no open call."""
+    """Return the monotonic time at which the finding about an unfinished NVML call changes [ns]. None: all
+    calls have returned."""
     call = _oldest_open_call(view)
     if call is None:
         return None
@@ -134,10 +135,9 @@ def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
 
 
 def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
-    """Return a finding if the last read of the GPU ended with NVML's return code ``status``.
-
-    Without an error, or with one that another rule reports, the result is OK; else it is inconclusive.
-    """
+    """Return a finding if the last read of the GPU ended with NVML's return code ``status``. If the read
+    ended without an error, or with an error that another rule reports, the result is OK. After any other
+    error it is inconclusive."""
     found = view.sample.status if view.sample else NvmlReturnCode.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
@@ -194,7 +194,7 @@ def evaluate_slow_answers(view: GpuRuleInput) -> RuleResult:
 
 
 def _absent_kinds(view: GpuRuleInput, kinds: Mapping[str, tuple[GpuField, ...]]) -> list[str]:
-    """Return those kinds of readings for which the GPU has no value at all."""
+    """Return the names of the kinds of readings (keys of ``kinds``) for which the GPU has no value at all."""
     return [
         kind for kind, fields in kinds.items() if all(is_absent(gpu_reading(view, field)) for field in fields)
     ]
@@ -215,7 +215,10 @@ def evaluate_missing_readings(view: GpuRuleInput) -> RuleResult:
 
 
 def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules for a GPU's answers to NVML calls, with the configured limits in their texts."""
+    """Return the rules for a GPU's answers to NVML calls.
+
+    The texts of the rules name the configured limits.
+    """
     watch_ns = gpu_probation_ns(limits)
     return (
         hardware_rule(

@@ -1,7 +1,7 @@
 """Input of the rules for one GPU, and functions that the GPU rules share.
 
-Rules evaluate readings. Faults that NVML or the kernel log reports once, such as XIDs, are latched and
-evaluated in agent.health.gpu.faults.
+Rules evaluate readings. Faults that NVML or the kernel log reports only once, such as XIDs, are evaluated in
+agent.health.gpu.faults.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,8 @@ from agent.model.time import NS
 
 
 class SeenGpuFeatures(NamedTuple):
-    """Features of a GPU that any reading since the agent started showed: rules report their loss."""
+    """Features of a GPU that a reading since the agent's start showed. Rules report the loss of such a
+    feature."""
 
     links_up: int = 0
     """Bit set of the NVLinks that were up at any time."""
@@ -94,27 +95,29 @@ def nvml_code_text(code: int) -> str:
 
 
 def nvml_library_error(gpus: NvmlSample) -> int:
-    """Return the NVML return code that makes the whole library unusable; 0: it can be used."""
+    """Return the NVML return code that makes the whole NVML library unusable; 0: the library can be used."""
     if gpus.nvml.state is SourceState.ABSENT:
         return gpus.err or NvmlReturnCode.LIBRARY_NOT_FOUND
     return max(gpus.err, 0)
 
 
 def is_answering(sample: GpuSample | None, limits: GpuLimits, now_ns: int) -> bool:
-    """Return whether a GPU answers: its last read succeeded, and no NVML call exceeds its deadline now."""
+    """Return whether a GPU answers: its last read succeeded, and no unfinished NVML call exceeds its
+    deadline."""
     if sample is None or not sample.passes or sample.status != NvmlReturnCode.OK:
         return False
     return not sample.call or now_ns - sample.call_ns < limits.deadline_s * NS
 
 
 def is_listing_gpus(gpus: NvmlSample) -> bool:
-    """Return whether NVML is still being opened or listing GPUs, so that a missing GPU may appear."""
+    """Return whether the NVML library is being opened or is listing GPUs, so that a missing GPU may still
+    appear."""
     incomplete = gpus.nvml.state is SourceState.OK and len(gpus.gpus) < gpus.count
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
 
 def gpu_probation_ns(limits: GpuLimits) -> int:
-    """Return the configured probation: time for which a cause is kept after its fault ended [ns]."""
+    """Return the configured probation time: how long an ended fault is still reported [ns]."""
     return int(limits.probation_s * NS)
 
 
@@ -139,19 +142,20 @@ class GrowthLimit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Limit in words, for the threshold of a rule: ``PCIe replays: at least 9 in 1 min``."""
+        """Limit in words, for the threshold that a rule states: ``PCIe replays: at least 9 in 1 min``."""
         return f"{self.events_text}: at least {self.events} in {format_duration(self.window_s)}"
 
     @property
     def evidence(self) -> str:
-        """Evidence of reaching the limit; with a long window also until when the cause stays."""
+        """Evidence that the counter reached the limit. For a long window, it states until when the fault is
+        reported."""
         if self.window_s < LONG_WINDOW_S:
             return self.text
         return f"{self.text} (reported until {format_duration(self.window_s)} after the last, or a reset)"
 
     @property
     def wake(self) -> GpuWakeCondition:
-        """Condition that wakes the engine: the counter grows by ``events`` within the window."""
+        """Condition that wakes the evaluation engine: the counter grows by ``events`` within the window."""
         return GpuWakeCondition(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
 
 
@@ -163,9 +167,10 @@ def _growth_finding(budget: GrowthLimit, code: str, severity: Severity) -> Findi
 def growth_limit_result(
     view: GpuRuleInput, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
-    """Return a finding if a GPU counter has reached its limit.
+    """Return a finding if the growth of a GPU counter has reached its limit ``budget``.
 
-    ``reason`` says why a GPU may lack the counter.
+    Args:
+        reason: Why a GPU may not have the counter.
     """
     if view.rule_limit is not None:
         budget = budget._replace(events=view.rule_limit)
@@ -186,8 +191,6 @@ _RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleInconclusive, type(OK)
 
 
 def worst_result(*results: RuleResult) -> RuleResult:
-    """Return the worst of several rule results.
-
-    That is the first finding, else an unreadable input, else an inconclusive result.
-    """
+    """Return the worst of several rule results. The worst result is the first finding; else an unreadable
+    input; else an inconclusive result; else OK."""
     return min(results, key=lambda result: _RESULT_ORDER.index(type(result)))

@@ -1,12 +1,12 @@
-"""State that GPU rules compare readings with (features seen, counter windows, MIG instances), and the rules'
-input for each GPU.
+"""State that the GPU rules compare readings with (features seen, counter windows, MIG instances).
 
-The module also has the catalog of all rules for GPU readings, and the readings that the rules need from the
-native core. The state of latched faults is in agent.health.gpu.faults.fault_log.
+The module also makes the rules' input for each GPU, and has the catalog of all rules for GPU readings and the
+list of readings that the rules need from the native core. The state of faults such as XIDs is in
+agent.health.gpu.faults.fault_log.
 
 GPUs have stable numbers, as in ``gpu-3``: unchanged by restarts, driver reloads and the loss of other GPUs.
-NVML's own numbers change when a GPU is lost. Here a number stays with the GPU's UUID, and a lost GPU keeps
-its number until another GPU replaces it.
+NVML's own numbers change when a GPU is lost. A stable number belongs to the GPU's UUID. A lost GPU keeps its
+number until another GPU replaces it.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
@@ -89,17 +89,15 @@ def assign_gpu_numbers(
 
 
 def replaced_gpu_numbers(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) -> frozenset[int]:
-    """Return the stable numbers of GPUs that now belong to another GPU than before, or to none.
-
-    Only numbers count whose GPU had a UUID before.
-    """
+    """Return the stable numbers of GPUs that now belong to another GPU than before, or to no GPU. A number
+    counts only if its GPU had a UUID before."""
     uuids = {gpu.number: gpu.uuid for gpu in now}
     return frozenset(gpu.number for gpu in before if gpu.uuid and uuids.get(gpu.number, "") != gpu.uuid)
 
 
 def _add_gpus_on_bus(registry: dict[int, KnownGpu], bus_addresses: Iterable[str]) -> None:
-    """Add the GPUs that the PCI bus lists and the registry lacks.
-    The driver binds to GPUs one after another."""
+    """Add the GPUs that the PCI bus lists and the registry does not have yet. At boot, the driver binds to
+    one GPU after another."""
     known = {gpu.bus for gpu in registry.values()}
     free = (number for number in count() if number not in registry or not registry[number].bus)
     for address in bus_addresses:
@@ -126,11 +124,9 @@ def _match_known_gpus(registry: dict[int, KnownGpu], samples: Iterable[GpuSample
 def _new_number(
     sample: GpuSample, registry: dict[int, KnownGpu], absent: Sequence[int], *, all_replaced: bool
 ) -> int:
-    """Return the stable number for a GPU that has none yet.
-
-    A GPU at the PCI address of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no
-    known GPU is present: then all GPUs were replaced.
-    """
+    """Return the stable number for a GPU that has no number yet. A GPU at the PCI address of a missing GPU is
+    its replacement, and gets its number. A GPU at another address is an additional GPU, except when all known
+    GPUs were replaced: then it also gets the number of a missing GPU."""
     for number in absent:
         if registry[number].bus and registry[number].bus == sample.bus:
             return number
@@ -146,7 +142,10 @@ def _new_number(
 
 @cache
 def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return all rules for GPU readings, in report order; their texts contain the configured limits."""
+    """Return all rules for GPU readings, in report order.
+
+    The texts of the rules name the configured limits.
+    """
     return (
         *responsiveness_rules(limits),
         *driver_rules(limits),
@@ -166,7 +165,8 @@ def counter_windows_s(limits: GpuLimits) -> Mapping[GpuField, int]:
 
 
 def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCondition:
-    """Return one condition for waking the engine that covers two such conditions of the same GPU field."""
+    """Return a wake condition that covers two wake conditions of the same GPU field. A wake condition is a
+    change of the field for which the native core wakes the evaluation engine."""
     if first == second:
         return first
     if first.mode is second.mode is GpuWakeMode.BITS:
@@ -177,8 +177,8 @@ def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCo
 def gpu_wakes(limits: GpuLimits, overrides: tuple[RuleOverride, ...] = ()) -> tuple[GpuWakeCondition, ...]:
     """Return the changes of GPU fields for which the native core must wake the engine, at most one per field.
 
-    Other fields do not wake the engine, and a counter does so only when it reaches a limit: that of its rule,
-    or a lower one that the operator sets for some GPU (``overrides``).
+    The engine evaluates the rules. A counter wakes the engine only when its growth reaches a limit: the limit
+    of the counter's rule, or a lower limit that the operator sets for some GPU (``overrides``).
     """
     found: dict[GpuField, GpuWakeCondition] = {}
     for rule in gpu_rules(limits):
@@ -202,7 +202,7 @@ NO_GPUS: Final = NvmlSample((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-event
 
 
 class MigInstance(NamedTuple):
-    """MIG instance of a GPU, and the time of its removal; ``removed_at`` None: it exists."""
+    """MIG instance of a GPU, and the time at which it was removed; ``removed_at`` is None while it exists."""
 
     mig: MigSample
     removed_at: Instant | None
@@ -210,7 +210,7 @@ class MigInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerGpuState:
-    """Values of one GPU from earlier evaluations, which the GPU rules compare new readings with."""
+    """Values of one GPU from earlier evaluations, with which the GPU rules compare new readings."""
 
     uuid: str = ""
     seen: SeenGpuFeatures = field(default_factory=SeenGpuFeatures)
@@ -225,9 +225,7 @@ class PerGpuState:
 
 @dataclass(frozen=True, slots=True)
 class GpuRuleState:
-    """State that the GPU rules carry between evaluations: the known GPUs, with values and newest sample of
-    each.
-    """
+    """State that GPU rules carry between evaluations: known GPUs, with earlier values and newest readings."""
 
     registry: tuple[KnownGpu, ...] = ()
     per_gpu: Mapping[int, PerGpuState] = field(default_factory=dict)
@@ -243,7 +241,7 @@ def next_gpu_rule_state(
     now: Instant,
     unchanged: Set[int] = frozenset(),
 ) -> GpuRuleState:
-    """Return the state that GPU rules compare readings with after a snapshot.
+    """Return the state of the GPU rules after a snapshot (the newest readings).
 
     Args:
         unchanged: Numbers of GPUs that are not evaluated; their state stays as it is.
@@ -274,17 +272,15 @@ def next_gpu_rule_state(
 
 
 def _is_library_open(gpus: NvmlSample) -> bool:
-    """Return whether the NVML library was loaded, even if the driver then refused to initialise."""
+    """Return whether the NVML library was loaded. True also if the driver then refused to initialise it."""
     starting = gpus.nvml.state is SourceState.STARTING
     return not starting and nvml_library_error(gpus) != NvmlReturnCode.LIBRARY_NOT_FOUND
 
 
 def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
-    """Return the PCI addresses of GPUs on the bus that the agent reports although NVML does not.
-
-    Without the library these are the GPUs bound to the driver ``nvidia``: a node whose GPUs have another
-    driver, or none, needs no library.
-    """
+    """Return the PCI addresses of the GPUs on the bus that the agent reports although NVML does not list
+    them. If the NVML library is not loaded, these are the GPUs that are bound to the driver ``nvidia``. A
+    node whose GPUs have another driver, or no driver, needs no library."""
     if len(gpus.gpus) < gpus.count:  # NVML will list them
         return ()
     if not _is_library_open(gpus):
@@ -295,10 +291,8 @@ def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
 def _without_unbound(
     known: tuple[KnownGpu, ...], gpus: NvmlSample, host: GpuOsSample
 ) -> tuple[KnownGpu, ...]:
-    """Return the known GPUs without those that only the PCI bus showed and that lost the driver ``nvidia``.
-
-    If NVML's library can be loaded, all known GPUs are returned.
-    """
+    """Return the known GPUs without those that only the PCI bus listed and that are no longer bound to
+    ``nvidia``. If the NVML library can be loaded, all known GPUs are returned."""
     if _is_library_open(gpus) or not isinstance(host.bus_gpus, tuple):
         return known
     return tuple(gpu for gpu in known if gpu.uuid or not gpu.bus or gpu.bus in host.bound_gpus)
@@ -371,7 +365,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
 
 
 def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
-    """Return the GPU rules' state in which a GPU's present features are its new baseline."""
+    """Return the GPU rules' state in which a GPU's present features replace those seen earlier."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()
     seen = seen._replace(fabric_manager=host.fabric_manager is True)
@@ -390,7 +384,8 @@ def _growth(
 def _instances(
     before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
 ) -> tuple[MigInstance, ...]:
-    """Return a GPU's present MIG instances, then those that were removed less than REMOVED_NS ago."""
+    """Return a GPU's present MIG instances, followed by the instances that were removed less than REMOVED_NS
+    ago."""
     present = {(mig.gi, mig.ci) for mig in migs}
     removed = [
         MigInstance(instance.mig, instance.removed_at or now)
@@ -412,10 +407,8 @@ def gpu_devices(rule_state: GpuRuleState) -> Iterator[InventoryDevice]:
 def gpu_sources(
     rule_state: GpuRuleState, gpus: NvmlSample | None, limits: GpuLimits
 ) -> Iterator[SourceSample]:
-    """Yield a source for each GPU's readings, named as the GPU's device (``gpu-0``).
-
-    The sources are not vital: a GPU that does not answer does not stop the pings to systemd's watchdog.
-    """
+    """Yield a source for each GPU's readings, with the name of the GPU's device (``gpu-0``). The sources are
+    not vital: if a GPU does not answer, the agent still sends its pings to systemd's watchdog."""
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
         state = SourceState.OK if sample.status == NvmlReturnCode.OK else SourceState.FAILING
@@ -440,7 +433,7 @@ def gpu_views(
     now: Instant,
     unneeded: Container[int] = (),
 ) -> dict[int, GpuRuleInput]:
-    """Return the rules' input for each known GPU, except those in ``unneeded``, by GPU number."""
+    """Return the rules' input for each known GPU, by GPU number. The GPUs in ``unneeded`` are left out."""
     if all(gpu.number in unneeded for gpu in rule_state.registry):
         return {}
     gpus = snapshot.gpus or NO_GPUS

@@ -1,10 +1,10 @@
 """State of all GPUs between evaluations, and its update, which decides the severity of latched faults.
 
-The module also has the cache of verdicts on GPUs: GPUs without faults that have not changed are not
-evaluated again.
+A latched fault is reported once, such as an XID, and kept until it is resolved. The module also has the cache
+of verdicts on GPUs: a GPU without faults is evaluated again only if it has changed.
 
-The native core counts the passes over a GPU that wake the engine loop. An evaluation that another source
-wakes reuses the results of the GPUs without such passes. Readings that wake nothing, such as a temperature
+The native core counts the passes (readings) of a GPU that wake the engine. If another source wakes the
+engine, the results of GPUs without such passes are reused. Readings that wake nothing, such as a temperature
 below its limit, count at the next full evaluation, which is at most one heartbeat later.
 """
 
@@ -43,7 +43,7 @@ RECORDS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """State of all GPUs (rules, latched faults, signs of recovery) that one evaluation passes to the next."""
+    """State of all GPUs that one evaluation passes to the next: rules, faults, and signs of a recovery."""
 
     rule_state: GpuRuleState = field(default_factory=GpuRuleState)
     fault_log: FaultLog = field(default_factory=FaultLog)
@@ -56,7 +56,8 @@ class GpuState:
 
 
 class GpuEvaluationResult(NamedTuple):
-    """State of all GPUs after one evaluation, with severity and advice of each latched fault."""
+    """State of all GPUs after one evaluation, with severity and advice of each latched fault (such as an
+    XID)."""
 
     state: GpuState
     decisions: Mapping[FaultKey, FaultDecision]
@@ -79,8 +80,11 @@ def evaluate_gpus(
 ) -> GpuEvaluationResult:
     """Return the state of all GPUs after a snapshot, with severity and advice of each latched fault.
 
+    A latched fault is reported once, such as an XID, and kept until it is resolved.
+
     Args:
-        unchanged: Numbers of GPUs whose cached verdicts are valid, unless they have latched faults.
+        unchanged: Numbers of GPUs whose cached verdicts are valid. If they have latched faults, they are
+            evaluated again.
     """
     if snapshot.gpus is None:  # GPUs are not read: keep their state
         return GpuEvaluationResult(previous, {}, {}, frozenset(), None)
@@ -112,12 +116,12 @@ def evaluate_gpus(
 
 
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:
-    """Return the GPUs' state with its checkpoint (the GPUs and faults to store on disk) computed again.
+    """Return the GPUs' state with an updated checkpoint (the GPUs and faults to store on disk).
 
     The result is ``state`` itself if the checkpoint has not changed.
 
     Args:
-        decisions: Severity, advice and cure of each unresolved latched fault.
+        decisions: Severity, advice and cure (the event that ends the fault) of each unresolved fault.
     """
     checkpoint = build_checkpoint(
         state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared
@@ -126,9 +130,8 @@ def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]
 
 
 def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[ClearedFault, ...]:
-    """Return the records of cleared faults that are younger than RECORD_KEPT_S; of many, the newest
-    RECORDS_MAX.
-    """
+    """Return the records of cleared faults that are younger than RECORD_KEPT_S. If there are more than
+    RECORDS_MAX, the newest are returned."""
     kept = tuple(record for record in records if abs(now.wall_s - record.at_wall_s) < RECORD_KEPT_S)
     return kept[-RECORDS_MAX:]
 
@@ -137,7 +140,7 @@ def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[Cleare
 
 
 class CachedGpu(NamedTuple):
-    """Cached results of the last evaluation of one GPU and its MIG instances, which had no fault."""
+    """Cached results of the last evaluation of one GPU without faults, and of its MIG instances."""
 
     readings: tuple[object, ...]
     """Values that show each change that rules evaluate; see :func:`_visible_readings`."""
@@ -150,7 +153,7 @@ class CachedGpu(NamedTuple):
 
 
 class GpuVerdictCache(NamedTuple):
-    """Cached results of GPUs, and the inputs that the rules of all GPUs share."""
+    """Cached results of GPUs, and the part of the rules' input that all GPUs share."""
 
     inputs: tuple[object, ...] = ()
     gpus: Mapping[int, CachedGpu] = {}
@@ -158,7 +161,7 @@ class GpuVerdictCache(NamedTuple):
 
 
 def shared_inputs(snapshot: Snapshot, settings: EngineSettings) -> tuple[object, ...]:
-    """Return the inputs that the rules of all GPUs share; empty if GPUs are not monitored."""
+    """Return the part of the rules' input that all GPUs share; empty if GPUs are not monitored."""
     gpus, log = snapshot.gpus, snapshot.log
     if gpus is None:
         return ()
@@ -182,7 +185,8 @@ def unchanged_gpus(
 
     Args:
         previous: State after the last evaluation.
-        conditions: Conditions after the last evaluation. GPUs with conditions are evaluated again.
+        conditions: Raised and pending faults after the last evaluation. GPUs that have any are evaluated
+            again.
     """
     if snapshot.gpus is None or not cache.gpus or cache.inputs != shared_inputs(snapshot, settings):
         return frozenset()
@@ -209,13 +213,14 @@ def cached_gpu(
     devices: Sequence[tuple[InventoryDevice, tuple[tuple[str, str], ...]]],
     begin: tuple[int, int, int],
 ) -> CachedGpu | None:
-    """Return the results of a GPU that the next evaluation can reuse; None: the GPU has raised or pending
-    faults.
+    """Return the results of a GPU that the next evaluation can reuse.
+
+    None: the GPU has raised or pending faults (found, but not confirmed yet), so it must be evaluated again.
 
     Args:
         devices: The GPU and its MIG instances, each with its attributes.
         begin: Lengths of the evaluation's lists (not applicable, not evaluated, due times) before the GPU was
-            evaluated: what was appended since belongs to the GPU.
+            evaluated. Later entries of the lists are those of the GPU.
     """
     if any(evaluation.stable_codes(device.name) != () for device, _ in devices):
         return None
@@ -230,8 +235,6 @@ def cached_gpu(
 
 
 def _visible_readings(sample: GpuSample) -> tuple[object, ...]:
-    """Return a GPU's UUID and the native core's counts of its changes, events and XIDs.
-
-    If none of them has changed, no reading that rules evaluate has changed.
-    """
+    """Return a GPU's UUID and the native core's counts of its changes, events and XIDs. If these values are
+    equal, no reading that a rule evaluates has changed."""
     return (sample.uuid, sample.changes, sample.event_mask, sample.events, sample.xids)

@@ -1,4 +1,4 @@
-"""Verdicts on GPUs and their MIG instances, from the results of rules and the severity of latched faults."""
+"""Verdicts on GPUs and their MIG instances, from rule results and from faults such as XIDs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -55,7 +55,8 @@ REMOVED_INSTANCE: Final = CatalogRow(
 
 
 def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
-    """Return the cause NOT_READ_YET for a GPU without readings; empty if it was read, or is missing."""
+    """Return the cause NOT_READ_YET for a GPU that has no readings yet; empty if the GPU was read or is
+    missing."""
     gpu = view.sample
     if gpu.passes if gpu is not None else not is_listing_gpus(view.gpu_set):
         return ()
@@ -119,10 +120,8 @@ def evaluate_gpu(
     gpus: GpuEvaluationResult,
     source: SourceSample,
 ) -> None:
-    """Run the rules for one GPU, and update the GPU's conditions (raised and pending faults).
-
-    Conditions of latched faults are updated as well.
-    """
+    """Run the rules for one GPU, and update the GPU's conditions (raised and pending faults). The conditions
+    of latched faults (reported once, such as XIDs) are updated too."""
     answering, had_no_conditions = (
         is_answering(view.sample, view.limits, view.now_ns),
         (not evaluation.previous_codes(device.name)),
@@ -145,7 +144,7 @@ def evaluate_gpu(
 def evaluate_mig_instance(
     evaluation: Evaluation, device: InventoryDevice, gpus: GpuEvaluationResult, source: SourceSample
 ) -> None:
-    """Update the conditions (raised and pending faults) of one MIG instance."""
+    """Update the conditions (raised faults, and faults not confirmed yet) of one MIG instance."""
     evaluation.update_condition(
         device.name,
         REMOVED_INSTANCE,
@@ -162,6 +161,8 @@ def _update_fault_conditions(
 ) -> None:
     """Raise or clear the conditions of a device's latched faults, even while the GPU does not answer.
 
+    A latched fault is reported once, such as an XID, and kept until it is resolved.
+
     Args:
         found: Finding and begin of each latched fault that the device has now, by code.
     """
@@ -174,7 +175,8 @@ def _update_fault_conditions(
 
 
 def gpu_catalog_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> CatalogRow:
-    """Return the catalog row of a GPU's finding code: of a rule, latched fault or removed MIG instance."""
+    """Return the catalog row of a GPU's finding code, which a rule, a latched fault or a removed MIG instance
+    has."""
     if code == REMOVED_INSTANCE.code:
         return REMOVED_INSTANCE
     return latched_fault_row(code, limits) if is_latched_fault_code(code) else row_with_code(rules, code)
@@ -190,7 +192,8 @@ def gpu_verdicts(
     """Return the verdict on each GPU, followed by its MIG instances, which inherit the causes of their GPU.
 
     Args:
-        cache: Cached results, which are used for ``gpus.unchanged``.
+        gpus: State of all GPUs after this evaluation.
+        cache: Cached results, which are used for the GPUs in ``gpus.unchanged``.
 
     Returns:
         The verdicts, and the cached results for the next evaluation.
@@ -228,7 +231,7 @@ def gpu_verdicts(
 def _cached_verdicts(
     evaluation: Evaluation, previous: VerdictContext, entry: CachedGpu, source: SourceSample
 ) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
-    """Yield the unchanged verdicts on a GPU and its MIG instances; the kubelet may use them longer."""
+    """Yield the unchanged verdicts on a GPU and its MIG instances, with a new lease for the kubelet."""
     evaluation.not_applicable += entry.not_applicable
     evaluation.not_evaluated += entry.not_evaluated
     evaluation.due_ns += entry.due_ns
@@ -249,8 +252,8 @@ def _evaluated_verdicts(
     view: GpuRuleInput,
     source: SourceSample,
 ) -> dict[InventoryDevice, DeviceHealth]:
-    """Evaluate a GPU and its MIG instances, and return their verdicts; empty for a new GPU whose first pass
-    has not finished."""
+    """Evaluate a GPU and its MIG instances, and return their verdicts. Empty for a new GPU whose first pass
+    (reading) has not finished."""
     rule_state, limits = gpus.state.rule_state, evaluation.settings.gpu
     rules, instances = gpu_rules(limits), rule_state.per_gpu[gpu.gpu_number].instances
     if _is_new_and_unread(evaluation, previous, gpu, source) and not instances:
@@ -287,7 +290,7 @@ def _evaluated_verdicts(
 def _is_new_and_unread(
     evaluation: Evaluation, previous: VerdictContext, device: InventoryDevice, source: SourceSample
 ) -> bool:
-    """Return whether a GPU is new and was not read yet; it is not reported for FIRST_PASS_WAIT_NS."""
+    """Return whether a GPU is new and was not read yet. Such a GPU is not reported for FIRST_PASS_WAIT_NS."""
     if source.name != device.name or source.state is not SourceState.STARTING:
         return False
     known = device.name in previous.devices or evaluation.previous_codes(device.name)

@@ -1,7 +1,7 @@
-"""Health rules for hugepage pools, and the state that they carry between evaluations.
+"""Health rules for hugepage pools, and the state that the rules carry between evaluations.
 
-A pool with fewer pages than at the agent's start, than configured or than drivers declare is unhealthy. The
-other findings are information for operators.
+A pool is unhealthy if it has fewer pages than at the agent's start, than configured, or than drivers declare.
+The other findings are information for operators.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -82,7 +82,7 @@ class PoolRuleInput(NamedTuple):
 
 
 def persistent_pages(pool: HugepagePoolSample) -> Reading:
-    """Return the number of persistent pages of a pool: ``nr_hugepages`` without surplus pages."""
+    """Return the number of persistent pages of a hugepage pool: ``nr_hugepages`` without surplus pages."""
     if isinstance(pool.nr, Missing):
         return pool.nr
     if isinstance(pool.surplus, Missing):
@@ -111,7 +111,7 @@ class PoolRuleState:
 def next_pool_state(
     previous: PoolRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> PoolRuleState:
-    """Return the state of the hugepage rules after a snapshot."""
+    """Return the state of the hugepage rules after a snapshot (the newest readings)."""
     pages = {device.name: persistent_pages(pool) for device, pool in pools_by_device(snapshot).items()}
     at_start = {
         name: count
@@ -142,10 +142,8 @@ def next_pool_state(
 
 
 def pool_baselines(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolBaseline]:
-    """Yield the number of pages that each hugepage pool had at the agent's start, to be stored as baseline.
-
-    The number is -1 for a pool whose expected pages the configuration sets.
-    """
+    """Yield the number of pages that each hugepage pool had at the agent's start, to be stored for a restart.
+    The number is -1 for a pool whose expected pages the configuration sets."""
     for device in sorted({*state.expected, *state.max_seen}):
         pages = state.expected.get(device, NEVER_READ)
         if isinstance(pages, Missing) or device in configured:
@@ -154,7 +152,7 @@ def pool_baselines(state: PoolRuleState, configured: Collection[str]) -> Iterato
 
 
 def restored_pool_state(pools: Iterable[HugepagePoolBaseline]) -> PoolRuleState:
-    """Return the hugepage rules' state with the baseline that the agent before a restart stored."""
+    """Return the hugepage rules' state with the pool sizes that the agent stored before a restart."""
     return PoolRuleState(
         expected={pool.device: pool.pages for pool in pools if pool.pages >= 0},
         max_seen={pool.device: pool.max_seen for pool in pools if pool.max_seen >= 0},
@@ -162,10 +160,8 @@ def restored_pool_state(pools: Iterable[HugepagePoolBaseline]) -> PoolRuleState:
 
 
 def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState:
-    """Return the state at the agent's first snapshot: a pool is expected to keep its present pages.
-
-    A pool that grew while no agent ran has more pages than the restored state expects.
-    """
+    """Return the state at the agent's first snapshot, in which a pool that grew is expected to keep its
+    pages. A pool that grew while no agent ran has more pages than the restored state expects."""
     grown = {
         device.name: pages
         for device, pool in pools_by_device(snapshot).items()
@@ -176,7 +172,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
 
 
 def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
-    """Return the hugepage rules' state in which a pool's present size is its new baseline."""
+    """Return the hugepage rules' state in which a pool's present size replaces its size at start."""
     pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):
@@ -239,7 +235,8 @@ def _boot_allocation(
 def declared_pages_rule_input(
     state: PoolRuleState, pools: Mapping[InventoryDevice, HugepagePoolSample], declared: DriverDevice
 ) -> PoolRuleInput:
-    """Return the rules' input for the hugepage pool to which a driver's declared pages belong."""
+    """Return the rules' input for the hugepage pool that contains the pages which a driver declares as a
+    device."""
     assert isinstance(declared.part, DeclaredHugepageDevice), "the device is not hugepages"
     device = hugepage_device(declared.part.size_kib, declared.part.numa)
     pages = state.declared_pages.get(

@@ -1,13 +1,14 @@
 """Findings about pods: their catalog rows, their state between evaluations, and their conversion to causes.
 
-Findings come from cgroup rules and from pod audits, which compare the cgroup files and requests of pods with
-the allocation that their claims and requests give them. A finding of an audit begins with the first audit
-that reports it and ends with the first audit that does not. Findings expire when pods can no longer be read.
+Findings come from cgroup rules and from pod audits. A pod audit compares the cgroup files and requests of
+pods with the allocation that their claims and requests give them. A finding of an audit begins with the first
+audit that reports it, and ends with the first audit that does not report it. Findings expire when pods can no
+longer be read.
 
-A finding becomes one cause for each pod or container and code. It also becomes a cause of each prepared
-device that provides the resource, with the severity of the catalog row; if no device provides it, of every
-prepared device, as ``info``. Such a cause makes no device Unhealthy or Unknown: the device works, and
-repairing it would not help.
+A finding becomes one cause (confirmed fault) for each pod or container and code. The finding also becomes a
+cause of each prepared device that provides the resource, with the severity of the catalog row. If no device
+provides the resource, it becomes a cause of every prepared device, with severity ``info``. Such a cause makes
+no device Unhealthy or Unknown, because the device works, and a repair of the device would not help.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ _FIND_WRITER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFindingRow(CatalogRow):
-    """Catalog row for one finding code of pod audits; default: ``info`` for a cgroup file that deviates."""
+    """Catalog row for one finding code of pod audits. By default, the finding has severity ``info`` and is
+    about a cgroup file that deviates from the allocation."""
 
     description: str
     """Meaning of the finding, as a sentence for the list of checks."""
@@ -213,7 +215,7 @@ class PodFindingGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodsSampleState:
-    """Newest sample of pods with its audit findings, and whether it is still trusted."""
+    """Newest sample of pods with the findings of its audit, and whether the sample is still used."""
 
     sample: PodsSample | None = None
     """Newest sample of the node's pods; None: the agent does not watch pods."""
@@ -233,18 +235,18 @@ class PodsSampleState:
 
     @property
     def trusted(self) -> PodsSample | None:
-        """Newest sample of pods; None if there is none or it is no longer trusted."""
+        """Newest sample of pods; None if there is no sample, or the sample is too old to be used."""
         return None if self.untrusted_since else self.sample
 
 
 def next_pods_sample_state(
     previous: PodsSampleState, sample: PodsSample | None, sources: Mapping[str, SourceSample], now: Instant
 ) -> PodsSampleState:
-    """Return the state of pod audits after a snapshot.
+    """Return the state of pod audits after a snapshot (the newest readings).
 
     Args:
         sample: Sample of pods in the snapshot, with the findings of the newest audit.
-        sources: Sources of the snapshot by name; stalled sources have the state STALLED.
+        sources: Sources of the snapshot by name. Sources that have stopped reading have the state STALLED.
     """
     if sample is None:
         return previous if previous.sample is None else PodsSampleState()
@@ -275,7 +277,7 @@ def _group_findings(
     """Group audit findings by pod, container and code, worst first.
 
     Args:
-        before: Groups of the last evaluation; a group that was in them keeps its begin.
+        before: Groups of the last evaluation. A group that is also in ``before`` keeps its begin.
     """
     since = {group[:3]: group.since for group in before}
     parts: dict[tuple[str, str, str], list[PodFinding]] = {}
@@ -300,7 +302,7 @@ MAX_LISTED: Final = 3
 
 
 class AffectedDevice(NamedTuple):
-    """Device that a finding about a pod affects, with the cause that the finding becomes on the device."""
+    """Device that a finding about a pod affects, with the cause (reported fault) that the device gets."""
 
     subject: str
     """Name of the device in the report: its host name, or driver, pool and name if a driver declares it."""
@@ -320,7 +322,8 @@ class PodIssue(NamedTuple):
 
 
 def join_evidence(texts: Iterable[str]) -> str:
-    """Join different texts of evidence in alphabetical order; of more than MAX_LISTED, count the others."""
+    """Join different texts of evidence in alphabetical order. If there are more than MAX_LISTED, the rest is
+    counted."""
     kinds = list(dict.fromkeys(texts))
     more = [f"and {len(kinds) - MAX_LISTED} more"] if len(kinds) > MAX_LISTED else []
     return "; ".join([*map(truncate_evidence, sorted(kinds[:MAX_LISTED])), *more])
@@ -333,7 +336,9 @@ def verdicts_with_pod_issues(
     devices: Mapping[Subject, InventoryDevice],
     verdicts: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
-    """Yield name and new verdict of each device that pod issues affect; issues of one code become one cause.
+    """Yield the name and new verdict of each device that issues of pods affect.
+
+    Issues with the same finding code become one cause of the device.
 
     Args:
         devices: Evaluated devices, by name.
@@ -349,10 +354,8 @@ def verdicts_with_pod_issues(
 
 
 def _merge_causes(entries: Sequence[AffectedDevice]) -> Cause:
-    """Merge the causes that pods' findings of one code give one device into a single cause.
-
-    The evidence lists only the causes with the highest severity; of many, the newest.
-    """
+    """Merge the causes that findings about several pods, with one code, give one device into a single cause.
+    The evidence lists only the causes with the highest severity. If there are many, it lists the newest."""
     severity = max(entry.severity for entry in entries)
     worst = [entry for entry in entries if entry.severity is severity]
     newest_first = sorted(worst, key=lambda entry: (-entry.pod_cause.since.mono_ns, entry.evidence))
@@ -378,8 +381,8 @@ class PodPreparedDevice(NamedTuple):
 class PodDeviceLookup:
     """Lookup of the devices that were prepared for the claims of a pod, and of the pod's name.
 
-    A device of a driver that declares its devices is found by driver, pool and name. A device of another
-    configured driver in the node's pool is the host's device of that name. Other devices have no verdict.
+    If a driver declares its devices, a device is found by driver, pool and name. If another configured driver
+    has the device in the node's pool, it is the host's device with that name. Other devices have no verdict.
     """
 
     sample: PodsSample | None
@@ -446,12 +449,13 @@ def audit_causes(
 ) -> Iterator[NonDeviceCause]:
     """Yield the causes that pod audits give to pods and the machine.
 
-    They are one for each issue, one for findings that are not listed, and one if pods can no longer be read.
+    There is one cause for each issue, one for findings that are not listed, and one if pods can no longer be
+    read.
 
     Args:
         issues: Issues of audits.
         state: State of the audits after this evaluation.
-        sources: Sources by name, stalled ones in the state STALLED.
+        sources: Sources by name. Sources that have stopped reading have the state STALLED.
     """
     for issue in issues:
         yield issue.pod_cause
@@ -474,11 +478,11 @@ def audit_causes(
 def _affected_devices(
     findings: Sequence[PodFinding], cause: Cause, used: Iterable[PodPreparedDevice], pod_name: str
 ) -> Iterator[AffectedDevice]:
-    """Yield the devices of a pod that its findings affect.
+    """Yield the devices of a pod that findings about the pod affect.
 
     Args:
         findings: Findings about the pod with one code.
-        cause: Cause that the findings become on the pod.
+        cause: Cause (reported fault) that the pod gets from the findings.
         used: Devices that were prepared for the pod.
         pod_name: Name of the pod for the evidence.
     """
@@ -509,7 +513,8 @@ def evaluate_pods(
     verdicts: Mapping[Subject, DeviceHealth],
     declaring: Collection[str],
 ) -> tuple[Sequence[NonDeviceCause], Mapping[Subject, DeviceHealth]]:
-    """Evaluate the cgroup rules and the findings of pod audits, and attribute them to pods and devices.
+    """Evaluate the cgroup rules and the findings of pod audits, and attribute the findings to pods and
+    devices.
 
     Args:
         state: State of the audits after this evaluation.
@@ -540,7 +545,7 @@ def evaluate_pods(
 def cgroup_issues(
     evaluation: Evaluation, views: Iterable[CgroupRuleInput], pods: PodDeviceLookup
 ) -> Iterator[PodIssue]:
-    """Evaluate the cgroup rules for each cgroup in ``views``, and yield an issue for each raised cause."""
+    """Evaluate the cgroup rules for each cgroup in ``views``, and yield an issue for each raised fault."""
     for view in views:
         subject = f"group:{view.group.id}"
         evaluation.run_rules(subject, CGROUP_RULES, view)
@@ -566,7 +571,7 @@ def _affected_by_group(
 
     Args:
         cause: Cause that a cgroup rule raised for the pod or a container.
-        view: Input of the rule: the cgroup.
+        view: Input of the rule for the cgroup of the pod or container.
         used: Devices that were prepared for the pod.
     """
     if cause.code == EXCLUSIVE_THROTTLED.code:

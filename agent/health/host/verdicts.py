@@ -3,9 +3,10 @@
 The module has the tables of the host's health rules by kind of device, and the state that these rules carry
 from one snapshot to the next.
 
-It also evaluates checks that operators configure as commands: their results count like those of drivers' own
-checks. A result concerns the devices whose names match the check's pattern, or the Kubernetes node. Until
-the first run has ended, a check is listed as not evaluated, and changes no verdict.
+The module also evaluates custom checks: commands that operators configure. Their results count in the same
+way as the results of drivers' own checks. A result concerns the devices whose names match the check's
+pattern, or the Kubernetes node. Until its first run has ended, a check is listed as not evaluated and changes
+no verdict.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,17 +184,15 @@ class HostRuleState:
 
 
 def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
-    """Return True if a vital source has not finished its first pass: the snapshot is still incomplete."""
+    """Return True if the snapshot is incomplete: a vital source has not finished its first pass (reading)."""
     return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
 def next_host_state(
     previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> HostRuleState:
-    """Return the state of the host's rules after a snapshot.
-
-    Until all vital sources have finished a pass, it is the state at start, with the expected devices only.
-    """
+    """Return the state of the host's rules after a snapshot (the newest readings). Until all vital sources
+    have finished a pass (reading), it is the state at start, with the expected devices only."""
     if is_snapshot_incomplete(snapshot):
         devices = expected_devices(settings.expect_cpus, settings.expect_pools)
         return replace(HostRuleState() if previous.started else previous, devices=devices)
@@ -222,7 +221,8 @@ def next_host_state(
 
 
 def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
-    """Return the devices that an earlier agent stored values of; some of them may no longer exist."""
+    """Return the devices whose values at start an earlier agent stored; some of the devices may no longer
+    exist."""
     found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
     found += [memory_device(node) for node in state.memory.blocks_online]
     found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]
@@ -294,9 +294,8 @@ def evaluate_host(evaluation: Evaluation, host: HostRuleState, snapshot: Snapsho
 def host_verdicts(
     evaluation: Evaluation, previous: VerdictContext, host: HostRuleState
 ) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
-    """Yield each device that the agent publishes with its verdict; Unknown until its sources have finished a
-    pass.
-    """
+    """Yield each device that the agent publishes, with its verdict. A device is Unknown until its sources
+    have finished a pass (reading)."""
     for device in host.devices:
         more = [
             Cause(
@@ -320,8 +319,10 @@ def verdict_from_causes(
     more: Iterable[Cause] = (),
     more_sources: Iterable[SourceSample] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device from the causes of its rules. If one of its main sources is stalled, the
-    device is Unknown for that cause, and the other causes stay listed.
+    """Return the verdict on a device from the causes (confirmed faults) of its rules.
+
+    If one of its main sources is stalled (has stopped reading), the device is Unknown, with this as the first
+    cause. The other causes stay listed.
 
     Args:
         more: Causes from outside the device's own rules.
@@ -345,16 +346,15 @@ def verdict_from_causes(
 
 
 def main_sources(evaluation: Evaluation, device: InventoryDevice) -> list[SourceSample]:
-    """Return the sources in ``MAIN_SOURCES`` that verify a device; absent ones only if all are absent."""
+    """Return the main sources of a device: those whose readings its verdict is based on. Absent sources are
+    left out, unless all main sources are absent."""
     found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
 def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequence[str]:
-    """Return the names of a device's main sources that have not finished their first pass.
-
-    If the snapshot has none of its main sources, all their names.
-    """
+    """Return the names of a device's main sources that have not finished their first pass (reading). If the
+    snapshot has none of the device's main sources, return the names of all of them."""
     sources = main_sources(evaluation, device)
     if not sources:
         return MAIN_SOURCES[device.kind]
@@ -364,7 +364,7 @@ def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequenc
 def machine_causes(
     evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot
 ) -> Iterator[NonDeviceCause]:
-    """Evaluate the rules for the whole machine; yield its causes, which are faults found often enough."""
+    """Evaluate the rules for the whole machine, and yield a cause for each confirmed fault."""
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
     evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
@@ -381,7 +381,7 @@ _Results = Mapping[tuple[str, str], CustomCheckResult]
 def custom_check_sources(
     checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult], now: Instant
 ) -> Iterable[SourceSample]:
-    """Return a source for the report for each custom check that has a result."""
+    """Return a source, for the list of sources in the report, for each custom check that has a result."""
     if not checks:
         return ()
     by_name = {check.name: check for check in checks}
@@ -394,7 +394,8 @@ def custom_check_sources(
 
 
 class CustomCheckEvaluation:
-    """Results of the custom checks in one evaluation, for each device and for the Kubernetes node."""
+    """Results of the custom checks (commands of operators) in one evaluation, for devices and the Kubernetes
+    node."""
 
     def __init__(
         self, evaluation: Evaluation, checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult]
@@ -404,10 +405,8 @@ class CustomCheckEvaluation:
         self._results: _Results = {(result.check, result.device): result for result in results}
 
     def samples(self, subject: Subject) -> list[DriverCheckSample]:
-        """Return the newest result of each custom check of a device.
-
-        A check without a result is listed as not evaluated.
-        """
+        """Return the newest result of each custom check (command of an operator) of a device. A check without
+        a result is listed as not evaluated."""
         return self._samples(subject, [check for check in self._checks if check.matches(subject)])
 
     def _samples(self, subject: Subject, checks: Iterable[CustomCheck]) -> list[DriverCheckSample]:
@@ -420,7 +419,7 @@ class CustomCheckEvaluation:
         return samples
 
     def add_to_host(self, previous: VerdictContext, verdicts: dict[InventoryDevice, DeviceHealth]) -> None:
-        """Add the causes from custom checks to the verdicts on the host's devices."""
+        """Add the causes (confirmed faults) from custom checks to the verdicts on the host's devices."""
         if not self._checks:
             return
         for device, found in verdicts.items():
@@ -430,7 +429,10 @@ class CustomCheckEvaluation:
                 verdicts[device] = replace_causes(self._evaluation, previous, device, found, more)
 
     def notes(self) -> list[NonDeviceCause]:
-        """Return the causes that custom checks of the Kubernetes node found; they are notes of the report."""
+        """Return the causes that custom checks of the Kubernetes node found.
+
+        They concern no single device.
+        """
         if not self._checks:
             return []
         samples = self._samples(MACHINE_SUBJECT, [check for check in self._checks if not check.devices])
@@ -438,7 +440,12 @@ class CustomCheckEvaluation:
         return [NonDeviceCause(MACHINE_SUBJECT, cause) for cause in causes]
 
     def keep_faults_of_unread_devices(self, known: Iterable[Subject]) -> None:
-        """Keep faults from before a restart of the agent, of devices that no source has read since."""
+        """Keep the faults from before a restart of the agent for devices that no source has read since the
+        restart.
+
+        Args:
+            known: Devices that have been read since the restart.
+        """
         if not self._checks:
             return
         present = {check_conditions_subject(subject) for subject in (*known, MACHINE_SUBJECT)}

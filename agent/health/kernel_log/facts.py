@@ -1,4 +1,4 @@
-"""Types of kernel-log facts: code, location and number of the lines that report a fault.
+"""Types for faults that kernel-log lines report: the code, location and number of the lines.
 
 The module also has the patterns that select kernel-log lines about faults of the host, and their pattern
 language.
@@ -12,13 +12,13 @@ A pattern is literal text and directives, matched from the start of a message; t
     %w  a word              %k  the rest of the line
     %*  anything up to the next literal, or to the end
 
-The reader counts lines together if all directives except %* match the same text. So parts that differ between
-the lines of a flood (a process, a channel, an address) are matched by %*.
+The reader counts lines together if all directives except %* match the same text. So %* is used for the parts
+that differ between the lines of a flood (a process, a channel, an address).
 
-The table holds texts of Linux 4.4 to 6.18. The reader has room for 160 patterns, so some of them match
-more than faults: :mod:`agent.health.kernel_log.parse` decides. If the kernel logs a fault in several lines,
-only one is matched, so that the fault counts once: the summary of an OOM kill, the line of the device that
-has a PCIe error.
+The table has texts of Linux 4.4 to 6.18. The reader has room for only 160 patterns, so some patterns also
+match lines that report no fault; :mod:`agent.health.kernel_log.parse` decides. If the kernel logs a fault in
+several lines, only one line is matched, so that the fault counts once. For example, the summary of an OOM
+kill is matched, and for a PCIe error the line of the device that has the error.
 """
 
 import re
@@ -35,10 +35,8 @@ from agent.model.time import Instant
 
 
 class KernelLogCode(StrEnum):
-    """Code of a fault that a kernel-log line reports.
-
-    The docstring of a member ends with the form of its location in ``KernelLogFact.location``.
-    """
+    """Code of a fault that a kernel-log line reports. The docstring of each member ends with the form of the
+    location in ``KernelLogFact.location``."""
 
     MACHINE_CHECK = "machine-check"
     """Uncorrected machine check; location: ``cpu<N>``."""
@@ -161,7 +159,7 @@ class KernelLogCode(StrEnum):
 
 
 class KernelLogFact(NamedTuple):
-    """Fault that kernel-log lines of one code report about one location (a CPU, memory module, PCI
+    """Fault that the kernel log reports: all lines of one code about one location (a CPU, memory module,
     address)."""
 
     code: KernelLogCode
@@ -183,19 +181,18 @@ class KernelLogFact(NamedTuple):
 
     @property
     def since(self) -> Instant:
-        """Time at which the fault began: that of the first line, or of the first line after a pause without
-        fault.
-        """
+        """Time at which the fault began: that of its first line since the fault was last over."""
         return self.series_first or self.first
 
 
 def earliest_line(facts: Iterable[KernelLogFact]) -> Instant | None:
-    """Return the time at which the first of several kernel-log faults began; None without facts."""
+    """Return the time at which the first of several kernel-log faults began; None: ``facts`` is empty."""
     return min((fact.since for fact in facts), default=None)
 
 
 class KernelLogLineGroupId(NamedTuple):
-    """Identity of a group of similar kernel-log lines, which the native reader counts together."""
+    """Identity of a group of similar kernel-log lines. The native kernel-log reader counts the lines of a
+    group."""
 
     pattern: int
     first_us: int
@@ -205,7 +202,7 @@ class KernelLogLineGroupId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelLogState:
-    """Faults that the kernel log has reported so far, with the lines that were counted already."""
+    """Faults that the kernel log has reported so far, with the numbers of lines that were already counted."""
 
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Facts by code and location; only the newest facts of each code are kept."""
@@ -222,10 +219,10 @@ class KernelLogState:
     def select(
         self, *codes: KernelLogCode, where: Callable[[str], bool] = lambda _: True
     ) -> tuple[KernelLogFact, ...]:
-        """Return the kernel-log facts with one of ``codes``, oldest first.
+        """Return the kernel-log faults with one of ``codes``, oldest first.
 
         Args:
-            where: Returns whether a fact with this location is included.
+            where: Function that returns whether a fault with a given location is included.
         """
         found = (fact for fact in self.facts.values() if fact.code in codes and where(fact.location))
         return tuple(sorted(found, key=lambda fact: (fact.first.mono_ns, fact.location)))
@@ -246,8 +243,9 @@ def log_reader_state(log: LogSample | None) -> SourceState:
 
 
 def no_log_lines_result(reader: SourceState) -> RuleResult:
-    """Return the result of a rule that reads only the kernel log and found no line: OK if the log is read,
-    not applicable if it cannot be, not evaluated while old lines are still being read."""
+    """Return the result of a rule that reads only the kernel log and found no line of a fault. The result is
+    OK if the log is read, not applicable if it cannot be read, and not evaluated while old lines are still
+    being read."""
     return _NO_LINES_RESULTS[reader]
 
 
@@ -407,10 +405,8 @@ _DIRECTIVES: Final = {
 
 
 class LateExpression:
-    """Regular expression that is compiled at its first use, not at import. Thread-safe.
-
-    A start of the agent without lines in the kernel log uses no such expression.
-    """
+    """Regular expression that is compiled at its first use, not at import. Thread-safe. If the kernel log has
+    no lines for such an expression, the agent starts without compiling it."""
 
     def __init__(self, expression: str, flags: int = 0) -> None:
         self._expression = expression
@@ -421,20 +417,21 @@ class LateExpression:
         return re.compile(self._expression, self._flags)
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Match the expression from the start of a text; None: it does not match."""
+        """Match the expression from the start of a text; None: the text does not match."""
         return self._compiled.match(text)
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
-        """Match the expression with a whole text; None: it does not match."""
+        """Match the expression with a whole text; None: the text does not match."""
         return self._compiled.fullmatch(text)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Return the expression's first match within a text; None: there is none."""
+        """Return the expression's first match within a text; None: the text has no match."""
         return self._compiled.search(text)
 
 
 class LazyLinePattern:
-    """Pattern whose regular expression is compiled at the first line that begins like it. Thread-safe."""
+    """Pattern of kernel-log lines whose regular expression is compiled only when it is needed. Thread-safe.
+    It is compiled at the first line that begins with the literal text of the pattern."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -445,13 +442,16 @@ class LazyLinePattern:
         return compile_pattern(self._pattern)
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Match a message of the kernel log from its start; None: it does not match."""
+        """Match a message of the kernel log from its start; None: the message does not match."""
         return self._compiled.match(text) if text.startswith(self._begin) else None
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression that accepts the same messages as the reader in C, with one group for
-    each directive. Groups are possessive, because the reader does not backtrack."""
+    """Return the regular expression that accepts the same messages as the kernel-log reader in C.
+
+    The expression has one group for each directive. Groups are possessive, because the reader does not
+    backtrack.
+    """
     tokens = re.split(r"(%[bdxwk*])", pattern)
     parts = []
     for index, token in enumerate(tokens):

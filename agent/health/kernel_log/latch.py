@@ -1,5 +1,8 @@
-"""Latch for kernel-log facts: a fact (lines of one kind about one location) stays known after the native
-kernel-log reader has dropped its lines. The reader counts lines; this module adds up the differences."""
+"""Store of the faults that the kernel log reports, which keeps a fault after its lines were dropped.
+
+The native kernel-log reader counts lines and can drop old ones. This module adds up the differences of the
+counts for each fact: all lines of one kind about one location.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -54,7 +57,8 @@ _LogTimeConverter = Callable[[int], Instant]
 
 
 def next_log_state(previous: KernelLogState, log: LogSample | None, now: Instant) -> KernelLogState:
-    """Return the facts of the kernel log after a sample of it; the same object if there are no new lines."""
+    """Return the faults that the kernel log has reported, after a sample of it. The same object is returned
+    if there are no new lines."""
     if log is None:
         return previous
     caught_up = previous.caught_up_ns > 0 or log.source.state is SourceState.OK
@@ -65,8 +69,9 @@ def next_log_state(previous: KernelLogState, log: LogSample | None, now: Instant
 
 
 def _log_time_converter(state: KernelLogState, now: Instant) -> _LogTimeConverter:
-    """Return a function that converts times of the log. The log's clock is not slewed and is off by a minute
-    after weeks, so a new line with a time before the last evaluation gets the time ``now``."""
+    """Return a function that converts times of the kernel log to instants. The log's clock is not adjusted as
+    CLOCK_MONOTONIC is. After weeks, it differs by a minute. So a new line with a time before the last
+    evaluation gets the time ``now``."""
 
     def moment(us: int) -> Instant:
         is_plausible = not state.caught_up_ns or state.caught_up_ns <= us * 1000 <= now.mono_ns
@@ -95,8 +100,9 @@ def _with_lines(
 def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
     """Yield facts for kernel-log lines that the native reader has counted since the last evaluation.
 
-    It counts similar lines together, and keeps the text of the first and the newest. If these two name
-    different devices or places, each yields a fact.
+    A fact is a fault that lines of one kind report about one location. The reader counts similar lines
+    together, and keeps the text of the first and the newest line. If these two lines name different devices
+    or places, each line yields a fact.
 
     Args:
         line: Similar lines with their number and both texts.
@@ -123,10 +129,8 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
 
 
 def _error_count(line: HostLogLine) -> int:
-    """Return the number of faults that a line states; 1 if it states none.
-
-    Of lines that are counted together, only the first and the newest have a text; the others count 1 each.
-    """
+    """Return the number of faults that a kernel-log line states; 1 if it states no number. Of lines that are
+    counted together, only the first and the newest have a text. Each other line counts 1."""
     return max(1, int(line.values[0])) if line.code in _COUNTING_CODES and line.values else 1
 
 
@@ -141,8 +145,9 @@ def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelL
 
 
 def _add_victim(facts: dict[tuple[KernelLogCode, str], KernelLogFact], victim: KernelLogFact) -> bool:
-    """Add the killed task to the fact about the OOM kill: kernels before 5.0 write the cgroup's limit and
-    the task in two lines. Return False if no line within a moment names a limit."""
+    """Add the killed task to the fact about an OOM kill, and return whether such a fact was found. Kernels
+    before 5.0 write the cgroup that reached its limit and the killed task in two separate lines. The two
+    lines must be close in time."""
     limits = [
         fact
         for fact in facts.values()
@@ -171,7 +176,7 @@ def _merge_fact(known: KernelLogFact, new: KernelLogFact) -> KernelLogFact:
 
 
 def _drop_oldest_facts(facts: dict[tuple[KernelLogCode, str], KernelLogFact]) -> KernelLogFacts:
-    """Drop the oldest facts of each code that has more facts than may be kept."""
+    """Drop the oldest kernel-log facts of each code that has more facts than the allowed number."""
     by_code: dict[KernelLogCode, list[KernelLogFact]] = {}
     for fact in facts.values():
         by_code.setdefault(fact.code, []).append(fact)
@@ -183,14 +188,14 @@ def _drop_oldest_facts(facts: dict[tuple[KernelLogCode, str], KernelLogFact]) ->
 
 
 def next_line_window(before: RateWindow, fact: KernelLogFact, t_ns: int, window_ns: int) -> RateWindow:
-    """Return the window over the number of a fact's lines, with the current number appended.
+    """Return the window over the number of a fact's kernel-log lines, with the current number appended.
 
     Only the first and the last line of a fact have a time. So all lines from before the agent's start count
-    at the time of the first line; if that is older than the window, none counts.
+    at the time of the first line. If that time is before the window, none of these lines counts.
 
     Args:
         before: Window after the last evaluation; empty in the first evaluation.
-        fact: Current fact. Fewer lines than before mean that the fact was dropped and came back.
+        fact: Current fact. Fewer lines than before mean that the fact was dropped and added again.
         t_ns: CLOCK_MONOTONIC of the evaluation [ns].
         window_ns: Longest window over which a growth will be computed [ns].
     """

@@ -46,7 +46,7 @@ from agent.health.kernel_log.facts import (
 
 
 class HostLogLine(NamedTuple):
-    """Parsed kernel-log line about a fault of the host."""
+    """Parsed kernel-log line about a fault of the host: its code, location and values."""
 
     code: KernelLogCode
     location: str
@@ -82,10 +82,8 @@ _SIZE: Final = LateExpression(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
 def _numbered(kind: str, number: str, *values: str) -> _Parsed:
-    """Return the location of a kernel-log line as ``cpu3``, with the line's values.
-
-    None if the number has six digits or more: the line is damaged.
-    """
+    """Return the location of a kernel-log line as the kind with a number, such as ``cpu3``, and the line's
+    values. None if the number has six digits or more, which means that the line is damaged."""
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
 
@@ -133,10 +131,8 @@ _OLD_KILL: Final = LateExpression(r"(?:Memory cgroup o|O)ut of memory: Kill proc
 
 
 def _oom_kill(_: _Match, text: str) -> _Parsed:
-    """Parse the line of an OOM kill, whose end the kernel may have cut off.
-
-    None if a cgroup's limit caused the kill but the cgroup's name is missing.
-    """
+    """Parse the kernel-log line of an OOM kill. The kernel may have cut off the end of the line. None if a
+    cgroup's limit caused the kill but the cgroup's name is missing."""
     if limit := _OLD_LIMIT.match(text):
         return _unescaped(limit[2].strip()), ("memcg", "", _unescaped(limit[1]))
     if killed := _OLD_KILL.match(text):
@@ -158,7 +154,7 @@ def _unescaped(cgroup: str) -> str:
 
 
 def _memory_failure(match: _Match, _: str) -> _Parsed:
-    """Parse the line about a page with a hardware error; None for a page that was out of use already."""
+    """Parse the kernel-log line about a page with a hardware error; None: the page was already out of use."""
     return None if match[2].startswith(_ALREADY) else ("", (match[3], match[2]))
 
 
@@ -175,7 +171,8 @@ def _aer(match: _Match, text: str) -> _Parsed:
 
 
 def _pci_fault(match: _Match, text: str) -> _Parsed:
-    """Parse the line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery failed``."""
+    """Parse the kernel-log line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery
+    failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1]
     return normal_pci_address(match[2]), (event.partition(",")[0],)
 
@@ -243,10 +240,9 @@ def _disk(device: str) -> str:
 
 
 def _io_error(_: _Match, text: str) -> _Parsed:
-    """Parse the line about a disk's I/O error; None for an error that is no fault of the disk.
-
-    Such errors are a missing medium, a reservation of another node, no space, an unsupported operation.
-    """
+    """Parse the kernel-log line about a disk's I/O error; None: the error is not a fault of the disk. Errors
+    without a fault of the disk are a missing medium, a reservation of another node, no space, and an
+    unsupported operation."""
     buffer = re.match(r"Buffer I/O error on dev ([^,]*),", text)
     found = _IO_ERROR.match(text)
     kind, device = ("I/O", buffer[1]) if buffer else (found[1], found[2]) if found else ("", "?")
@@ -262,9 +258,8 @@ _ARRAY: Final = LateExpression(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^
 
 
 def _raid(match: _Match, text: str) -> _Parsed:
-    """Parse the line about a RAID array that lost a disk; RAID 0 and linear arrays write no colon after its
-    name.
-    """
+    """Parse the kernel-log line about a RAID array that lost a disk. In lines about RAID 0 and linear arrays,
+    no colon follows the array's name."""
     array = _ARRAY.match(f"md/{match[1]}")
     if array is None:
         return None
@@ -279,7 +274,8 @@ _BEYOND: Final = LateExpression(
 
 
 def _beyond_end(_: _Match, text: str) -> _Parsed:
-    """Parse the line about an access behind the end of a disk; a task's name has at most 15 characters."""
+    """Parse the kernel-log line about an access behind the end of a disk. A task's name has at most 15
+    characters."""
     found = _BEYOND.match(text)
     task = found[1] or "" if found else ""
     if found is None or ": " in task or task in {"kernel", "audit"}:
@@ -362,7 +358,7 @@ _MODULE_EVENT: Final = LateExpression(r"Port module event(\[error\])?: module [0
 
 
 def _nic_text(text: str) -> str:
-    """Return the text of a line of mlx5_core after the address, the function and the PID."""
+    """Return the text of an mlx5_core kernel-log line without the address, the function and the PID."""
     found = _MLX5.match(text)
     return found[1] if found else ""
 
@@ -377,10 +373,8 @@ def _nic_health(match: _Match, text: str) -> _Parsed:
 
 
 def _nic_hardware(match: _Match, text: str) -> _Parsed:
-    """Parse the line about an error that a NIC's firmware reports by its syndrome.
-
-    None for an extended syndrome, which only adds a detail.
-    """
+    """Parse the kernel-log line about an error that a NIC's firmware reports by a syndrome (error number).
+    None for an extended syndrome, which only adds a detail to another line."""
     found = re.match(r"synd 0x[0-9a-f]+: (.*)", _nic_text(text))
     return (normal_pci_address(match[1]), (found[1].strip().rstrip("."),)) if found else None
 
@@ -422,7 +416,8 @@ _RDMA_NAME: Final = LateExpression(r"rdma(?:P([0-9]{1,5}))?p([0-9]{1,3})s([0-9]{
 
 
 def _efa(_: _Match, text: str) -> _Parsed:
-    """Parse a line of an EFA. The name that udev gives it has the numbers of its PCI address in decimal."""
+    """Parse a kernel-log line about an EFA (AWS network adapter). The device name that udev gives an EFA
+    contains the numbers of its PCI address in decimal."""
     found = _EFA.match(text)
     if found is None:
         return None
@@ -441,10 +436,8 @@ _NAMED_NETDEV: Final = LateExpression(
 
 
 def _tx_timeout(_: _Match, text: str) -> _Parsed:
-    """Parse the line about a hanging transmit queue.
-
-    Its location is the PCI address, or else the network interface.
-    """
+    """Parse the kernel-log line about a hanging transmit queue. The location of the fault is the PCI address,
+    or else the network interface."""
     if found := _WATCHDOG.match(text):
         return found[1], (found[1], found[2])
     if (found := _NAMED_NETDEV.match(text)) is None:

@@ -1,1 +1,1 @@
-"""Latched GPU faults: faults that are reported once, such as XIDs, and kept until something ends them."""
+"""Latched GPU faults: faults such as XIDs, which are reported once and kept until they are resolved."""

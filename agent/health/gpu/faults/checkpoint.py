@@ -1,12 +1,14 @@
 """Steps 4 and 5 for latched faults: resolve them after a recovery, and save them in a checkpoint. Pure.
 
-Step 4 detects resets and other recoveries of GPUs. Resolved faults stay in the fault log, because they may
-recur, and old kernel log lines must not raise them again. Their causes are reported until their probation
-ends.
+A latched fault is reported once, such as an XID, and kept until it is resolved.
 
-Step 5 saves the faults, and restores them when the agent starts. Without a reboot in between, all faults
-continue. A reboot resolves them, except faults that only the replacement of the GPU ends. The checkpoint
-also has readings that show a reset, because GPUs are often reset while the agent is stopped.
+Step 4 detects resets and other recoveries of GPUs. Resolved faults stay in the fault log, because they may
+recur, and old kernel log lines must not raise them again. They are reported as causes until their probation
+time ends.
+
+Step 5 saves the faults, and restores them when the agent starts. If the machine was not rebooted in between,
+all faults continue. A reboot resolves them, except faults that only the replacement of the GPU ends. The
+checkpoint also has readings that show a reset, because GPUs are often reset while the agent is stopped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,9 +83,10 @@ class RecoverySigns(NamedTuple):
 def update_recovery_signs(
     before: Mapping[int, RecoverySigns], gpus: GpuRuleState, generation: int, now: Instant
 ) -> Mapping[int, RecoverySigns]:
-    """Return by GPU number the readings that show a recovery; SHARED: those of all GPUs together.
+    """Return the readings that show a recovery of a GPU, by GPU number; by SHARED those of all GPUs together.
 
-    `generation` is the number of NVML initialisations, which a reload of the driver increases.
+    Args:
+        generation: Number of NVML initialisations. A reload of the driver increases it.
     """
     found = {}
     for gpu in gpus.registry:
@@ -139,7 +142,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
 
 
 def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
-    """Return the recovery signs for faults that all GPUs share: only signs that every GPU has."""
+    """Return the signs of a recovery that every GPU shows. They end faults that all GPUs share."""
     gpus = list(all_gpus)
     resets = [gpu.reset_at for gpu in gpus]
     calm = [gpu.calm_since for gpu in gpus]
@@ -158,10 +161,11 @@ def resolve_faults(
     signs: Mapping[int, RecoverySigns],
     now: Instant,
 ) -> tuple[FaultLog, int | None]:
-    """Mark faults that have ended as resolved, and drop old resolved INFO faults.
+    """Mark latched faults that have ended as resolved, and drop old resolved faults of severity INFO.
 
     Args:
-        decisions: Severity and cure of each fault in this evaluation; a fault that it lacks is not resolved.
+        decisions: Severity and cure (the event that ends the fault) of each fault. A fault without a decision
+            is not resolved.
 
     Returns:
         The fault log, and the monotonic time at which the next fault may end [ns]; None: no such time.
@@ -189,12 +193,16 @@ def resolve_faults(
 
 
 def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a resolved fault of severity INFO is a day old; a recurrence is then a new fault."""
+    """Return whether a fault of severity INFO was resolved a day ago.
+
+    If it recurs, it counts as a new fault.
+    """
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
 def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant) -> Iterator[int]:
-    """Yield the monotonic times at which a fault may end, by its cure and the recovery signs [ns]."""
+    """Yield the monotonic times at which a fault may end [ns]. They follow from the fault's cure (the event
+    that ends the fault) and from readings that show a recovery."""
     last_ns = fault.last.mono_ns
     if cure is Cure.EXPIRES:
         yield last_ns + EXPIRE_NS
@@ -226,7 +234,8 @@ CLEARING_NS: Final = 10 * NS
 
 
 class RestoredFaults(NamedTuple):
-    """State of GPUs and latched faults at the agent's start, restored from the state file."""
+    """State of GPUs and of their latched faults (such as XIDs), restored from the state file at the agent's
+    start."""
 
     gpus: GpuRuleState
     faults: FaultLog
@@ -250,10 +259,9 @@ def build_checkpoint(
     signs: Mapping[int, RecoverySigns],
     cleared: tuple[ClearedFault, ...] = (),
 ) -> PersistentState:
-    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``.
-
-    ``cleared`` has the records of faults that operators cleared.
-    """
+    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``. A
+    latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the records
+    of faults that operators cleared."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():
@@ -305,11 +313,12 @@ def _kept_fault(
 
 
 def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
-    """Return the state of latched faults at the agent's start.
+    """Return the state of latched faults (faults such as XIDs, kept until resolved) at the agent's start.
 
     Args:
         kept: State that the last run of the agent stored; faults with unknown codes are ignored.
-        boot_id: Boot ID of the running kernel; empty: unknown, no fault is resolved by a reboot.
+        boot_id: Boot ID of the running kernel. If it is empty (unknown), no fault counts as resolved by a
+            reboot.
         limits: Limits from the configuration.
         now: Time of the start.
     """
@@ -408,7 +417,8 @@ def _restored_fault(
 
 
 def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
-    """Return the repair of a restored GPU fault, which follows from its finding code, cure and severity."""
+    """Return the repair of a restored GPU fault, by its finding code, its cure (what ends it) and its
+    severity."""
     if saved.cure is Cure.REPLACE:
         return Repair.REPLACE_HARDWARE
     return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))
@@ -421,7 +431,7 @@ def _instant(wall_s: float, now: Instant) -> Instant:
 
 
 def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether a restored fault is reported: it is unresolved, or its probation time is not over."""
+    """Return whether a restored fault is reported: it is not resolved, or its probation time is not over."""
     if fault.resolved is None:
         return True
     was_unhealthy = fault.last_decision is not None and fault.last_decision.severity is Severity.UNHEALTHY

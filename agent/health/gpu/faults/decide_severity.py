@@ -1,4 +1,7 @@
-"""Step 3 for latched faults: decide the severity of each fault, and turn the decisions into findings."""
+"""Step 3 for latched faults: decide the severity of each fault, and turn the decisions into findings.
+
+A latched fault is reported once, such as an XID, and kept until it is resolved.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -39,7 +42,7 @@ SEVERITY_OF_EFFECT: Final = {
 
 
 class LatchedFinding(NamedTuple):
-    """Finding of a latched fault for a GPU or MIG instance."""
+    """Finding of a latched fault (reported once, and kept until resolved) for a GPU or MIG instance."""
 
     finding: Finding
     since: Instant
@@ -49,7 +52,8 @@ class LatchedFinding(NamedTuple):
 def evaluate_faults(
     log: FaultLog, gpus: GpuRuleState, limits: GpuLimits, now: Instant
 ) -> dict[FaultKey, FaultDecision]:
-    """Decide severity, advice and cure of each unresolved fault, unless its GPU was not read yet."""
+    """Decide the severity, advice and cure (the event that ends it) of each unresolved fault. Faults of GPUs
+    that were not read yet are left out."""
     if not log.faults:
         return {}
     overrides = dict(limits.xids)
@@ -87,7 +91,7 @@ def evaluate_faults(
 
 
 def _first_pass_is_late(sample: GpuSample | None, log: FaultLog, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the first read of a GPU has taken longer than the deadline of an NVML call."""
+    """Return whether the first reading of a GPU takes longer than the deadline of an NVML call."""
     since_ns = sample.call_ns if sample and sample.call else log.started_ns
     return now.mono_ns - since_ns >= limits.deadline_s * NS
 
@@ -104,7 +108,11 @@ def _xid_fault(fault: Fault, now: Instant) -> XidOccurrences:
 
 
 def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
-    """Return whether a possible cause, one of ``roots``, occurred shortly before or after ``fault``."""
+    """Return whether one of the faults that may have caused ``fault`` occurred shortly before or after it.
+
+    Args:
+        roots: Faults that may have caused ``fault``.
+    """
     return any(root.xid != fault.xid and occurred_near(root, fault.last, ROOT_NS) for root in roots)
 
 
@@ -142,11 +150,9 @@ def gpu_findings(
     gpus: GpuRuleState,
     number: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of latched faults for a GPU, by code.
-
-    They are faults of the GPU, faults that all GPUs share, and as INFO faults of the GPU's MIG instances.
-    Faults of a MIG instance that no longer exists count as faults of the GPU.
-    """
+    """Return the findings of latched faults for a GPU, by finding code. Three kinds of faults are included:
+    faults of the GPU, faults that all GPUs share, and faults of the GPU's MIG instances, which get the
+    severity INFO. Faults of a MIG instance that no longer exists count as faults of the GPU."""
     sample = gpus.samples.get(number)
     migs = next((gpu.migs for gpu in gpus.registry if gpu.number == number), ())
     linked = sample is None or sample.links > 0
@@ -178,7 +184,15 @@ def mig_findings(
     gi: int,
     ci: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of latched faults for one MIG instance by code; of several, the worst."""
+    """Return the findings of latched faults for one MIG instance, by code.
+
+    Of several with one code, the worst.
+
+    Args:
+        number: Number of the GPU.
+        gi: Number of the GPU instance.
+        ci: Number of the compute instance.
+    """
     found: dict[str, LatchedFinding] = {}
     for key, decision in decisions.items():
         if key.gpu_number != number or key.gi != gi or key.ci not in (ci, WHOLE_GPU):
@@ -194,7 +208,8 @@ def _instance(key: FaultKey) -> str:
 
 
 def is_latched_fault_code(code: str) -> bool:
-    """Return whether a finding code belongs to a latched fault that this version of the agent knows."""
+    """Return whether a finding code, such as ``gpu.xid.79``, is that of a latched fault. A latched fault is
+    reported once, and kept until it is resolved."""
     if code in fault_log.ROW_BY_CODE:
         return True
     digits = code.removeprefix(SXID_PREFIX if code.startswith(SXID_PREFIX) else XID_PREFIX)
@@ -203,10 +218,8 @@ def is_latched_fault_code(code: str) -> bool:
 
 @lru_cache(1024)
 def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
-    """Return the catalog row of a latched fault: its usual severity and advice.
-
-    The rule that decides about one fault can lower the severity and change the advice.
-    """
+    """Return the catalog row of a latched fault: its usual severity and advice. The decision on a single
+    fault can lower the severity and change the advice."""
     if code.startswith(XID_PREFIX):
         xid = xid_row(int(code.removeprefix(XID_PREFIX)))
         severity, blame, why, advice, repair = (

@@ -1,13 +1,11 @@
 """Fault log: all latched GPU faults, which NVML or the kernel log reports once and no reading shows.
 
-The steps that update it are modules of this package, in this order: ingest (new reports), match_reports
+Four modules of this package update the fault log, in this order: ingest (new reports), match_reports
 (several reports of one fault), decide_severity, checkpoint (end of faults, state for a restart).
 
 The module also has the table of latched faults other than XIDs and SXids: NVML events and kernel log lines
-that no reading shows.
-
-NVML events for ECC errors, repartitions and recovery actions have no row, because rules evaluate readings of
-the same state.
+that no reading shows. NVML events for ECC errors, repartitions and recovery actions are not in the table,
+because rules evaluate readings of the same state.
 """
 
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ DAY_NS: Final = 86_400 * NS
 
 
 class FaultKey(NamedTuple):
-    """Identity of a latched fault: its GPU or MIG instance, and its finding code."""
+    """Identity of a latched fault (kept until resolved): its GPU or MIG instance, and its finding code."""
 
     gpu_number: int
     """Number of the GPU that has the fault; SHARED: all GPUs have it."""
@@ -50,7 +48,7 @@ class FaultKey(NamedTuple):
 
 
 class FaultChannel(IntEnum):
-    """Channel that reports a fault. Reports by several channels within 5 s are one occurrence."""
+    """Channel that reports a fault. Reports by several channels within 5 s count as one occurrence."""
 
     NVML = 0
     LOG = 1
@@ -68,7 +66,7 @@ NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """State of one latched GPU fault: its occurrences, log lines and end."""
+    """State of one latched GPU fault: its occurrences, its log lines, and the time of its end."""
 
     xid: int
     """Number of the XID or SXid of the fault; 0 for an NVML event."""
@@ -100,23 +98,24 @@ class Fault:
 
     @property
     def was_info(self) -> bool:
-        """Whether the fault was at most INFO when it was resolved; True if its severity is not known."""
+        """Whether the fault had a severity of at most INFO when it was resolved; True if the severity is not
+        known."""
         return self.last_decision is None or self.last_decision.severity <= Severity.INFO
 
     @property
     def switch_line(self) -> SxidLine | None:
-        """First of the most severe NVSwitch log lines of the fault; None: no line."""
+        """First of the most severe NVSwitch log lines of the fault; None: the fault has no such line."""
         lines = [line for line in self.lines if isinstance(line, SxidLine)]
         return max(lines, key=lambda line: (line.rank, not line.is_companion), default=None)
 
     @property
     def xid_lines(self) -> tuple[XidLine, ...]:
-        """Parsed XID lines that reported the fault."""
+        """Parsed kernel log lines that reported the fault as an XID."""
         return tuple(line for line in self.lines if isinstance(line, XidLine))
 
 
 class Occurrence(NamedTuple):
-    """Report of one or more new occurrences of a fault by one reporter."""
+    """Report of one or more new occurrences of a fault, by NVML or by the kernel log."""
 
     key: FaultKey
     xid: int
@@ -142,7 +141,7 @@ class NvmlEventCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FaultLog:
-    """All latched GPU faults, and the numbers of reports that are already counted."""
+    """All latched GPU faults, and the numbers of reports that are already counted as occurrences."""
 
     boot_id: str = ""
     faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
@@ -172,7 +171,7 @@ class FaultLog:
 
 
 def occurred_near(fault: Fault, moment: Instant, within_ns: int) -> bool:
-    """Return whether the fault last occurred at most ``within_ns`` before or after ``moment``."""
+    """Return whether the last occurrence of a fault is at most ``within_ns`` before or after ``moment``."""
     return abs(fault.last.mono_ns - moment.mono_ns) <= within_ns
 
 
@@ -184,7 +183,7 @@ API_MISMATCH: Final = "gpu.driver.api_mismatch"
 
 
 class EventFaultRow(NamedTuple):
-    """Table row of a latched fault that an NVML event or a kernel log line reports."""
+    """Table row of a latched fault (kept until resolved) that an NVML event or a kernel log line reports."""
 
     code: str
     event: GpuEvent | None

@@ -1,7 +1,7 @@
 """Step 1 for latched faults: find new reports in the event counts of NVML and in kernel log lines.
 
-This step determines GPU and time of each report. The next step, agent.health.gpu.faults.match_reports,
-recognises several reports of one fault.
+This step determines the GPU and the time of each report. The next step,
+agent.health.gpu.faults.match_reports, finds reports of the same fault.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,6 +44,7 @@ def ingest_faults(
     """Return the fault log with the new reports of a snapshot; ``log`` itself if there is no new report.
 
     Args:
+        snapshot: Newest readings, with the event counts of NVML and the kernel log lines.
         evaluated_ns: Monotonic time of the last evaluation [ns].
     """
     log = _without_replaced_gpus(log, gpus)
@@ -58,7 +59,7 @@ def ingest_faults(
 
 
 def _without_replaced_gpus(log: FaultLog, gpus: GpuRuleState) -> FaultLog:
-    """Return the fault log without faults of GPUs that were replaced by others."""
+    """Return the fault log without the faults of GPUs that have been replaced by other GPUs."""
     if gpus.registry == log.registry:
         return log
     removed = replaced_gpu_numbers(log.registry, gpus.registry)
@@ -155,7 +156,7 @@ def _occurrences(
 
     Args:
         times: Number of new lines.
-        waited: Whether the line is from an earlier evaluation, and its GPU was not known then.
+        waited: Whether the line was read before the last evaluation, when its GPU was not known yet.
     """
     kept_us = log.checkpoint_us.get((key.gpu_number, key.code), 0)
     if line.last_us <= kept_us:
@@ -182,9 +183,9 @@ def _occurrences(
 
 
 def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
-    """Return the time of a log line; ``now`` if the line's time is impossible.
+    """Return the time of a kernel log line; ``now`` if the line's time is impossible.
 
-    The kernel log's clock is not adjusted like CLOCK_MONOTONIC, and is off by a minute after weeks.
+    The kernel log's clock is not adjusted as CLOCK_MONOTONIC is. After weeks, it differs by a minute.
 
     Args:
         line_us: Time by the kernel log's clock [us].
@@ -195,7 +196,8 @@ def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
 
 
 def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
-    """Return the identity of the fault that a kernel log line reports; None: no fault, or an unknown GPU."""
+    """Return the identity of the fault that a parsed kernel log line reports; None: no fault, or an unknown
+    GPU."""
     match fact:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")

@@ -1,7 +1,8 @@
 """Step 2 for latched faults: match reports of NVML and of the kernel log, and count each occurrence once.
 
-On a partitioned GPU only NVML names the MIG instance, so a log line without one waits up to a second for
-NVML's report. Memory is bounded: many occurrences of a fault are one entry with a count.
+On a GPU that is partitioned into MIG instances, only NVML reports which instance has the fault. So a log line
+without an instance waits up to a second for NVML's report. Memory is bounded: many occurrences of a fault are
+one entry with a count.
 """
 
 from collections.abc import Iterable
@@ -47,10 +48,8 @@ WAITING_MAX: Final = 64
 def match_reports(
     log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant
 ) -> FaultLog:
-    """Return the fault log with new reports added; a report of a fault that the log has adds no other fault.
-
-    NVML and the kernel log report most faults both. Reports of NVML are added first.
-    """
+    """Return the fault log with new reports added. A further report of a known fault does not add a second
+    fault. Most faults are reported by NVML and by the kernel log. Reports of NVML are added first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
     for new in sorted([*log.waiting, *occurrences], key=_report_order):
@@ -78,8 +77,8 @@ def _report_order(new: Occurrence) -> tuple[int, int, int]:
 
 
 def next_wait_end_ns(log: FaultLog) -> int | None:
-    """Return the monotonic time at which the first waiting log line no longer waits for NVML [ns]. None: none
-    waits."""
+    """Return the monotonic time at which the first waiting log line stops waiting for NVML's report [ns].
+    None: no line waits."""
     return min((waiting.read_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
@@ -87,10 +86,8 @@ def next_wait_end_ns(log: FaultLog) -> int | None:
 
 
 def is_placeholder_instance(key: FaultKey, gpus: GpuRuleState) -> bool:
-    """Return whether a fault names MIG instance 0/0 of a GPU without MIG; some drivers mean the whole GPU.
-
-    False for a GPU that was not read yet.
-    """
+    """Return whether a fault names MIG instance 0/0 of a GPU without MIG. Some drivers use 0/0 for the whole
+    GPU. False for a GPU that was not read yet."""
     sample, state = gpus.samples.get(key.gpu_number), gpus.per_gpu.get(key.gpu_number)
     if (key.gi, key.ci) != (0, 0) or sample is None or not sample.passes or state is None:
         return False
@@ -98,17 +95,15 @@ def is_placeholder_instance(key: FaultKey, gpus: GpuRuleState) -> bool:
 
 
 def _may_name_same_fault(left: FaultKey, right: FaultKey) -> bool:
-    """Return whether two identities may mean the same fault: WHOLE_GPU matches every MIG instance."""
+    """Return whether two identities may belong to the same fault: WHOLE_GPU matches every MIG instance."""
     return left[:2] == right[:2] and all(
         a == b or WHOLE_GPU in (a, b) for a, b in zip(left[2:], right[2:], strict=True)
     )
 
 
 def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
-    """Return the identity of the fault that both NVML and the log line ``new`` report; None: no such fault.
-
-    Of several, a fault that no log line has reported yet is preferred.
-    """
+    """Return the identity of the fault of NVML that the log line ``new`` also reports; None: no such fault.
+    If several faults match, one that no log line has reported yet is preferred."""
     found = [
         (key, fault)
         for key, fault in faults.items()
@@ -126,7 +121,7 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
 
 
 def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id: str) -> None:
-    """Move faults that only log lines reported, without MIG instance, to the instance that NVML names."""
+    """Move faults that only log lines reported to the MIG instance that NVML's report ``new`` names."""
     for key in [key for key in faults if key != new.key and _may_name_same_fault(key, new.key)]:
         logged = faults[key]
         by_nvml, by_log, by_companion = logged.recent_reports
@@ -168,8 +163,8 @@ def _apply_switch_remark(
 ) -> None:
     """Apply an NVSwitch log line that does not report a fault itself.
 
-    It reports the end of a fault, or it is a companion: a line that accompanies the fault's own. A companion
-    counts as an occurrence only if the line that it accompanies is missing, or is less severe.
+    The line either reports the end of a fault, or is a companion: a line that accompanies the main line of a
+    fault. A companion counts as an occurrence only if the main line is missing or less severe.
     """
     fault = faults.get(new.key)
     if fault is None:
@@ -184,7 +179,8 @@ def _apply_switch_remark(
 
 
 def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
-    """Return whether the fault has the line that ``companion`` accompanies: near in time, and as severe."""
+    """Return whether the fault has the main line that the line ``companion`` accompanies. The main line must
+    be near in time and as severe."""
     first_ns, last_ns = fault.first.mono_ns - SAME_FAULT_NS, fault.last.mono_ns + SAME_FAULT_NS
     if not first_ns <= new.last.mono_ns <= last_ns:
         return False
@@ -193,10 +189,8 @@ def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
 
 
 def _ended_at_switch(fault: Fault, new: Occurrence, end: SxidLine) -> Fault:
-    """Return the fault without the NVSwitch at which it has ended.
-
-    It is resolved if this was its last switch.
-    """
+    """Return the fault without the NVSwitch that reports the end of the fault. The fault is resolved if no
+    other NVSwitch still has it."""
     if fault.resolved:
         return fault
     kept = [
@@ -213,7 +207,10 @@ def _ended_at_switch(fault: Fault, new: Occurrence, end: SxidLine) -> Fault:
 
 
 def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Fault:
-    """Return a latched fault with a new report added; the counts of a resolved fault start from zero."""
+    """Return a latched fault with a new report added.
+
+    If the fault was resolved, its counts start from zero.
+    """
     fresh = Fault(new.xid, new.first, new.last, before_start=new.before_start, boot_id=boot_id)
     if before is None:
         fault = fresh
@@ -248,10 +245,8 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
 
 
 def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine, ...], tuple[str, ...]]:
-    """Return the log lines of a fault, and their texts, with a new line; the least needed line is dropped.
-
-    A fault that ends at each NVSwitch separately keeps one line of each switch.
-    """
+    """Return the log lines of a fault, and their texts, with a new line added. Of too many lines, one is
+    dropped. If a fault ends at each NVSwitch separately, one line of each switch is kept."""
     kept_max = KEPT_LINES
     if isinstance(new.line, SxidLine) and new.line.code in SXID_ENDS.values():
         if any(isinstance(line, SxidLine) and line.bus == new.line.bus for line in fault.lines):
@@ -268,13 +263,14 @@ def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine,
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Return the index of a fault's log line to drop: the oldest, but not the first most severe one."""
+    """Return the index of the log line to drop from a fault: the oldest, but not the first of the most
+    severe."""
     worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
     return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 
 
 def _line_severity(line: XidLine | SxidLine) -> int:
-    """Return the severity that a fault's log line states, as a number for comparison; 0: no severity."""
+    """Return the severity that a fault's log line states, as a number; 0: the line states no severity."""
     if isinstance(line, SxidLine):
         return line.rank
     if line.nvlink5:
@@ -305,7 +301,7 @@ def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
 
 
 def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
-    """Add XIDs that report the end of an earlier XID to the earlier fault's ``followers``."""
+    """Mark XIDs whose end a later XID reports: add the later XID to the earlier fault's ``followers``."""
     for key, fault in list(faults.items()):
         cancelled = key._replace(code=f"{XID_PREFIX}{ENDED_XIDS.get(fault.xid, 0)}")
         other = faults.get(cancelled)
@@ -314,7 +310,7 @@ def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
 
 
 def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
-    """Drop latched faults above FAULTS_MAX per GPU: first resolved faults, then the mildest and oldest."""
+    """Drop faults of GPUs that have more than FAULTS_MAX: first resolved, then mildest and oldest faults."""
     if len(faults) <= FAULTS_MAX:
         return faults
     for number in {key.gpu_number for key in faults}:

@@ -1,8 +1,8 @@
 """Decisions on XIDs and SXids: severity and advice, from table rows, readings and the configuration. Pure.
 
-A row of agent.health.gpu.xid.xid_table names an XidCondition if its severity depends on occurrences and
-readings; one function decides for each of them. A recovery action that the driver requests outranks the
-table; a missing reading never counts as a good one.
+If the severity of an XID depends on occurrences and readings, its row in agent.health.gpu.xid.xid_table names
+an XidCondition. For each XidCondition, one function decides the severity. A recovery action that the driver
+requests outranks the table. A missing reading never counts as a good reading.
 
 Decisions are repeated in every evaluation. An SXid gets one decision for all GPUs, by the scope in its table
 row and the severity in its log line:
@@ -15,8 +15,9 @@ row and the severity in its log line:
     non-fatal       as switch                       INFO          INFO
     not listed      as switch                       DEGRADED      INFO
 
-If only a companion line of an SXid is known, because its line was overwritten, it is UNHEALTHY only if it is
-fatal and fabric-wide: companions do not state whether an error is limited to a link.
+The kernel log has a main line for an SXid, and companion lines that accompany it. If the main line was
+overwritten and only a companion line is known, the SXid is UNHEALTHY only if it is fatal and fabric-wide.
+The reason is that companion lines do not state whether an error is limited to one link.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +60,8 @@ class XidOccurrences(NamedTuple):
 
 
 class XidReadings(NamedTuple):
-    """Readings of a GPU that decide the severity of its XIDs; None: no such reading, or not readable."""
+    """Readings of a GPU that decide the severity of its XIDs; None: the GPU has no such reading, or it
+    failed."""
 
     action: RecoveryAction | None = None
     """Recovery action that NVML field 230 requests for the GPU."""
@@ -82,12 +84,14 @@ class XidReadings(NamedTuple):
 
     @property
     def requested_action(self) -> RecoveryAction | None:
-        """Recovery action that the driver requests, from field 230 or else XID 154; None: not known."""
+        """Recovery action that the driver requests, from NVML field 230 or else from XID 154; None: not
+        known."""
         return self.announced if self.action is None else self.action
 
 
 class FaultDecision(NamedTuple):
-    """Decision on a latched fault: its severity, evidence, advice and repair, and the event that ends it."""
+    """Decision on a GPU fault: its severity, evidence, advice and repair, and the cure (the event that ends
+    it)."""
 
     severity: Severity
     evidence: str
@@ -97,12 +101,16 @@ class FaultDecision(NamedTuple):
     repair: Repair
 
     def finding(self, code: str) -> Finding:
-        """Return the finding that reports the fault, with ``code`` as its finding code."""
+        """Return the finding that reports the fault.
+
+        Args:
+            code: Finding code of the fault, for example ``gpu.xid.79``.
+        """
         return Finding(code, self.severity, self.evidence, self.advice, self.blame, repair=self.repair)
 
 
 def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
-    """Return the recovery action in the newest XID 154 line; None: no line has one."""
+    """Return the recovery action in the newest XID 154 line; None: no line contains an action."""
     return next((line.action for line in reversed(lines) if line.action is not None), None)
 
 
@@ -113,9 +121,8 @@ MIN_STORM_ERRORS: Final = 10
 
 
 class XidConditionResult(NamedTuple):
-    """Severity, advice and cure of an XID as its XidCondition decides; None: the value in the XID's table
-    row.
-    """
+    """Severity, advice and cure (the event that ends the fault) that the XidCondition of an XID decides. None
+    in a field: the value in the XID's table row counts."""
 
     severity: Severity
     why: str = ""
@@ -132,7 +139,7 @@ _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEAL
 def _by_action(
     facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
 ) -> XidConditionResult:
-    """Return the severity for the recovery action that the driver requests for the GPU.
+    """Return the severity that follows from the recovery action which the driver requests for the GPU.
 
     Args:
         requested: Severity if the driver requests an action.
@@ -193,8 +200,8 @@ def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionRes
 
 
 def _suspect(why: str) -> XidConditionResult:
-    """Return the result Degraded for an XID that usually a program causes, but this time probably the
-    hardware.
+    """Return the result Degraded for an XID that programs usually cause, but that the hardware probably
+    caused here.
 
     Args:
         why: Reason for the suspicion, which becomes part of the evidence.
@@ -302,7 +309,7 @@ def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> X
 
 
 def _no_row(row: XidRow) -> Severity:
-    """Return the severity of an NVLink 5 error (XID 144 to 150) that the decoder's table does not list."""
+    """Return the severity of an NVLink 5 error (XID 144 to 150) without a row in the table of the decoder."""
     return _UNHEALTHY if row.code == 149 else _DEGRADED  # most errors of XID 149 take the link down
 
 
@@ -390,7 +397,7 @@ _OVERRIDES: Final = {
 def decide_xid(
     row: XidRow, fault: XidOccurrences, facts: XidReadings, override: XidOverride | None = None
 ) -> FaultDecision:
-    """Decide the severity, evidence, advice, repair and cure of one XID on one GPU or MIG instance.
+    """Decide the severity, evidence, advice, repair and cure (the end) of one XID on one GPU or MIG instance.
 
     Args:
         row: Table row of the XID.
@@ -399,8 +406,8 @@ def decide_xid(
         override: Severity that the configuration sets for the XID, which outranks all else; None: not set.
 
     Returns:
-        Decision; severity OK: the configuration ignores the XID. The evidence has no counts and no times, so
-        that it does not change with each occurrence.
+        Decision. With severity OK, the configuration ignores the XID. The evidence has no counts and no
+        times, so that it does not change with each occurrence.
     """
     if override is None:
         result = CONDITION_FUNCTIONS[row.condition](row, fault, facts)
@@ -432,8 +439,9 @@ _SOFTWARE_REPAIRS: Final = (Repair.RESET_DEVICE, Repair.RELOAD_DRIVER, Repair.RE
 def _advice_and_repair(
     row: XidRow, result: XidConditionResult, requested: RecoveryAction | None
 ) -> tuple[str, Repair]:
-    """Return the advice on an XID and its repair. A recovery action that the driver requests replaces another
-    reset or reboot; it does not replace an inspection or a replacement of the hardware."""
+    """Return the advice on an XID and the repair of the XID. If the repair is a reset, a reload of the driver
+    or a reboot, a recovery action that the driver requests replaces it. Other repairs, such as a replacement
+    of the hardware, stay."""
     advice = row.advice if result.advice is None else result.advice
     if result.repair is not None:
         return advice, result.repair
@@ -455,11 +463,11 @@ _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGR
 
 
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
-    """Decide the severity, evidence, advice, repair and cure of an SXid for all GPUs.
+    """Decide the severity, evidence, advice, repair and cure (the end) of an SXid, which apply to all GPUs.
 
     Args:
         row: Table row of the SXid.
-        line: Kernel log line of the SXid; None: its line was overwritten.
+        line: Kernel log line of the SXid; None: the line was overwritten.
     """
     if line and (line.is_companion or line.fatal is not None) and row.code in RENUMBERED_SXIDS:
         row = unlisted_sxid_row(row.code)

@@ -12,17 +12,19 @@ A line of NVLink 4 contains seven registers of one link:
 
     NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
 
-NVIDIA's XID catalog explains bits of the first, third, fourth and fifth register, on Hopper. A bit that it
-does not explain is never benign.
+NVIDIA's XID catalog explains bits of the first, third, fourth and fifth register, for Hopper GPUs. A bit that
+the catalog does not explain never counts as benign.
 
-A line of NVLink 5 names a unit, its severity, a link, and hexadecimal words, of which the first two decide:
+A line of NVLink 5 contains a hardware unit, a severity, a link, and hexadecimal words. The first two words
+decide the meaning:
 
     NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6 0x00000000 ...)
                                          intr_info  error_status
 
-The low bits of ``intr_info`` name the part of the unit that reports; bits 25 to 20 are the reason why a link
-went down, else zero. Drivers before 575 have another layout of the low bits. No value is valid in both
-layouts, so the driver's version is not needed. The rows are from NVIDIA's XID catalog ("Xid 144-150 decode").
+The low bits of ``intr_info`` identify the part of the unit that reports the error. Bits 25 to 20 are the
+reason why a link went down, else zero. Drivers before 575 have another layout of the low bits. No value is
+valid in both layouts, so the driver's version is not needed. The rows are from NVIDIA's XID catalog ("Xid
+144-150 decode").
 """
 
 import re
@@ -66,7 +68,7 @@ class RequiredAction(IntEnum):
 
 
 class _RowKey(Enum):
-    """Kind of value in an NVLink 5 error line that selects the table row within a hardware unit."""
+    """Value in an NVLink 5 error line that selects the row, among the table rows of one hardware unit."""
 
     BITS = auto()
     """Each bit that is set in the error status of the line selects a row."""
@@ -79,7 +81,7 @@ class _RowKey(Enum):
 
 
 class Nvlink5Unit(NamedTuple):
-    """Hardware unit that reports NVLink 5 errors, with the required action of each error."""
+    """Hardware unit of a GPU that reports NVLink 5 errors, with the required action of each error."""
 
     code: int
     name: str
@@ -179,7 +181,7 @@ def decode_nvlink5(code: int, status: Nvlink5Status) -> DecodedNvlink5Error:
     """Decode the values of an NVLink 5 error line. Never raises.
 
     Args:
-        code: Number of the XID, 144 to 150; other numbers have no table rows.
+        code: Number of the XID, 144 to 150. Other numbers have no table rows.
     """
     reason = status.intr_info >> 20 & 0x3F
     match = _unit_of(code, status.intr_info)
@@ -209,7 +211,7 @@ class Nvlink4Registers(NamedTuple):
 
 
 class Nvlink4Grade(IntEnum):
-    """Meaning of bits in NVLink 4 error registers; of several set bits, the largest value applies."""
+    """Meaning of bits in NVLink 4 error registers. If several bits are set, the largest value applies."""
 
     NONE = 0
     """No bit is set in the registers."""
@@ -354,7 +356,8 @@ class SxidLine(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Rank of the line among the kernel log lines of one SXid: the highest decides the severity."""
+        """Rank of the line among the kernel log lines of one SXid. The line with the highest rank decides the
+        severity."""
         if self.fatal is None:
             return 0 if self.is_companion else 2
         return 3 if self.fatal else 1
@@ -367,7 +370,7 @@ class GpuLostLine(NamedTuple):
 
 
 class InitFailedLine(NamedTuple):
-    """Kernel log line "driver could not initialise a GPU" (RmInitAdapter failed)."""
+    """Kernel log line that reports that the driver could not initialise a GPU (RmInitAdapter failed)."""
 
     bus: str
     """PCI address of the GPU; empty in lines of old drivers."""
@@ -376,7 +379,7 @@ class InitFailedLine(NamedTuple):
 
 
 class VersionMismatchLine(NamedTuple):
-    """Kernel log line about a program whose driver library has another version than the kernel module."""
+    """Kernel log line about a program whose driver library differs in version from the kernel module."""
 
     client: str
     """Version of the program's driver library, as the line states it."""
@@ -385,13 +388,14 @@ class VersionMismatchLine(NamedTuple):
 
 
 class LinkSetupFailedLine(NamedTuple):
-    """Kernel log line "driver cannot determine which NVLinks are up"; if it repeats, NVML soon hangs."""
+    """Kernel log line that reports that the driver cannot determine which NVLinks are up. If the line
+    repeats, NVML soon hangs."""
 
     detail: str
 
 
 class UnparsedLine(NamedTuple):
-    """Kernel log line that matches no pattern, or whose values cannot be parsed."""
+    """Kernel log line that matches no pattern, or that contains values which cannot be parsed."""
 
     text: str
 
@@ -547,7 +551,8 @@ _TABLE: Final[tuple[tuple[LazyLinePattern, _Parser], ...]] = tuple(
 
 
 def parse_line(text: str) -> ParsedLine:
-    """Parse a message of /dev/kmsg without its prefix. Never raises: other lines become UnparsedLine."""
+    """Parse a message of /dev/kmsg without its prefix. Never raises. A message that is not about GPUs or
+    NVSwitches, or that cannot be parsed, becomes an UnparsedLine."""
     text = text.replace("\\x0a", "\n")  # /dev/kmsg escapes line breaks
     for pattern, parser in _TABLE:
         if match := pattern.match(text):

@@ -1,7 +1,7 @@
-"""Table of all SXids (errors that NVSwitches report), with the part of the fabric that each affects.
+"""Table of all SXids (errors that NVSwitches report). Each row states which part of the fabric is affected.
 
-Sources: NVIDIA's Fabric Manager user guide, appendix of NVSwitch errors; for errors that it does not list,
-NVIDIA's open kernel modules (ctrl_dev_nvswitch.h, and the texts that the driver prints).
+Sources: NVIDIA's Fabric Manager user guide, appendix of NVSwitch errors. For errors that the guide does not
+list: NVIDIA's open kernel modules (ctrl_dev_nvswitch.h, and the texts that the driver prints).
 """
 
 from enum import StrEnum

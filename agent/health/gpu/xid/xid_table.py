@@ -1,8 +1,9 @@
 """Table of all XIDs (GPU errors) that NVIDIA's drivers report, and the types of its columns.
 
-The four letters of a row answer: is restarting the program enough, is a GPU reset enough, is a reboot enough,
-is hardware suspected? (y)es, (n)o, (m)aybe, (-) nothing is needed, (?) not known, (t) see the XID's text.
-agent.health.gpu.xid.decisions decides on an XID from its row and the GPU's readings.
+Four letters in a row answer four questions. Is a restart of the program enough? Is a GPU reset enough? Is a
+reboot enough? Is the hardware suspected? The letters are (y)es, (n)o, (m)aybe, (-) nothing is needed, (?) not
+known, and (t) see the XID's text. agent.health.gpu.xid.decisions decides on an XID from its row and the GPU's
+readings.
 
 Sources: NVIDIA's XID catalog, and other agents where they agree with it.
 """
@@ -15,7 +16,7 @@ from agent.model.persistent_faults import Cure
 
 
 class CatalogAnswer(StrEnum):
-    """Answer of NVIDIA's XID catalog to "is this repair enough?" or "is hardware suspected?"."""
+    """Answer of NVIDIA's XID catalog to the question "is this repair enough?" or "is hardware suspected?"."""
 
     YES = "yes"
     NO = "no"
@@ -46,15 +47,13 @@ _LETTERS: Final = {
 
 def parse_repairs(letters: str) -> XidRepairs:
     """Parse four letters that state which repairs of an XID are enough, and whether hardware is suspected.
-
-    ``nyym``: restart no, reset yes, reboot yes, hardware maybe.
-    """
+    For example, ``nyym`` is: restart no, reset yes, reboot yes, hardware maybe."""
     app_restart, gpu_reset, reboot, hardware = (_LETTERS[letter] for letter in letters)
     return XidRepairs(app_restart, gpu_reset, reboot, hardware)
 
 
 class XidEffect(StrEnum):
-    """Whether an XID makes a device Unhealthy: always, under its XidCondition, or never."""
+    """Effect of an XID on a device: the XID makes it Unhealthy always, under its XidCondition, or never."""
 
     ALWAYS = "yes"
     CONDITIONAL = "cond"
@@ -62,7 +61,7 @@ class XidEffect(StrEnum):
 
 
 class XidCondition(Enum):
-    """Circumstances that decide the severity of an XID; agent.health.gpu.xid.decisions evaluates them."""
+    """Circumstances on which an XID's severity depends. agent.health.gpu.xid.decisions evaluates them."""
 
     PLAIN = auto()
     """No condition: the XidEffect alone decides."""
@@ -117,7 +116,7 @@ class XidCondition(Enum):
 
 
 class XidAdvice(StrEnum):
-    """Advice for operators on an XID, as its table row has it."""
+    """Advice for operators on what to do about an XID."""
 
     NOTHING = "nothing to do"
     CHECK_WORKLOAD = "check the workload that ran; the GPU needs no repair"
@@ -142,7 +141,7 @@ class XidAdvice(StrEnum):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the advice describes; NONE if the advice is to follow the driver's recovery action."""
+        """Repair that the advice describes; NONE for the advice to follow the driver's recovery action."""
         return REPAIR_BY_ADVICE[self]
 
 
@@ -171,7 +170,7 @@ REPAIR_BY_ADVICE: Final = {
 
 
 class XidRow(NamedTuple):
-    """Row of the table of XIDs: what one XID means and which severity, advice and repair it has."""
+    """Row of the table of XIDs: the meaning of one XID, and its severity, advice and repair."""
 
     code: int
     meaning: str
@@ -185,8 +184,9 @@ class XidRow(NamedTuple):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the advice describes. If that is the driver's recovery action, the mildest repair that
-        NVIDIA's catalog calls enough, for GPUs whose driver reports no action."""
+        """Repair that the advice on the XID describes. If the advice is to follow the driver's recovery
+        action, the repair is the mildest that NVIDIA's catalog calls enough. It is used for GPUs whose driver
+        reports no action."""
         if self.advice is not XidAdvice.FOLLOW_ACTION:
             return self.advice.repair
         answers = (
@@ -198,10 +198,8 @@ class XidRow(NamedTuple):
 
 
 class RecoveryAction(IntEnum):
-    """Recovery action that the driver requests for a GPU (NVML's ``nvmlGpuRecoveryAction_t``).
-
-    A number that is not listed comes from a newer driver: ``RecoveryAction(9)`` becomes a member of its own.
-    """
+    """Recovery action that the driver requests for a GPU (NVML's ``nvmlGpuRecoveryAction_t``). A newer driver
+    can report a number that is not listed here. ``RecoveryAction(9)`` then becomes a new member."""
 
     NONE = 0
     GPU_RESET = 1
@@ -273,10 +271,11 @@ def _row(
 
 
 def _program(engine: str, *codes: int, first: int = 0) -> list[XidRow]:
-    """Return table rows for XIDs that mean a program's fault on one engine of the GPU, one row per code.
+    """Return table rows for XIDs that a program's fault on one engine of the GPU causes, one row per code.
 
     Args:
         engine: Name of the engine.
+        codes: Numbers of the XIDs.
         first: Number of the first engine of this kind.
     """
     return [
@@ -465,8 +464,8 @@ ENDED_XIDS: Final = {162: 163}
 
 
 def xid_row(code: int) -> XidRow:
-    """Return the table row of an XID; for an unknown XID, a row whose severity the recovery action
-    decides."""
+    """Return the table row of an XID. For an unknown XID, return a row whose severity depends on the recovery
+    action that the driver requests."""
     return XIDS.get(code) or XidRow(
         code, "unknown to this version", parse_repairs("????"),
         XidEffect.CONDITIONAL, XidCondition.UNLISTED, Cure.ACTION, Blame.DRIVER, XidAdvice.FOLLOW_ACTION,

@@ -1,8 +1,8 @@
 """Health rules for the cgroups of pods and containers: memory and hugepage limits, CPU throttling, freezing.
 
-Their findings inform operators about a pod and, as ``info``, about the devices that provide the resource
-which the pod lacks: a pod at its limits is not a fault of a device. Only throttling on exclusive CPUs makes a
-device degraded.
+A pod at its limits is not a fault of a device. So the findings of these rules inform operators about the pod.
+They also inform, with severity ``info``, about the devices that provide the resource which the pod lacks.
+Only throttling on exclusive CPUs makes a device degraded.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,10 +24,10 @@ from agent.model.time import NS
 def once_per_pod(
     evaluate: Callable[[CgroupRuleInput], RuleResult],
 ) -> Callable[[CgroupRuleInput], RuleResult]:
-    """Decorate a cgroup rule so that an event of a container is not reported for its pod as well.
+    """Decorate a cgroup rule so that an event of a container is not reported a second time for its pod.
 
-    For a pod's cgroup, whose counters include those of its containers, the decorated rule returns OK if it
-    returns a finding for one of the containers.
+    The counters of a pod's cgroup include those of its containers. If the rule returns a finding for one of
+    the containers, the decorated rule returns OK for the pod.
     """
 
     @wraps(evaluate)
@@ -65,7 +65,14 @@ def _limit_wake(field: SamplerField) -> WakeCondition:
 def _format_hugepage_limit(
     view: CgroupRuleInput, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]
 ) -> str:
-    """Format the hugepage limit of a container for a finding, or else that of its pod."""
+    """Format the hugepage limit of a container for a finding's text.
+
+    Without such a limit, format that of its pod.
+
+    Args:
+        index: Index of the page size in ``CgroupSample.hugetlb``.
+        limits: Function that returns the limits of one page size.
+    """
     own = format_limit(*limits(view.group.hugetlb[index]))
     if own or view.pod is None or index >= len(view.pod.hugetlb):
         return own
@@ -73,16 +80,15 @@ def _format_hugepage_limit(
 
 
 def _page_fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
-    """Return the hugepage limits that a page fault may have hit: in cgroup v2 also the limit of
-    reservations, because one counter counts hits of both."""
+    """Return the hugepage limits that a page fault may have hit. In cgroup v2, the limit of reservations is
+    one of them, because one counter counts the hits of both limits."""
     return (size.max,) if isinstance(size.rsvd_failed, int) else (size.max, size.rsvd_max)
 
 
 def _format_memory_limit(view: CgroupRuleInput) -> str:
-    """Format the memory limit of a container for a finding, or else that of its pod.
-
-    The text is `` (no limit of its own)`` if neither has a limit: the node or a parent cgroup ran out.
-    """
+    """Format the memory limit of a container for a finding's text. Without such a limit, format that of its
+    pod. The text is `` (no limit of its own)`` if neither has a limit: the node or a parent cgroup ran out of
+    memory."""
     limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
     none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""
     return next(filter(None, map(format_limit, limits)), none)

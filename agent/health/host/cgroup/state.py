@@ -1,10 +1,10 @@
 """State that the cgroup rules carry between evaluations, and CgroupRuleInput, the input of these rules.
 
-Single events of a cgroup (OOM kills, refused hugepages) count for ten minutes. For events that are evaluated
-by their rate (throttling, memory at its limit), a window is kept while the counter grows and for some time
-after.
+Single events of a cgroup (OOM kills, refused hugepages) are reported for ten minutes. Other events are
+evaluated by their rate (throttling, memory at its limit). For these, a window of readings is kept while the
+counter grows and for some time after.
 
-There may be thousands of cgroups: for most of them only the last sample is kept, and an unchanged sample
+There may be thousands of cgroups. For most of them only the last sample is kept, and an unchanged sample
 costs one pointer comparison per evaluation. Counts from before the agent's first evaluation are ignored.
 """
 
@@ -45,7 +45,7 @@ NO_RATE_COUNTS: Final = RateCounters(0, 0, 0, 0)
 
 
 class RateWindows(NamedTuple):
-    """Sliding windows over the rate counters of a cgroup; the fields are named as in RateCounters."""
+    """Sliding windows over the readings of a cgroup's counters, one for each field of RateCounters."""
 
     periods: RateWindow = ()
     throttled: RateWindow = ()
@@ -60,8 +60,8 @@ NO_RATE_WINDOWS: Final = RateWindows()
 
 
 def rate_counters(group: CgroupSample) -> RateCounters:
-    """Return the rate counters of a cgroup; in cgroup v1 ``memory.failcnt`` counts hits of the memory
-    limit."""
+    """Return the counters of a cgroup whose growth per time the rules evaluate. In cgroup v1,
+    ``memory.failcnt`` counts hits of the memory limit."""
     at_max = group.mem_failcnt if is_absent(group.mem_max) else group.mem_max
     return RateCounters(group.cpu_periods, group.cpu_throttled, at_max, group.mem_high)
 
@@ -69,7 +69,7 @@ def rate_counters(group: CgroupSample) -> RateCounters:
 def next_rate_windows(
     before: RateWindows, old: RateCounters, new: RateCounters, evaluated_ns: int, now_ns: int, window_ns: int
 ) -> RateWindows:
-    """Return the growth windows of a cgroup's rate counters, extended by the change from ``old`` to ``new``.
+    """Return the windows of a cgroup's rate counters, extended by the change from ``old`` to ``new``.
 
     Args:
         before: Windows after the last evaluation.
@@ -103,17 +103,15 @@ def next_rate_windows(
 
 
 def _has_grown(old: Reading, new: Reading) -> bool:
-    """Return True if a counter of a cgroup has grown between two samples.
-
-    A counter that was absent grows from 0. False if one of the two values is unreadable.
-    """
+    """Return True if a counter of a cgroup has grown between two samples. A counter that was absent counts as
+    0. The result is False if one of the two values is unreadable."""
     if isinstance(new, Missing):
         return False
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
 
 
 def drop_stale_windows(rates: RateWindows, now_ns: int, window_ns: int) -> RateWindows:
-    """Return the windows of a cgroup; empty windows if its counters have not grown for long.
+    """Return the windows of a cgroup; empty windows if none of its counters has grown recently.
 
     Args:
         window_ns: Length of the evaluated window [ns]; windows are kept for LINGER_NS longer.
@@ -130,7 +128,7 @@ MEMORY_WINDOW_S: Final = 60
 
 
 class CgroupEventCounter(StrEnum):
-    """Counter of a cgroup of which each single event is reported: OOM kills, refused hugepages."""
+    """Counter of a cgroup whose events are reported one by one: OOM kills, refused hugepages."""
 
     KILLS = "kills"
     """Counter of processes that the kernel killed because memory ran out."""
@@ -191,7 +189,11 @@ class CgroupRuleState:
 def next_cgroup_state(
     previous: CgroupRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant, *, started: bool
 ) -> CgroupRuleState:
-    """Return the state of the cgroup rules after a snapshot; ``started`` is False for the first snapshot."""
+    """Return the state of the cgroup rules after a snapshot (the newest readings).
+
+    Args:
+        started: False for the first snapshot.
+    """
     groups, by_id, pods = snapshot.groups, previous.by_id, previous.pods
     changed: list[CgroupSample] = []
     if len(groups) != len(previous.groups) or not all(map(is_, groups, previous.groups)):
@@ -288,10 +290,8 @@ def _without_expired(
     now_ns: int,
     window_ns: int,
 ) -> Mapping[int, CgroupWithRecentEvents]:
-    """Return the cgroups that still have recent events, by ID.
-
-    Of removed cgroups the newest MAX_REMOVED_CGROUPS are kept.
-    """
+    """Return the cgroups that still have recent events, by ID. Of the removed cgroups, only the newest
+    MAX_REMOVED_CGROUPS are kept."""
     kept: dict[int, CgroupWithRecentEvents] = {}
     gone: list[tuple[int, CgroupWithRecentEvents]] = []
     for ident, record in active.items():
@@ -316,9 +316,9 @@ def _without_expired(
 def _recent_deltas(
     record: CgroupWithRecentEvents, now_ns: int, *, exists: bool
 ) -> dict[EventCounterKey, RecentEvents]:
-    """Return the growth of those counters of a cgroup that had an event in the last RECENT_NS.
+    """Return the recent events of a cgroup, for each counter that grew in the last RECENT_NS.
 
-    A counter that is unreadable at the moment is listed with 0 recent events.
+    A counter that cannot be read at present is listed with 0 recent events.
 
     Args:
         exists: False: the cgroup was removed.
@@ -334,10 +334,8 @@ def _recent_deltas(
 
 
 def _frozen_ns(record: CgroupWithRecentEvents, now_ns: int) -> int | None:
-    """Return when a cgroup was last known to be frozen, on CLOCK_MONOTONIC [ns].
-
-    None: never, or more than LINGER_NS ago.
-    """
+    """Return the last time at which a cgroup was known to be frozen, on CLOCK_MONOTONIC [ns]. None: the
+    cgroup was never frozen, or was last frozen more than LINGER_NS ago."""
     state, since_ns = record.group.frozen, record.frozen_ns
     if state == 1:
         return now_ns
@@ -398,8 +396,14 @@ def exclusive_cpu_devices(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
 def exclusive_devices_of_cgroup(
     group: CgroupSample, exclusive: Iterable[tuple[str, CpuSet]]
 ) -> tuple[str, ...]:
-    """Return the names of the devices in ``exclusive`` (name and CPUs) whose CPUs are in a cgroup's cpuset;
-    empty if the cpuset has other CPUs too. ResourceClaims show only which devices the whole pod uses."""
+    """Return the names of the devices in ``exclusive`` whose CPUs are in a cgroup's cpuset.
+
+    The result is empty if the cpuset has other CPUs too. The cpuset is used because a ResourceClaim shows
+    only which devices the whole pod uses, not which container uses them.
+
+    Args:
+        exclusive: Name and CPUs of each device.
+    """
     if isinstance(group.cpus, Missing):
         return ()
     found, left = [], group.cpus
@@ -413,7 +417,7 @@ def exclusive_devices_of_cgroup(
 def cgroup_rule_inputs(
     state: CgroupRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> list[CgroupRuleInput]:
-    """Return the rules' inputs for the cgroups with recent events: pods first, then containers."""
+    """Return the rules' input for each cgroup that has recent events: pods first, then containers."""
     exclusive = exclusive_cpu_devices(snapshot) if state.active else []
     containers: dict[str, list[CgroupRuleInput]] = {}
     pods = []
@@ -460,7 +464,8 @@ def _recent_by_size(record: CgroupWithRecentEvents, count: CgroupEventCounter) -
 
 
 def _throttling(rates: RateWindows, since_ns: int) -> CpuThrottling:
-    """Return the CPU throttling since ``since_ns``, or since both counters are known if that is later."""
+    """Return the CPU throttling of a cgroup since ``since_ns``. If one of the two counters was first read
+    after ``since_ns``, the time begins with that reading."""
     throttled, periods = rates.throttled, rates.periods
     if not throttled or not periods:
         return CpuThrottling()

@@ -1,5 +1,7 @@
-"""Facts about single CPUs (frequency caps, shared physical cores, machine checks, lockups), stored as sets of
-CPUs. They are recomputed only when a sample or the kernel log changes."""
+"""Known facts about single CPUs: frequency caps, shared physical cores, machine checks, lockups.
+
+The facts are stored as sets of CPUs. They are computed again only when a sample or the kernel log changes.
+"""
 
 import errno
 import re
@@ -32,7 +34,7 @@ class FrequencyCap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuFacts:
-    """Facts about single CPUs from sysfs and procfs: frequency caps, shared physical cores, machine
+    """Known facts about single CPUs from sysfs and procfs: frequency caps, shared physical cores, machine
     checks."""
 
     samples: tuple[PerCpuSample, ...] = ()
@@ -59,7 +61,7 @@ class CpuFacts:
 
 
 def next_cpu_facts(before: CpuFacts, samples: tuple[PerCpuSample, ...]) -> CpuFacts:
-    """Return the facts about CPUs after new samples; the same object if no sample changed."""
+    """Return the known facts about CPUs after new samples; the same object if no sample changed."""
     if samples == before.samples:
         return before
     caps = {sample.cpu: sample.cap_khz for sample in samples if isinstance(sample.cap_khz, int)}
@@ -119,10 +121,10 @@ def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
 
 
 def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[FrequencyCap, ...]:
-    """Return one frequency cap for all CPUs that have equal frequencies.
+    """Return one frequency cap for each group of CPUs with equal frequencies.
 
     Args:
-        khz_of_cpu: Maximum frequency now, and the possible one, by CPU [kHz].
+        khz_of_cpu: Present maximum frequency, and the maximum frequency that is possible, by CPU [kHz].
     """
     same: dict[tuple[int, int], CpuSet] = {}
     for cpu, khz in khz_of_cpu.items():
@@ -155,7 +157,8 @@ class CpuLockup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuLogFacts:
-    """Faults of single CPUs that the kernel log has reported since boot, as far as the log was read."""
+    """Faults of single CPUs that the kernel log has reported since boot. Lines that were not read are
+    missing."""
 
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """Kernel-log facts from which the CPUs' faults were derived, to detect a change."""
@@ -171,8 +174,7 @@ class CpuLogFacts:
 def next_cpu_log_facts(
     before: CpuLogFacts, log: KernelLogState, window_s: int, evaluated_ns: int, now: Instant
 ) -> CpuLogFacts:
-    """Return the faults of CPUs in the kernel log after an evaluation; the same object if the log is
-    unchanged.
+    """Return the faults of CPUs that the kernel log reports; the same object if the log is unchanged.
 
     Args:
         window_s: Window in which corrected machine checks are counted [s].
@@ -203,8 +205,11 @@ def next_cpu_log_facts(
 
 
 def recently_locked_cpus(facts: CpuLogFacts, code: KernelLogCode, now: Instant) -> CpuSet:
-    """Return the CPUs with a lockup of the kind ``code`` (hard or soft) in the last ``LOCKUP_HELD_S``
-    seconds."""
+    """Return the CPUs that had a lockup in the last ``LOCKUP_HELD_S`` seconds.
+
+    Args:
+        code: Kind of the lockup: hard or soft.
+    """
     cpus = 0
     for lockup in facts.lockups:
         if lockup.code is code and now.mono_ns - lockup.last_ns < LOCKUP_HELD_S * NS:

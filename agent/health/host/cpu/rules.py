@@ -74,8 +74,13 @@ def detect_frequency_cap(view: CpuRuleInput) -> RuleResult:
 
 
 def _format_caps(caps: tuple[FrequencyCap, ...], online: CpuSet, when: str) -> str:
-    """Describe the MAX_CAPS_LISTED lowest frequency caps of online CPUs, in the order of the CPUs; empty if
-    there is none. ``when`` says which frequency was possible: ``at start`` or ``possible``."""
+    """Describe the MAX_CAPS_LISTED lowest frequency caps of online CPUs, in the order of the CPUs.
+
+    The text is empty if no online CPU has a cap.
+
+    Args:
+        when: Words for the frequency that the cap is compared with: ``at start`` or ``possible``.
+    """
     affected = sorted((next(cpu_numbers(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
     lowest = sorted((cap for _, cap in affected), key=lambda cap: cap.khz / max(cap.possible_khz, 1))
     lowest = lowest[:MAX_CAPS_LISTED]
@@ -272,7 +277,8 @@ def detect_offline_cpus(view: CpuRuleInput) -> RuleResult:
 
 
 def _online_advice(cpus: int) -> str:
-    """Return the advice how to set CPUs online: with the path of a single CPU, or several numbers."""
+    """Return the advice for setting CPUs online. It names the path of a single CPU, or the numbers of
+    several."""
     single = cpus.bit_count() == 1
     path = f"/sys/devices/system/cpu/cpu{format_cpus(cpus) if single else '<N>'}/online"
     which = "" if single else f" of {format_cpu_set(cpus)}"

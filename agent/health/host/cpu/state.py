@@ -1,5 +1,7 @@
-"""State that the CPU rules carry between evaluations, and CpuRuleInput, the input of these rules: for the
-CPUs of one NUMA node, or for the CPUs that a driver declares as one device."""
+"""State that the CPU rules carry between evaluations, and CpuRuleInput, the input of these rules.
+
+An input is for the CPUs of one NUMA node, or for the CPUs that a driver declares as one device.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,7 +48,8 @@ class DeclaredDeviceThrottleCounters(NamedTuple):
 def next_throttle_counters(
     before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
 ) -> CpuThrottleCounters:
-    """Return the thermal-throttle counters of CPUs after a reading; the same object if it is not new."""
+    """Return the thermal-throttle counters of CPUs after a reading; the same object if the reading is not
+    new."""
     if before.read_ns == read_ns:
         return before
     return CpuThrottleCounters(
@@ -59,8 +62,8 @@ def next_throttle_counters(
 def next_declared_throttle(
     before: Mapping[str, DeclaredDeviceThrottleCounters], snapshot: Snapshot, read_ns: int, window_s: int
 ) -> Iterator[tuple[str, DeclaredDeviceThrottleCounters]]:
-    """Yield the name and throttle counters of each declared CPU device. The counters restart if the driver
-    declares other CPUs for the device."""
+    """Yield the name and the thermal-throttle counters of each declared CPU device. The counters restart if
+    the driver declares other CPUs for the device."""
     if not snapshot.throttle:
         return
     of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
@@ -81,7 +84,8 @@ def next_declared_throttle(
 
 
 def _throttle_counts(cpus: CpuSet, of_cpu: Mapping[int, CpuThrottleSample]) -> tuple[Reading, Reading]:
-    """Return how often CPUs were throttled: sum over physical cores, and largest count of a package."""
+    """Return how often CPUs were throttled, as two counts. The first is the sum over their physical cores.
+    The second is the largest count of a CPU package."""
     samples = [of_cpu[cpu] for cpu in cpu_numbers(cpus) if cpu in of_cpu]
     return (
         _combine_counters((sample.core for sample in samples), sum),
@@ -90,9 +94,9 @@ def _throttle_counts(cpus: CpuSet, of_cpu: Mapping[int, CpuThrottleSample]) -> t
 
 
 def _combine_counters(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
-    """Combine the throttle counters of several CPUs, of those CPUs that have one.
+    """Combine the throttle counters of several CPUs. CPUs without a counter are left out.
 
-    Returns Missing if one of the counters can no longer be read, or if no CPU has one.
+    Returns Missing if one of the counters can no longer be read, or if no CPU has a counter.
 
     Args:
         combine: Function of all values: ``sum`` or ``max``.
@@ -153,7 +157,11 @@ class CpuRuleInput(NamedTuple):
     declared: DeclaredCpuDevice | None
 
     def fault_since(self, code: KernelLogCode, cpus: CpuSet) -> Instant | None:
-        """Return when the fault with a finding code began on ``cpus``, by the kernel log; None: no fault."""
+        """Return when a fault of one of ``cpus`` began, by the kernel log; None: no fault.
+
+        Args:
+            code: Kind of the kernel-log lines that report the fault.
+        """
         began = (at for (of, cpu), at in self.faults_began.items() if of is code and cpus >> cpu & 1)
         return min(began, default=None)
 
@@ -186,7 +194,11 @@ class CpuRuleState:
 def next_cpu_state(
     previous: CpuRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> CpuRuleState:
-    """Return the state of the CPU rules after a snapshot; ``log`` holds the kernel-log facts up to it."""
+    """Return the state of the CPU rules after a snapshot (the newest readings).
+
+    Args:
+        log: Faults that the kernel log has reported up to the snapshot.
+    """
     machine, limits = snapshot.machine, settings.host
     window_s = settings.throttle_window_s
     log_facts = next_cpu_log_facts(
@@ -233,8 +245,8 @@ def _cpus_by_numa_node(snapshot: Snapshot) -> dict[int, CpuSet]:
 def _expected_online(
     previous: CpuRuleState, snapshot: Snapshot, settings: EngineSettings
 ) -> Mapping[int, CpuSet]:
-    """Return the CPUs that should be online, by NUMA node; the first NUMA node also has the configured CPUs
-    that belong to none."""
+    """Return the CPUs that should be online, by NUMA node. Configured CPUs that belong to no NUMA node are
+    listed for the first NUMA node."""
     if settings.expect_cpus is None:
         online = snapshot.cpus.online
         if isinstance(online, Missing):
@@ -252,13 +264,14 @@ def _expected_online(
 
 
 def cpu_baselines(state: CpuRuleState) -> Iterator[CpusBaseline]:
-    """Yield the CPUs of each NUMA node that should be online, to be stored as baseline."""
+    """Yield the CPUs of each NUMA node that should be online, to be stored for a restart of the agent."""
     for node, cpus in sorted(state.expected.items()):
         yield CpusBaseline(node, _cpu_list(cpus))
 
 
 def frequency_baselines(state: CpuRuleState) -> Iterator[FrequencyBaseline]:
-    """Yield each maximum frequency that CPUs had at the agent's start, to be stored as baseline."""
+    """Yield each maximum frequency that CPUs had at the agent's start, to be stored for a restart of the
+    agent."""
     cpus_of: dict[int, CpuSet] = {}
     for cpu, khz in state.cpu_facts.start_khz.items():
         cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu
@@ -271,7 +284,7 @@ def _cpu_list(cpus: CpuSet) -> str:
 
 
 def restored_cpu_state(start: BootBaseline) -> CpuRuleState:
-    """Return the state of the CPU rules with the baseline that the agent before a restart stored."""
+    """Return the state of the CPU rules with the values at start that the agent stored before a restart."""
     start_khz = {cpu: khz for khz, cpus in start.frequencies for cpu in cpu_numbers(parse_cpus(cpus))}
     return CpuRuleState(
         expected={node: parse_cpus(online) for node, online in start.cpus},
@@ -282,8 +295,8 @@ def restored_cpu_state(start: BootBaseline) -> CpuRuleState:
 
 
 def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
-    """Return the state at the first snapshot of an agent: CPUs that were set online, or isolated, while no
-    agent ran count as online, or isolated, at start."""
+    """Return the state at the first snapshot of an agent, with the CPUs gained since the last agent ended.
+    CPUs that were set online or isolated while no agent ran count as online or isolated at start."""
     online, isolated = snapshot.cpus.online, snapshot.cpus.isolated
     expected = state.expected
     if expected and isinstance(online, int):
@@ -297,10 +310,10 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
 def restart_cpus(
     state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
 ) -> CpuRuleState:
-    """Return the CPU rules' state in which the present values of CPUs are their new baseline.
+    """Return the CPU rules' state in which the present values of CPUs replace their values at start.
 
     Args:
-        numa_node: NUMA node whose online CPUs are accepted, too; None: no node.
+        numa_node: NUMA node whose online CPUs also replace those at start; None: no node.
     """
     expected, isolated, machine = state.expected, snapshot.cpus.isolated, snapshot.machine
     if numa_node is not None and numa_node in expected and isinstance(snapshot.cpus.online, int):
@@ -386,5 +399,5 @@ def _cpu_rule_input(
 
 
 def format_cpu_set(cpus: CpuSet) -> str:
-    """Format a set of CPUs for a message: ``CPU 1``, ``CPUs 0-3,8``."""
+    """Format a set of CPUs for a message, for example as ``CPU 1`` or ``CPUs 0-3,8``."""
     return f"{'CPU' if cpus.bit_count() == 1 else 'CPUs'} {format_cpus(cpus)}"

@@ -30,11 +30,11 @@ def _finding(
 ) -> RuleResult:
     """Return the finding of a rule about kernel-log lines, whose evidence lists the affected objects.
 
-    Without ``facts`` the result is that of a kernel log without such lines.
+    Without ``facts``, return the result for a kernel log without such lines.
 
     Args:
-        facts: Facts of the kernel log that the rule reports.
-        names: Name of the affected disk, process or interface, one for each fact.
+        facts: Faults that lines of the kernel log report, and that the rule reports.
+        names: Name of the affected disk, process or interface, one for each of ``facts``.
     """
     facts = tuple(facts)
     if not facts:

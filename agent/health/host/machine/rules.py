@@ -1,7 +1,7 @@
 """Health rules for the machine as a whole: hung tasks, hardware errors, resource pressure, kernel-log gaps.
 
-No device's health depends on their findings. CPUs, memory modules and declared PCI devices have their own
-rules.
+The findings of these rules change the health of no device. CPUs, memory modules and declared PCI devices have
+their own rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,13 +35,15 @@ def format_newest_names(
     name_of: Callable[[KernelLogFact], str],
     is_worse: Callable[[KernelLogFact], bool] = lambda _: False,
 ) -> str:
-    """Format the different names of kernel-log facts, and the number of names left out: ``a, b, c, 2 more``.
+    """Format the different names of the objects that kernel-log faults are about: ``a, b, c, 2 more``.
+
+    The last number is the number of names left out.
 
     Args:
-        facts: Facts of the kernel log, for example about disks.
-        name_of: Returns the name of a fact's object. The names are in the order of ``facts``.
-        is_worse: Returns whether a fact is worse than others. Of more than MAX_NAMES_LISTED names, those of
-            worse facts are listed first, then those with the newest lines.
+        facts: Faults that the kernel log reports, for example about disks.
+        name_of: Returns the name of a fault's object. The names are in the order of ``facts``.
+        is_worse: Returns whether a fault is worse than others. Of more than MAX_NAMES_LISTED names, those of
+            worse faults are listed first, then those with the newest lines.
     """
     newest_first = sorted(facts, key=lambda fact: (not is_worse(fact), -fact.last.mono_ns))
     chosen = list(dict.fromkeys(map(name_of, newest_first)))[:MAX_NAMES_LISTED]
@@ -52,7 +54,8 @@ def format_newest_names(
 
 
 def format_line_count(facts: Sequence[KernelLogFact]) -> str:
-    """Format the total number of kernel-log lines of the facts: ``7 lines of the kernel log``."""
+    """Format the total number of kernel-log lines that report the faults ``facts``: ``7 lines of the kernel
+    log``."""
     times = sum(fact.times for fact in facts)
     return f"{format_at_least(times)} line{'s' if times > 1 else ''} of the kernel log"
 

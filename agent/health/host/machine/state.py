@@ -1,5 +1,7 @@
-"""State and input of the rules for the whole machine: kernel-log facts, and the time that tasks waited
-(PSI)."""
+"""State and input of the rules for the whole machine: faults that the kernel log reports, and wait times.
+
+The wait times are the times for which tasks waited for a resource (pressure stall information, PSI).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +29,8 @@ window, because readings may be a whole window apart."""
 
 
 def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window_s: int) -> WaitTotals:
-    """Return the windows over the times that tasks waited (PSI) after an evaluation; the same object until
-    ``/proc/pressure`` has been read again."""
+    """Return the windows over the times that tasks waited (PSI) after an evaluation. The same object is
+    returned until ``/proc/pressure`` has been read again."""
     if machine is None:
         return {}
     t_ns = next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
@@ -43,8 +45,9 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
 
 
 def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
-    """Return the total wait time for a resource [us]: memory and io: time in which all tasks waited ("full");
-    cpu: time in which at least one task waited ("some"), since the kernel has no "full" for the machine."""
+    """Return the total wait time for a resource [us]. For memory and io, it is the time in which all tasks
+    waited ("full"). For cpu, it is the time in which at least one task waited ("some"), because the kernel
+    has no "full" for the whole machine."""
     totals = {"cpu": pressure.cpu_some, "memory": pressure.memory_full, "io": pressure.io_full}
     return totals[resource]
 
@@ -52,12 +55,8 @@ def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
 def wait_in_window(
     totals: WaitTotals, machine: MachineSample | None, resource: str, window_s: int
 ) -> CounterGrowth:
-    """Return how long tasks waited for a resource in the last ``window_s`` seconds before the newest reading
-    [us].
-
-    Wait time is spread evenly over the time between two readings: of the growth between the two readings
-    around the window's beginning, a proportional part counts.
-    """
+    """Return how long tasks waited for a resource in the ``window_s`` seconds before the newest reading [us].
+    If the window begins between two readings, a proportional part of the growth between the two counts."""
     total_us = total_wait_us(machine.pressure, resource) if machine else NEVER_READ
     window = totals.get(resource, ())
     if isinstance(total_us, Missing):
@@ -71,10 +70,8 @@ def wait_in_window(
 
 
 def _total_at(window: RateWindow, t_ns: int) -> int:
-    """Return the total wait time of tasks for a resource at the time ``t_ns`` [us].
-
-    The value between two readings is interpolated. Before the first reading it is that of the first reading.
-    """
+    """Return the total wait time of tasks for a resource at the time ``t_ns`` [us]. Between two readings, the
+    value is interpolated. Before the first reading, it is the value of that reading."""
     for left, right in pairwise(window):
         if left.t_ns <= t_ns < right.t_ns:
             share_us = (right.value - left.value) * (t_ns - left.t_ns) // (right.t_ns - left.t_ns)
@@ -115,7 +112,7 @@ _NONE_CORRECTED: Final = CounterGrowth(0, float(CORRECTED_WINDOW_S))
 
 
 class MachineRuleInput(NamedTuple):
-    """Input of the rules for the whole machine: facts of the kernel log and wait times."""
+    """Input of the rules for the whole machine: faults in the kernel log, and wait times of tasks."""
 
     log_state: SourceState
     lost_log_records: int
@@ -132,7 +129,8 @@ class MachineRuleInput(NamedTuple):
     limits: HostLimits
 
     def recent(self, seconds: int, *codes: KernelLogCode) -> tuple[KernelLogFact, ...]:
-        """Return the kernel-log facts with one of ``codes`` and a line in the last ``seconds``, by age."""
+        """Return the faults with one of ``codes`` that a kernel-log line of the last ``seconds`` reports, by
+        age."""
         return tuple(fact for fact in self.recent_by_window[seconds] if fact.code in codes)
 
 
@@ -161,8 +159,11 @@ def next_machine_state(
     settings: EngineSettings,
     now: Instant,
 ) -> MachineRuleState:
-    """Return the state of the rules for the machine after a snapshot; ``log`` holds the kernel-log facts up
-    to it."""
+    """Return the state of the rules for the machine after a snapshot (the newest readings).
+
+    Args:
+        log: Faults that the kernel log has reported up to the snapshot.
+    """
     return MachineRuleState(
         lost_log_records=_lost(previous.lost_log_records, snapshot.log, now),
         wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
@@ -177,8 +178,8 @@ def _lost(before: LostLogRecords, log: LogSample | None, now: Instant) -> LostLo
 
 
 def _corrected(before: RateWindow, log: KernelLogState, now: Instant) -> RateWindow:
-    """Return the window over the number of lines about corrected PCIe errors; empty while lines from before
-    the agent's start are still being read."""
+    """Return the window over the number of kernel-log lines about corrected PCIe errors. The window is empty
+    while lines from before the agent's start are still being read."""
     if not log.caught_up_ns:
         return ()
     times = sum(fact.times for fact in log.select(KernelLogCode.AER_CORRECTED))
@@ -188,8 +189,12 @@ def _corrected(before: RateWindow, log: KernelLogState, now: Instant) -> RateWin
 def machine_rule_input(
     state: MachineRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> MachineRuleInput:
-    """Return the input of the rules for the machine; ``state`` and ``log`` are the states after the
-    snapshot."""
+    """Return the input of the rules for the machine.
+
+    Args:
+        state: State of the rules after the snapshot.
+        log: Faults that the kernel log has reported up to the snapshot.
+    """
     limits, facts, lost = settings.host, log.select(*_CODES), state.lost_log_records
     has_corrected = any(fact.code is KernelLogCode.AER_CORRECTED for fact in facts)
     recent = {

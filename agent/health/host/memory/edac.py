@@ -1,8 +1,8 @@
 """Memory errors that the kernel's EDAC drivers report: their location, NUMA node and rate.
 
 Most EDAC drivers count errors per memory controller and per memory module. If a driver has no counters, its
-lines in the kernel log are counted instead. EDAC does not name the NUMA node of a controller; the NUMA node
-is inferred, or unknown.
+lines in the kernel log are counted instead. EDAC does not report the NUMA node of a memory controller. The
+NUMA node is inferred, or unknown.
 """
 
 import re
@@ -41,7 +41,8 @@ def numa_nodes_with_memory(machine: MachineSample) -> int:
 
 
 class ControllerNumaNodes:
-    """Inference of the NUMA nodes to which memory controllers and memory modules belong."""
+    """Mapping of memory controllers and memory modules to NUMA nodes, inferred because EDAC does not report
+    it."""
 
     def __init__(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> None:
         self._memory = numa_nodes_with_memory(machine)
@@ -53,7 +54,7 @@ class ControllerNumaNodes:
         self._sockets = self._nodes_of_sockets(machine, nodes) if machine.dimms else {}
 
     def _nodes_of_sockets(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> dict[int, int]:
-        """Return the NUMA nodes with memory that each socket has, as bit sets by socket number."""
+        """Return the NUMA nodes with memory that belong to each socket, as bit sets by socket number."""
         package_of = {core.cpu: core.package for core in machine.cores}
         found: dict[int, int] = {}
         for node in nodes:
@@ -65,10 +66,10 @@ class ControllerNumaNodes:
         return found
 
     def controller_nodes(self, samples: Sequence[DimmSample]) -> int | None:
-        """Return the NUMA nodes of a memory controller as a bit set; None if unknown.
+        """Return the NUMA nodes of a memory controller as a bit set; None: they are not known.
 
         Args:
-            samples: Samples of the controller: its modules, then the controller itself.
+            samples: Samples of the controller: those of its modules, then that of the controller itself.
         """
         number = samples[0].controller
         if number in self._amd and self._memory.bit_count() > 1:
@@ -80,8 +81,8 @@ class ControllerNumaNodes:
         return self.label_nodes(" ".join(sample.label for sample in samples))
 
     def label_nodes(self, label: str) -> int | None:
-        """Return the NUMA nodes of a memory module as a bit set, inferred from its EDAC label; None if
-        unknown."""
+        """Return the NUMA nodes of a memory module as a bit set, inferred from its EDAC label; None: not
+        known."""
         if self._memory.bit_count() == 1:
             return self._memory
         match = _SOCKET.search(label)
@@ -95,8 +96,8 @@ ModuleKey = tuple[int, int | None]
 
 
 class MemoryErrorCounts(NamedTuple):
-    """Memory errors of one location: a memory module, or a controller for errors that belong to no known
-    module."""
+    """Memory errors of one location: a memory module, or a controller. A controller has the errors that
+    belong to none of its modules."""
 
     name: str
     """Controller and label of the module: ``mc0 CPU_SrcID#0_MC#0_Chan#0_DIMM#0``."""
@@ -115,7 +116,7 @@ class MemoryErrorCounts(NamedTuple):
 
 
 class ErrorTotal(NamedTuple):
-    """Total of the correctable errors of one location; it does not fall when the counter is reset."""
+    """Total of the correctable errors of one location. It does not decrease when the counter is reset."""
 
     raw: int
     """Value of the EDAC driver's counter at the last reading."""
@@ -141,8 +142,8 @@ class EdacState:
 def next_edac_state(
     previous: EdacState, log: KernelLogState, snapshot: Snapshot, limits: HostLimits, now: Instant
 ) -> EdacState:
-    """Return the memory errors after a snapshot; the same object until the controllers have been read
-    again."""
+    """Return the memory errors after a snapshot (the newest readings). The same object is returned until the
+    memory controllers have been read again."""
     machine = snapshot.machine
     if machine is None or not has_source_been_read(machine, "edac"):
         return previous
@@ -170,7 +171,7 @@ def next_edac_state(
 
 
 def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
-    """Return True if the machine has the source ``name`` and its first pass has finished."""
+    """Return True if the machine has the source ``name`` and the first pass (reading) of it has finished."""
     states = [source.state for source in machine.sources if source.name == name] if machine else []
     return any(state is not SourceState.STARTING for state in states)
 
@@ -178,10 +179,8 @@ def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
 def _next_counters(
     before: Mapping[ModuleKey, ErrorTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
 ) -> Mapping[ModuleKey, ErrorTotal]:
-    """Return the totals of correctable memory errors after a reading of EDAC's counters.
-
-    A counter that cannot be read keeps its total.
-    """
+    """Return the totals of correctable memory errors after a reading of EDAC's counters. If a counter cannot
+    be read, its total stays as it is."""
     found = dict(before)
     for sample in dimms:
         key, raw = (sample.controller, sample.dimm), sample.correctable
@@ -191,10 +190,8 @@ def _next_counters(
 
 
 def _next_total(before: ErrorTotal | None, raw: int, t_ns: int, window_ns: int) -> ErrorTotal:
-    """Return the total of correctable errors of a location after a reading of its counter.
-
-    A counter that fell was reset, which adds nothing to the total.
-    """
+    """Return the total of correctable errors of a location after a reading of its counter. If the counter is
+    lower than before, it was reset, and nothing is added to the total."""
     if before is None:
         return ErrorTotal(raw, append_reading((), 0, t_ns, window_ns))
     total = before.window[-1].value + max(0, raw - before.raw)
@@ -207,10 +204,8 @@ def _counter_locations(
     window_s: int,
     controllers: ControllerNumaNodes,
 ) -> Iterator[MemoryErrorCounts]:
-    """Yield the memory errors that EDAC counters show, for each memory module and each controller.
-
-    The errors of a controller are those that belong to none of its modules.
-    """
+    """Yield the memory errors that EDAC counters show, for each memory module and each controller. The errors
+    of a controller are the errors that belong to none of its modules."""
     for samples in _by_controller(dimms):
         nodes = controllers.controller_nodes(samples)
         locations = [
@@ -234,7 +229,8 @@ def _location(
 
 
 def _by_controller(dimms: Iterable[DimmSample]) -> Iterable[list[DimmSample]]:
-    """Return the EDAC samples grouped by controller: first the samples of its modules, then its own."""
+    """Return the EDAC samples grouped by controller: first the samples of its modules, then that of the
+    controller."""
     found: dict[int, list[DimmSample]] = {}
     for sample in dimms:
         found.setdefault(sample.controller, []).append(sample)
@@ -269,8 +265,8 @@ def _logged_locations(
     window_s: int,
     controllers: ControllerNumaNodes,
 ) -> Iterator[MemoryErrorCounts]:
-    """Yield the errors of the locations that kernel-log lines name. The log holds all lines since boot, so
-    the growth is known for the whole window."""
+    """Yield the memory errors of the locations that kernel-log lines name. The log has all lines since boot,
+    so the growth of their number is known for the whole window."""
     for fact in facts:
         grown, uncorrectable = CounterGrowth(0, 0.0), fact.times
         if fact.code is KernelLogCode.EDAC_CORRECTED:

@@ -1,5 +1,7 @@
-"""Health rules for memory: errors of memory modules, pages with hardware errors, missing NUMA nodes and
-blocks; and the state that they carry between evaluations."""
+"""Health rules for memory, and the state that the rules carry between evaluations.
+
+The rules report errors of memory modules, pages with hardware errors, and missing NUMA nodes and blocks.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,7 +95,7 @@ class MemoryRuleState:
 def next_memory_state(
     previous: MemoryRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> MemoryRuleState:
-    """Return the state of the memory rules after a snapshot."""
+    """Return the state of the memory rules after a snapshot (the newest readings)."""
     if snapshot.machine is None:
         return previous
     blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks_online)}
@@ -129,13 +131,13 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
 
 
 def memory_baselines(state: MemoryRuleState) -> Iterator[MemoryBaseline]:
-    """Yield the memory that each NUMA node had at the agent's start, to be stored as baseline."""
+    """Yield the memory that each NUMA node had at the agent's start, to be stored for a restart."""
     for node, online in sorted(state.blocks_online.items()):
         yield MemoryBaseline(node, online if isinstance(online, int) else -1)
 
 
 def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
-    """Return the state of the memory rules with the baseline that the agent before a restart stored."""
+    """Return the state of the memory rules with the values that the agent stored before a restart."""
     return MemoryRuleState(
         {node: online if online >= 0 else NEVER_READ for node, online in memory},
         locations={node: () for node, _ in memory},
@@ -143,7 +145,7 @@ def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
 
 
 def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
-    """Return the memory rules' state in which a NUMA node's present memory is its new baseline."""
+    """Return the memory rules' state in which a NUMA node's present memory replaces its memory at start."""
     if snapshot.machine is None or numa_node not in state.blocks_online:
         return state
     known = {node: online for node, online in state.blocks_online.items() if node != numa_node}
@@ -205,8 +207,8 @@ def _format_locations(bad: Sequence[tuple[MemoryErrorCounts, str, int]]) -> str:
     """Format the memory modules with most errors, each with its fault, in the order of ``bad``.
 
     Args:
-        bad: Each faulty module with the text of its fault and its number of errors. Of more than
-            MAX_LOCATIONS_LISTED modules, the others are only counted.
+        bad: Each faulty module with the text of its fault and its number of errors. If there are more than
+            MAX_LOCATIONS_LISTED modules, the remaining ones are counted but not listed.
     """
     most = sorted(range(len(bad)), key=lambda at: -bad[at][2])[:MAX_LOCATIONS_LISTED]
     texts = [

@@ -1,6 +1,6 @@
 """Health rules for RDMA network adapters (NICs) that drivers declare: presence, ports, links and errors.
 
-The PCI rules evaluate the NIC's PCI function, with the kernel-log facts about its address.
+Other rules, in agent.health.host.pci, evaluate the NIC as a PCI function, with its kernel-log lines.
 """
 
 from collections.abc import Callable
@@ -62,9 +62,8 @@ def detect_missing_nic(view: NicRuleInput) -> RuleResult:
 
 
 def _ports_error(view: NicRuleInput) -> RuleResult:
-    """Return why a rule cannot evaluate the ports of a NIC, as its result; OK if the NIC has ports to
-    evaluate.
-    """
+    """Return OK if a NIC has ports that a rule can evaluate. Otherwise, return the result with which the rule
+    states why it cannot evaluate them."""
     if not isinstance(view.nic, NicSample):
         return NO_NIC if view.has_been_read else NOT_READ_YET
     if isinstance(view.nic.ports, Missing):
@@ -75,7 +74,8 @@ def _ports_error(view: NicRuleInput) -> RuleResult:
 
 
 def _state_error(view: NicRuleInput) -> RuleResult:
-    """Return why a rule cannot compare a NIC's port states, as its result; OK if all states are known."""
+    """Return OK if the states of all ports of a NIC are known, so that a rule can compare them. Otherwise,
+    return the result with which the rule states why it cannot compare them."""
     for port in view.ports:
         for file, state in (("state", port.sample.state), ("phys_state", port.sample.phys_state)):
             if isinstance(state, Missing):
@@ -192,8 +192,8 @@ def _ports_result(
 ) -> RuleResult:
     """Return the result of a rule that evaluates each port of a NIC that was active before.
 
-    The result is one finding with the evidence of all ports that have a fault. Without a fault it is the
-    first result that is not OK.
+    The result is one finding with the evidence of all ports that have a fault. If no port has a fault, it is
+    the first result that is not OK; else OK.
 
     Args:
         evaluate: Function that evaluates one port.
@@ -212,7 +212,7 @@ def _ports_result(
 
 
 class _NicCounter(NamedTuple):
-    """Counter of a NIC's port whose growth one rule compares with a limit."""
+    """Counter of a NIC's port, for a rule that compares the growth of the counter with a limit."""
 
     field: str
     """Name of the counter's field in NicPortSample and NicPortCounters."""
@@ -228,7 +228,8 @@ class _NicCounter(NamedTuple):
 def _counter_result(
     view: NicRuleInput, code: str, counter: _NicCounter, limit: int, window_s: int
 ) -> RuleResult:
-    """Return the result of a rule that compares one counter's growth with a limit, for all ports."""
+    """Return the result of a rule that compares the growth of one counter with a limit, for all ports of a
+    NIC."""
     return _ports_result(view, code, partial(_port_counter_result, code, counter, limit, window_s))
 
 

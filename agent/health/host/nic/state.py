@@ -1,4 +1,5 @@
-"""State that the rules for declared NICs carry between evaluations, and NicRuleInput, their input."""
+"""State that the rules for declared NICs carry between evaluations, and NicRuleInput, the input of these
+rules."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ class NicPortCounters(NamedTuple):
 
 
 class _NicPortState(NamedTuple):
-    """State of one port of a NIC, collected since the port was first read."""
+    """State of one port of a NIC, collected from all readings of the port since the agent's start."""
 
     first_ns: int
     """CLOCK_MONOTONIC of the port's first reading [ns]."""
@@ -77,7 +78,7 @@ class NicRuleInput(NamedTuple):
 
 
 class _NicState(NamedTuple):
-    """State of one declared NIC that exists or existed, kept between evaluations."""
+    """State of one declared NIC that is or was present, kept between evaluations."""
 
     name: str
     address: str
@@ -99,14 +100,14 @@ class NicRuleState:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """PCI addresses of the NICs that exist or existed."""
+        """PCI addresses of the NICs that are or were present."""
         return frozenset(state.address for state in self.states.values() if state.address)
 
 
 def next_nic_state(
     previous: NicRuleState, snapshot: Snapshot, limits: HostLimits, now: Instant
 ) -> NicRuleState:
-    """Return the state of the NIC rules after a snapshot."""
+    """Return the state of the NIC rules after a snapshot (the newest readings)."""
     if not isinstance(snapshot.nics, tuple):
         return previous
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "nic"), now.mono_ns)
@@ -122,7 +123,8 @@ def next_nic_state(
 
 
 def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
-    """Yield the best state of each NIC since the agent's start (ports, rates), to be stored as baseline."""
+    """Yield the best values of each NIC since the agent's start (active ports, rates), to be stored for a
+    restart."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
             NicPortBaseline(
@@ -138,7 +140,7 @@ def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
 
 
 def restored_nic_state(nics: Iterable[NicBaseline]) -> NicRuleState:
-    """Return the state of the NIC rules with the values that the agent before a restart stored."""
+    """Return the state of the NIC rules with the values that the agent stored before a restart."""
     return NicRuleState(
         restored={
             DeclaredNicDevice(nic.declared_pci, nic.declared_rdma): _NicState(
@@ -159,7 +161,8 @@ def _restored_port(port: NicPortBaseline) -> _NicPortState:
 
 
 def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice) -> NicRuleState:
-    """Return the NIC rules' state in which the present state of a NIC's ports is their new baseline."""
+    """Return the NIC rules' state in which the present state of a NIC's ports replaces their best earlier
+    state."""
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
     known = state.states.get(declared)
     if known is None or nic is None or not isinstance(nic.ports, tuple):
@@ -175,7 +178,7 @@ def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDe
 
 
 def find_nic(nics: tuple[NicSample, ...], declared: DeclaredNicDevice) -> NicSample | None:
-    """Return the sample of a declared NIC; None: it does not exist."""
+    """Return the newest readings of a declared NIC; None: the NIC does not exist."""
     for nic in nics:
         if nic.name == declared.rdma or (declared.pci and nic.address == declared.pci):
             return nic
@@ -221,7 +224,7 @@ def _higher(before: Reading, now: Reading) -> Reading:
 
 
 def nic_address(state: NicRuleState, declared: DeclaredNicDevice) -> str:
-    """Return the PCI address of a declared NIC; empty: unknown, or the NIC is no PCI function."""
+    """Return the PCI address of a declared NIC; empty: it is unknown, or the NIC is no PCI function."""
     known = state.states.get(declared)
     return declared.pci or (known.address if known else "")
 
@@ -236,7 +239,8 @@ def nic_rule_input(
     """Return the NIC rules' input for one declared NIC.
 
     Args:
-        function: Input of the PCI rules for its PCI function; None: it has none, or the function is unknown.
+        function: Input of the PCI rules for the NIC's PCI function; None: the NIC has no PCI function, or the
+            function is unknown.
     """
     known = state.states.get(declared)
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else snapshot.nics

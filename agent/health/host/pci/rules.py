@@ -1,5 +1,8 @@
 """Health rules for PCI functions that drivers declare: presence, bound driver, link width and link errors.
-Declared NICs are evaluated by these rules too. The links of GPUs have rules in agent.health.gpu.pcie."""
+
+The rules also evaluate the PCI functions of declared NICs. The links of GPUs have rules in
+agent.health.gpu.pcie.
+"""
 
 from functools import partial
 from typing import Final
@@ -58,9 +61,8 @@ def detect_missing_function(view: PciRuleInput) -> RuleResult:
 
 
 def _not_on_bus_result(view: PciRuleInput) -> RuleInconclusive:
-    """Return the result of a PCI rule whose function is not on the bus, which only the rule pci.missing
-    reports.
-    """
+    """Return the result of a PCI rule for a function that is not on the PCI bus. Only the rule pci.missing
+    reports the missing function."""
     return OFF_THE_BUS if view.has_bus_been_read else BUS_NOT_READ
 
 
@@ -114,7 +116,7 @@ def _error_counter_result(
 
     Args:
         growth: Growth of the counter within ERROR_WINDOW_S.
-        file: File of sysfs with the counter, named if it cannot be read.
+        file: File of sysfs with the counter, for the result if the file cannot be read.
         found: Result if the growth reaches the limit.
         limit: Smallest growth that is a fault.
     """
@@ -170,7 +172,7 @@ def detect_link_fault(view: PciRuleInput) -> RuleResult:
 
 
 def _nic_result(view: PciRuleInput, code: str, *log_codes: KernelLogCode) -> RuleResult:
-    """Return the worst fault of a NIC in kernel-log lines with one of ``log_codes``, as a rule's result."""
+    """Return a rule's result: the worst fault of a NIC in kernel-log lines with one of ``log_codes``."""
     if not isinstance(view.function, PciSample):
         return _not_on_bus_result(view)
     faults = [fault for fault in nic_faults(view.log_facts) if fault.fact.code in log_codes]

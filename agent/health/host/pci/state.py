@@ -1,5 +1,7 @@
-"""State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their input;
-faults of NICs that the kernel log reports for one PCI function."""
+"""State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their input.
+
+The module also collects the faults of NICs that the kernel log reports for a PCI function.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,10 +61,10 @@ _MODULE_SEVERITIES: Final = {
 
 
 def nic_faults(facts: Mapping[KernelLogCode, KernelLogFact]) -> Iterator[NicFault]:
-    """Yield the faults that the facts about one NIC report.
+    """Yield the faults that kernel-log lines about one NIC report.
 
     Args:
-        facts: Newest fact of each code that still counts; a line that states an end (recovered, plugged,
+        facts: Newest report of each code that still counts. A line that states an end (recovered, plugged,
             sufficient power) ends the fault before it.
     """
     health = facts.get(KernelLogCode.NIC_HEALTH)
@@ -103,7 +105,10 @@ ERROR_WINDOW_S: Final = 3600
 
 
 class PciBaselineValues(NamedTuple):
-    """Values of a PCI function when it was first seen on the PCI bus; rules compare with them."""
+    """Values of a PCI function when it was first seen on the PCI bus.
+
+    Rules compare later readings with them.
+    """
 
     driver: str
     """First kernel driver that was bound to the function; empty if none was."""
@@ -143,7 +148,8 @@ class _PciErrorCounters(NamedTuple):
 
 
 class _PciFunctionState(NamedTuple):
-    """State of one PCI function that is or was on the PCI bus: values when first seen, error counters."""
+    """State of one PCI function that is or was on the PCI bus: its values when first seen, and error
+    counters."""
 
     identity: tuple[int, int]
     """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
@@ -172,7 +178,11 @@ class PciRuleState:
 def next_pci_rule_state(
     previous: PciRuleState, snapshot: Snapshot, now: Instant, nics: Collection[str] = ()
 ) -> PciRuleState:
-    """Return the state of the PCI rules after a snapshot; ``nics``: PCI addresses of the declared NICs."""
+    """Return the state of the PCI rules after a snapshot (the newest readings).
+
+    Args:
+        nics: PCI addresses of the declared NICs.
+    """
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "pci"), now.mono_ns)
     if not isinstance(snapshot.pci, tuple) or read_ns == previous.read_ns:
         return previous
@@ -193,7 +203,10 @@ def next_pci_rule_state(
 
 
 def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
-    """Return the rules' state of a PCI function, or else the state that the agent before a restart stored."""
+    """Return the rules' state of a PCI function.
+
+    If there is none, return the state stored before a restart.
+    """
     if address in state.states:
         return state.states[address]
     start = state.restored.get(address)
@@ -204,7 +217,8 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
 
 
 def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
-    """Yield the values that each PCI function had at the agent's start, to be stored as baseline."""
+    """Yield the values that each PCI function had at the agent's start, to be stored for a restart of the
+    agent."""
     known = {
         address: PciBaseline(
             address,
@@ -218,12 +232,12 @@ def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
 
 
 def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
-    """Return the state of the PCI rules with the baseline that the agent before a restart stored."""
+    """Return the state of the PCI rules with the values at start that the agent stored before a restart."""
     return PciRuleState(restored={start.address: start for start in functions})
 
 
 def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
-    """Return the PCI rules' state in which a PCI function's present values are its new baseline."""
+    """Return the PCI rules' state in which a PCI function's present values replace its values at start."""
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state
@@ -273,7 +287,7 @@ def pci_rule_input(
 
     Args:
         address: PCI address of the function.
-        driver: Declared kernel driver; empty: none is declared.
+        driver: Kernel driver that must be bound to the function; empty: no driver is declared.
     """
     known = state.states.get(address)
     function = state.functions.get(address) if isinstance(snapshot.pci, tuple) else snapshot.pci
