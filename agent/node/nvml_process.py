@@ -147,7 +147,8 @@ class NvmlProcess:
     def _replaces_last(self, found: NvmlSample) -> bool:
         """Return whether a new child process's first sample replaces the last sample of the child before.
 
-        It does once the new child has read all GPUs, or FIRST_PASS_S after the new child's first NVML call.
+        It does once the new child has read all GPUs that the child before had, or FIRST_PASS_S after the new
+        child's first NVML call. NVML lists the GPUs one after another, so the first samples can lack some.
         The time before that call is not limited: on a busy machine a child takes seconds to start.
         """
         if self._before is None:
@@ -158,7 +159,8 @@ class NvmlProcess:
             if is_starting and not found.call_ns:
                 return False
             self._first_call_ns = found.call_ns or now_ns
-        is_read = not is_starting and all(gpu.passes for gpu in found.gpus)
+        read = {gpu.uuid for gpu in found.gpus if gpu.passes}
+        is_read = not is_starting and read >= {gpu.uuid for gpu in (*found.gpus, *self._before.gpus)}
         return is_read or now_ns - self._first_call_ns > FIRST_PASS_S * NS
 
     def _read_child(self, child: _Child) -> NvmlSample | None:
