@@ -344,7 +344,7 @@ class GuardContext:
             raise MeasurementError(f"{BUDGETS_FILE}: [{kind}] has no budget for {name}; add one") from None
 
     def budget_of_python(self, kind: str, python: str) -> Mapping[str, float]:
-        """Return the budgets of a table for one version of Python; empty if there are none."""
+        """Return the budgets in the table `kind` of the budgets file for a version of Python; empty: none."""
         by_python: Mapping[str, Mapping[str, float]] = self._budgets.get(kind, {})
         return by_python.get(python, {})
 

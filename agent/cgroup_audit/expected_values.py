@@ -454,7 +454,7 @@ def cpu_quota(
     Args:
         sums: Sums of the CPU limits.
         lifted_reason: Reason why there is no quota despite the limit; empty: the limit applies.
-        no_limit_text: Arithmetic text for a missing CPU limit.
+        no_limit_text: Text that explains the expected quota if there is no CPU limit.
     """
     setting, amount = CgroupSettingId(SettingKind.QUOTA), sums.by_kubelet
     uncounted = _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))

@@ -581,7 +581,7 @@ class SteadyState:
 
         Args:
             now: Time of the evaluation of ``snapshot``.
-            until_ns: Time from which on the clock alone may change a verdict [ns].
+            until_ns: Time after which a verdict may change although no reading changes [ns].
         """
         self.difference: dict[Any, Any] = {}
         """Difference between the newest snapshot of which all GPUs were evaluated and that of the steady

@@ -111,7 +111,7 @@ class KubeletModel:
             self.entries.clear()
 
     def start(self, t_ns: int) -> None:
-        """Start the kubelet again; its new health streams get all devices at once."""
+        """Start the kubelet again; the first message of each new health stream has all devices."""
         self.is_running = True
         self._extra_lease_s = EXTRA_LEASE_S - self._extra_lease_s
         self._numbers = dict.fromkeys(self._drivers, 0)

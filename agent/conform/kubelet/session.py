@@ -314,7 +314,10 @@ async def _wait_for_driver(options: SessionOptions, clock: SessionClock) -> str:
 
 
 def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignore errors that a server causes in grpclib's callbacks: the end of the connection is recorded."""
+    """Ignore errors that a server causes in grpclib's callbacks.
+
+    The session records the end of the connection, which each of these errors causes.
+    """
     if "protocol" not in context:
         loop.default_exception_handler(context)
 

@@ -2,7 +2,7 @@
 
 Every call opens a connection: a driver makes a few calls for each prepare, and idle connections would outlive
 credentials and API servers. All functions block, up to TIMEOUT_S for the connect and for each read; async
-programs call them in threads, as the plugin server and the monitor do with plain functions.
+programs call them in threads.
 
 The module also has the reader of the ResourceClaims that the kubelet names in a prepare.
 """

@@ -45,7 +45,7 @@ all its clients."""
 
 
 class KubeletCallFailed(Exception):
-    """A call of the kubelet failed; the text has the socket and the reason."""
+    """Failure of a call to the kubelet; the text has the socket and the reason."""
 
     def __init__(self, absence: Absence, why: str, *, rate_limited: bool = False) -> None:
         super().__init__(why)

@@ -463,7 +463,7 @@ _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGR
 
 
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
-    """Decide the severity, evidence, advice, repair and cure (the end) of an SXid, which apply to all GPUs.
+    """Decide the severity, evidence, advice, repair and end of an SXid. The decision is for all GPUs.
 
     Args:
         row: Table row of the SXid.
