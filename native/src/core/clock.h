@@ -8,6 +8,11 @@
 
 #define DH_NS 1000000000ull
 
+static inline struct timespec dh_timespec(uint64_t ns)
+{
+    return (struct timespec){ .tv_sec = (time_t)(ns / DH_NS), .tv_nsec = (long)(ns % DH_NS) };
+}
+
 static inline uint64_t dh_clock_ns(clockid_t clock)
 {
     struct timespec t;

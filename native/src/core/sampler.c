@@ -279,11 +279,6 @@ static void pass(struct dh_sampler *s)
     dh_sampler_notify(s); /* after `passes`, from which the reader knows that the first pass has ended */
 }
 
-static struct timespec timespec_of(uint64_t ns)
-{
-    return (struct timespec){ .tv_sec = (time_t)(ns / DH_NS), .tv_nsec = (long)(ns % DH_NS) };
-}
-
 /*
  * Arm the timer for multiples of the period, first after half a period to one and a half: the passes over GPUs, in
  * another process, are due at the same times, and two threads that wake together cost less than two wakes.
@@ -291,7 +286,7 @@ static struct timespec timespec_of(uint64_t ns)
 static int timer_arm(struct dh_sampler *s)
 {
     uint64_t period_ns = s->opt.period_ns, soon_ns = dh_now_ns() + period_ns / 2;
-    struct itimerspec every = { timespec_of(period_ns), timespec_of((soon_ns / period_ns + 1) * period_ns) };
+    struct itimerspec every = { dh_timespec(period_ns), dh_timespec((soon_ns / period_ns + 1) * period_ns) };
 
     return timerfd_settime(s->timer_fd, TFD_TIMER_ABSTIME, &every, NULL) ? -errno : 0;
 }

@@ -86,7 +86,7 @@ int dh_worker_start(struct dh_worker *w, const char *name, size_t stack)
 bool dh_worker_sleep(struct dh_worker *w, uint64_t ns)
 {
     struct pollfd stop = { .fd = w->stop_fd, .events = POLLIN };
-    struct timespec t = { .tv_sec = (time_t)(ns / DH_NS), .tv_nsec = (long)(ns % DH_NS) };
+    struct timespec t = dh_timespec(ns);
 
     return ppoll(&stop, 1, &t, NULL) > 0;
 }

@@ -44,7 +44,7 @@ void dh_nvml_session_destroy(struct dh_gpu_watch *w)
 /* Sleep until a change or @until_ns. The caller holds the lock. */
 void dh_gpus_wait(struct dh_gpu_watch *w, uint64_t until_ns)
 {
-    const struct timespec t = { .tv_sec = (time_t)(until_ns / DH_NS), .tv_nsec = (long)(until_ns % DH_NS) };
+    const struct timespec t = dh_timespec(until_ns);
 
     if (until_ns == DH_NEVER)
         pthread_cond_wait(&w->changed, &w->lock);

@@ -137,8 +137,7 @@ static bool wait_until_due(struct dh_machine *m)
         if (rescan_paused && m->rescan_after_ns < until_ns)
             until_ns = m->rescan_after_ns;
         left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-        t.tv_sec = (time_t)(left_ns / DH_NS);
-        t.tv_nsec = (long)(left_ns % DH_NS);
+        t = dh_timespec(left_ns);
         is_over = !ppoll(fds, 2 + DH_MACHINE_TRIGGERS, &t, NULL) && until_ns == m->next_ns;
         if (fds[0].revents)
             return false;

@@ -211,8 +211,7 @@ static bool wait_for_work(struct dh_uevents *u)
     if (paused)
         until_ns = sooner(until_ns, u->paused_until_ns);
     until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    t.tv_sec = (time_t)(until_ns / DH_NS);
-    t.tv_nsec = (long)(until_ns % DH_NS);
+    t = dh_timespec(until_ns);
     return ppoll(fds, 2, &t, NULL) > 0 && fds[0].revents;
 }
 
