@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 import pytest
 from patience import PATIENCE_S
 
-LOCK: Final = Path("/tmp/drahealth-machine.lock")
+from agent.bench.file_trees import open_machine_lock
+
 CGROUPFS: Final = Path("/sys/fs/cgroup")
 SYSFS: Final = Path("/sys")
 
@@ -38,10 +39,7 @@ def machine_lock() -> Iterator[None]:
         finally:
             _holders.pop()
         return
-    try:  # another user's file in /tmp can be opened for reading only, and not with O_CREAT
-        fd = os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        fd = os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_machine_lock()
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         _holders.append(fd)

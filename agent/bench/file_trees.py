@@ -75,6 +75,14 @@ def cgroup_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...
     return tuple(names[:number])
 
 
+def open_machine_lock() -> int:
+    """Return a descriptor of the lock file, which is created if it is missing. Raises OSError."""
+    try:  # another user's file in /tmp can be opened for reading only, and not with O_CREAT
+        return os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
     """Hold, in a ``with`` block, the lock of benchmarks and tests that change machine-wide state.
@@ -84,10 +92,7 @@ def machine_lock() -> Iterator[None]:
     Raises:
         OSError: This process may not open the lock file.
     """
-    try:  # another user's file in /tmp can be opened for reading only, and not with O_CREAT
-        fd = os.open(LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        fd = os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_machine_lock()
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
