@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from agent.health.gpu.h100_readings import ALL_UP, IDLE_H100, LINKS
 from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures
 from agent.health.gpu.rule_state import counter_windows_s
 from agent.health.rules import CounterGrowth
@@ -17,37 +18,13 @@ ABSENT: Final = Missing(Absence.ABSENT)
 EIO: Final = Missing(Absence.UNREADABLE, 5)
 LIMITS: Final = GpuLimits()
 NOW_NS: Final = 1_000 * NS
-LINKS: Final = 18
-ALL_UP: Final = (1 << LINKS) - 1
 
-NOT_ZERO: Final[Mapping[GpuField, Reading]] = {
-    GpuField.MEM_TEMP: 45,
-    GpuField.TEMP: 33,
-    GpuField.MARGIN: 54,
-    GpuField.CLOCK_REASONS: 1,  # idle
-    GpuField.LINKS_UP: ALL_UP,
-    GpuField.ECC_MODE: 1,
-    GpuField.ECC_MODE_PENDING: 1,
-    GpuField.FABRIC_STATE: 3,
-    GpuField.FABRIC_HEALTH: 0x1AA,
-    GpuField.FABRIC_SUMMARY: 1,
-    GpuField.PCIE_WIDTH: 16,
-    GpuField.PCIE_WIDTH_MAX: 16,
-    GpuField.PCIE_GEN: 5,
-    GpuField.PCIE_GEN_MAX: 5,
-    GpuField.PERSISTENCE: 1,
-    GpuField.TEMP_SHUTDOWN: 95,
-    GpuField.TEMP_SLOWDOWN: 89,
-    GpuField.TEMP_GPU_MAX: 87,
-    GpuField.TEMP_MEM_MAX: 95,
-    GpuField.ARCHITECTURE: 9,
-}
 NO_PAGES: Final = {
     GpuField.RETIRED_SBE: ABSENT,
     GpuField.RETIRED_DBE: ABSENT,
     GpuField.RETIRED_PENDING: ABSENT,
 }
-H100: Final[Mapping[GpuField, Reading]] = {**dict.fromkeys(GpuField, 0), **NOT_ZERO, **NO_PAGES}
+H100: Final[Mapping[GpuField, Reading]] = {**dict.fromkeys(GpuField, 0), **IDLE_H100, **NO_PAGES}
 """Readings of an idle, healthy H100."""
 T4: Final[Mapping[GpuField, Reading]] = {
     **H100,

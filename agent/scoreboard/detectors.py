@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agent.engine.step import initial_state, step
+from agent.health.gpu.h100_readings import IDLE_H100, LINKS
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.model.declared_devices import DeclaredFile, DeclaredPciDevice, DriverDevice
@@ -62,36 +63,15 @@ _SOURCES: Final = (
 _NVML_SOURCES: Final = ("nvml", "nvml-events")
 _CPUS: Final = 64
 _GIB_KIB: Final = 1 << 20
-_LINKS: Final = 18
-_ALL_UP: Final = (1 << _LINKS) - 1
 _READ: Final = "scoreboard: line %d is read"
 _HEALTHY_GPU: Final[Mapping[GpuField, Reading]] = {
     **dict.fromkeys(GpuField, 0),
+    **IDLE_H100,
     # no line states the recovery action that the driver would report
     GpuField.RECOVERY_ACTION: _ABSENT,
     GpuField.RETIRED_SBE: _ABSENT,
     GpuField.RETIRED_DBE: _ABSENT,
     GpuField.RETIRED_PENDING: _ABSENT,
-    GpuField.MEM_TEMP: 45,
-    GpuField.TEMP: 33,
-    GpuField.MARGIN: 54,
-    GpuField.CLOCK_REASONS: 1,
-    GpuField.LINKS_UP: _ALL_UP,
-    GpuField.ECC_MODE: 1,
-    GpuField.ECC_MODE_PENDING: 1,
-    GpuField.FABRIC_STATE: 3,
-    GpuField.FABRIC_HEALTH: 0x1AA,
-    GpuField.FABRIC_SUMMARY: 1,
-    GpuField.PCIE_WIDTH: 16,
-    GpuField.PCIE_WIDTH_MAX: 16,
-    GpuField.PCIE_GEN: 5,
-    GpuField.PCIE_GEN_MAX: 5,
-    GpuField.PERSISTENCE: 1,
-    GpuField.TEMP_SHUTDOWN: 95,
-    GpuField.TEMP_SLOWDOWN: 89,
-    GpuField.TEMP_GPU_MAX: 87,
-    GpuField.TEMP_MEM_MAX: 95,
-    GpuField.ARCHITECTURE: 9,
 }
 """Readings of an idle, healthy H100."""
 
@@ -295,8 +275,8 @@ def _healthy_gpu(number: int, address: str) -> GpuSample:
         beat_ns=0,
         period_ns=NS,
         probe_p50_ns=400_000,
-        links=_LINKS,
-        link_errors=(0,) * _LINKS,
+        links=LINKS,
+        link_errors=(0,) * LINKS,
         readings=_HEALTHY_GPU,
         event_mask=int(GpuEvent.XID),
     )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from agent.devices.inventory import gpu_device, mig_device
+from agent.health.gpu.h100_readings import ALL_UP, IDLE_H100, LINKS
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import compile_pattern
 from agent.model.declared_devices import (
@@ -66,7 +67,6 @@ HOST_SOURCES: Final = ("cpus", "throttle", "hugepages", "cgroups", "pci")
 SLOW_SOURCES: Final = ("edac", "memory", "cores", "pressure")
 SOURCE_DEVICES: Final = {"cpus": "cpu-", "hugepages": "hugepages-", "edac": "memory-"}
 """Prefix of the host devices that depend on a source; of ``kmsg`` no device depends."""
-LINKS: Final = 18
 RESET_FIELDS: Final = tuple(
     field
     for field in GpuField
@@ -74,31 +74,9 @@ RESET_FIELDS: Final = tuple(
     or (field.startswith(("ecc_correctable", "ecc_uncorrectable")) and not field.endswith("_life"))
 )
 """Readings that a reset of the GPU clears."""
-_NOT_ZERO: Final[Mapping[GpuField, Reading]] = {
-    GpuField.MEM_TEMP: 45,
-    GpuField.TEMP: 33,
-    GpuField.MARGIN: 54,
-    GpuField.CLOCK_REASONS: 1,
-    GpuField.LINKS_UP: (1 << LINKS) - 1,
-    GpuField.ECC_MODE: 1,
-    GpuField.ECC_MODE_PENDING: 1,
-    GpuField.FABRIC_STATE: 3,
-    GpuField.FABRIC_HEALTH: 0x1AA,
-    GpuField.FABRIC_SUMMARY: 1,
-    GpuField.PCIE_WIDTH: 16,
-    GpuField.PCIE_WIDTH_MAX: 16,
-    GpuField.PCIE_GEN: 5,
-    GpuField.PCIE_GEN_MAX: 5,
-    GpuField.PERSISTENCE: 1,
-    GpuField.TEMP_SHUTDOWN: 95,
-    GpuField.TEMP_SLOWDOWN: 89,
-    GpuField.TEMP_GPU_MAX: 87,
-    GpuField.TEMP_MEM_MAX: 95,
-    GpuField.ARCHITECTURE: 9,
-}
 _H100: Final[Mapping[GpuField, Reading]] = {
     **dict.fromkeys(GpuField, 0),
-    **_NOT_ZERO,
+    **IDLE_H100,
     **{field: NEVER_READ for field in GpuField if field.startswith("retired")},
 }
 _T4: Final[Mapping[GpuField, Reading]] = {
@@ -252,7 +230,7 @@ class Machine:
         """Reset a GPU, which repairs what a reset can repair."""
         for field in RESET_FIELDS:
             self.set(gpu, field, 0)
-        self.set(gpu, GpuField.LINKS_UP, (1 << LINKS) - 1)
+        self.set(gpu, GpuField.LINKS_UP, ALL_UP)
 
     def reload_driver(self) -> None:
         """Reload the GPU driver, which resets all GPUs that answer it."""
