@@ -177,10 +177,11 @@ assert kmsg.stop(60)
 """
 
 
-def read_as_other_user(path: Path) -> str:
+def read_as_other_user(path: Path, stdin: int = subprocess.DEVNULL) -> str:
     skip_unless_user_can_change()
     done = subprocess.run(
         [sys.executable, "-c", AS_OTHER_USER, str(path)],
+        stdin=stdin,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -199,6 +200,36 @@ def test_real_log_needs_a_permission() -> None:
     if not DEVICE.exists() or not restricted.exists() or restricted.read_text() != "1\n":
         pytest.skip("every user may read the kernel log here")
     assert read_as_other_user(DEVICE) == "failing 0 1 /dev/kmsg: Operation not permitted"
+
+
+@pytest.fixture
+def open_log() -> Iterator[int]:
+    """Yield the kernel log as a service manager opens it for the agent."""
+    try:
+        fd = os.open(DEVICE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"{DEVICE} cannot be opened here: {error.strerror}")
+    yield fd
+    os.close(fd)
+
+
+def test_real_log_as_standard_input_is_read_from_its_beginning(open_log: int) -> None:
+    """The open file of standard input is read, as it has become non-blocking, so no permission is needed."""
+    for _ in range(2):
+        state, entries, *_ = read_as_other_user(DEVICE, open_log).split()
+        assert (state, entries != "0") == ("ok", True)
+        assert not os.get_blocking(open_log)
+
+
+def test_standard_input_is_ignored_for_another_path(open_log: int) -> None:
+    with tempfile.NamedTemporaryFile(
+        "w", dir="/tmp"
+    ) as file:  # other users may not enter pytest's directories
+        os.fchmod(file.fileno(), 0o644)
+        file.write(record(0, "lost a"))
+        file.flush()
+        assert read_as_other_user(Path(file.name), open_log) == "ok 1 0"
+        assert os.get_blocking(open_log)
 
 
 # --- a FIFO of records --------------------------------------------------------------------------------------

@@ -1029,7 +1029,8 @@ struct dh_kmsg;
 
 /*
  * dh_kmsg_open() - make a reader of the kernel log. It opens nothing yet.
- * @path:     /dev/kmsg, or a file or FIFO of such records, one per line; borrowed for the call
+ * @path:     /dev/kmsg, or a file or FIFO of such records, one per line; borrowed for the call. For /dev/kmsg
+ *            the thread reads standard input if that is the same device.
  * @patterns: strings, each with its NUL, one after another in @len bytes; tried in this order
  * @wake_fd:  an eventfd, duplicated. Written to after a change: at once for a new entry or state, otherwise
  *            at most ten times per second.
@@ -1199,7 +1200,7 @@ int64_t dh_health_encode(const struct dh_health *list, uint32_t n, const uint8_t
  * @memory_bytes: limit of RLIMIT_DATA: private writable memory, thread stacks included
  *
  * The process gains no privileges by execve(2), and loses all capabilities but CAP_SYS_ADMIN, with which NVML
- * reads MIG instances. It ignores SIGINT, SIGTERM and SIGHUP.
+ * reads MIG instances; capset(2) is called only if there are others. It ignores SIGINT, SIGTERM and SIGHUP.
  *
  * Return: 0; -ESRCH: the parent has ended; -EPERM, -EINVAL as prctl(2), setrlimit(2) and capset(2).
  * Threads: the process must have one.

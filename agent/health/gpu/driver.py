@@ -305,7 +305,8 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             threshold=f"for {NO_XID_SOURCE_S} s",
             why="an XID reports most faults of a GPU, and only once; readings continue",
-            advice="let the agent read /dev/kmsg (CAP_SYSLOG); see the sources in drahealth status",
+            advice="let the agent read /dev/kmsg (as standard input, or with CAP_SYSLOG); see the sources in "
+            "drahealth status",
             repair=Repair.NONE,
             evaluate=evaluate_xid_sources,
             valid_when_stalled=True,

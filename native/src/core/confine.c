@@ -11,17 +11,22 @@
 
 #define LAST_CAP 63 /* prctl(2) reports EINVAL for the numbers above the kernel's last capability */
 
-/* Drop all capabilities but @kept, also from the set that execve(2) could give back. */
+/*
+ * Drop all capabilities but @kept, also from the set that execve(2) could give back. Without others, capset(2) is
+ * left out: the filter of the systemd unit does not allow it.
+ */
 static int capabilities_drop(uint64_t kept)
 {
     struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
     struct __user_cap_data_struct data[2];
+    uint32_t others = 0;
 
     if (syscall(SYS_capget, &header, data) < 0)
         return -errno;
     for (int i = 0; i < 2; i++) {
         uint32_t mask = (uint32_t)(kept >> 32 * i);
 
+        others |= data[i].inheritable | (data[i].permitted & ~mask);
         data[i].permitted &= mask;
         data[i].effective = data[i].permitted;
         data[i].inheritable = 0;
@@ -29,7 +34,7 @@ static int capabilities_drop(uint64_t kept)
     for (unsigned long cap = 0; cap <= LAST_CAP; cap++)
         if (!(kept >> cap & 1))
             prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* EPERM without CAP_SETPCAP: no_new_privs suffices */
-    return syscall(SYS_capset, &header, data) < 0 ? -errno : 0;
+    return others && syscall(SYS_capset, &header, data) < 0 ? -errno : 0;
 }
 
 int dh_confine(int parent, uint64_t memory_bytes)

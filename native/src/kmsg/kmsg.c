@@ -8,9 +8,14 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "kmsg/kmsg.h"
+
+#define DEVICE "/dev/kmsg"
+#define DEVICE_NUMBER makedev(1, 11) /* Documentation/admin-guide/devices.txt */
 
 #define PERIOD_NS (10 * DH_NS)
 #define RETRY_MIN_NS DH_NS
@@ -147,6 +152,27 @@ static void publish(struct dh_kmsg *k)
     dh_seqlock_end(&k->pub_lock);
 }
 
+/*
+ * Return a descriptor of the log, -1 with errno on failure. A service manager that opened the kernel log as
+ * standard input spares this process the capability to open it.
+ */
+static int log_open(const char *path)
+{
+    struct stat input;
+    int fd;
+
+    if (strcmp(path, DEVICE) || fstat(STDIN_FILENO, &input) < 0 || !S_ISCHR(input.st_mode) ||
+        input.st_rdev != DEVICE_NUMBER)
+        return open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return fd;
+    if (fcntl(fd, F_SETFL, O_NONBLOCK) == 0 && lseek(fd, 0, SEEK_SET) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
 /* When to wake the reader. What the log held at start wakes it once, at the end. */
 static uint64_t wake_time_ns(const struct dh_kmsg *k)
 {
@@ -163,7 +189,7 @@ void dh_kmsg_run_once(struct dh_kmsg *k)
 
     if (now_ns >= k->paused_until_ns) {
         if (k->fd < 0)
-            k->fd = open(k->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+            k->fd = log_open(k->path);
         if (k->fd < 0)
             fail(k, errno);
         else
