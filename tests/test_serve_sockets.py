@@ -5,6 +5,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,29 @@ def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "a.sock"))
     listener.close()
+
+
+def test_socket_of_a_starting_server_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server creates the file some time before it listens."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as starting:
+        starting.bind(str(path))
+        monkeypatch.setattr(time, "time", lambda: path.stat().st_ctime)  # the machine may be slow
+        monkeypatch.setattr(time, "sleep", lambda _: starting.listen())
+        with pytest.raises(ResourceBusyError, match="another process serves it"):
+            UnixListener(path)
+        assert path.is_socket()
+
+
+@pytest.mark.parametrize("clock_step_s", [-3600, 0, 3600])
+def test_new_stale_socket_is_replaced_after_a_clock_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_step_s: int
+) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "a.sock"))
+    now_s = time.time() + clock_step_s
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    UnixListener(tmp_path / "a.sock").close()
 
 
 def test_served_socket_raises_busy(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 SOCKET_MODE: Final = 0o660
 
 BACKLOG: Final = 100
+
+STARTUP_S: Final = 0.5
+"""Age up to which a socket may belong to a server that has created it and does not listen yet [s]."""
+_PROBE_S: Final = 0.02
+"""Interval of the checks whether that server listens [s]."""
 
 _UCRED: Final = struct.Struct("iII")
 """Layout of the kernel's ``struct ucred``: pid, uid, gid."""
@@ -41,6 +47,8 @@ class UnixListener:
 
     def __init__(self, path: Path) -> None:
         """Create the socket at a path in an existing directory, and listen. Replaces a stale socket.
+
+        Blocks up to 0.5 s, if the path has a new socket on which no server listens yet.
 
         Raises:
             ResourceBusyError: Another process serves a socket at the path.
@@ -181,6 +189,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _remove_stale(path: Path) -> None:
     """Remove the socket at a path if no server listens on it; do nothing if there is no file.
 
+    A new socket may belong to a server between its bind() and its listen(), so the function waits until the
+    file is :data:`STARTUP_S` old.
+
     Raises:
         ResourceBusyError: A server listens on the socket.
         ConfigError: The file is not a socket.
@@ -193,11 +204,18 @@ def _remove_stale(path: Path) -> None:
         raise ConfigError(
             f"file {path}: is not a socket, but a socket must be created there; remove the file"
         )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        code = probe.connect_ex(os.fspath(path))
+    age_s = max(0.0, time.time() - status.st_ctime)  # negative after a step of the clock
+    deadline_s = time.monotonic() + STARTUP_S - age_s
+    while (code := _connect_code(path)) == errno.ECONNREFUSED and time.monotonic() < deadline_s:
+        time.sleep(_PROBE_S)
     if code == errno.ECONNREFUSED:
         path.unlink(missing_ok=True)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
         raise ResourceBusyError(f"socket {path}: another process serves it; stop that process")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))
+
+
+def _connect_code(path: Path) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(os.fspath(path))
