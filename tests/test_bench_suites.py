@@ -74,7 +74,8 @@ EXPECTED: Final = {
     "encode": {"encode.8.core", "encode.128.betterproto", "encode.1000.core"},
     "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"},
     "detect": {"detect.file.10ms"},
-    "trace": {f"trace.{key}" for key, _ in HOPS} | {"trace.all"},
+    "trace": {f"trace.{key}" for key, _ in HOPS}
+    | {"trace.all", "trace.bare.trio", "trace.bare.asyncio", "trace.bare.socket"},
     "idle": {"idle.cpu.new", "idle.rss", "idle.wakes"},
     "startup": {"startup.floor", "startup.help.rss", "startup.told", "startup.imports"},
     "scale": {"scale.encode.8", "scale.decide.2", "scale.poll.4", "scale.rss.8"},

@@ -190,7 +190,7 @@ def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[],
 
 def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
     """Return a function that adds a connection to a bare socket.
-    A connection counts as a subscriber once it has received its first message."""
+    A connection counts as a subscriber at once: the server sends no first message."""
 
     def begin(_: socket.socket) -> Receive:
         rounds.received()

@@ -8,16 +8,23 @@ Suite ``trace``: the latency of a change for each hop on its path: cause, C core
 encoding, asyncio, socket, client.
 
 agent.bench.traced_agent reads the clock six times along the path of a change. The first hop begins before
-the system call that is the cause; the last ends when the client's library delivers the message.
+the system call that is the cause; the last ends when the client's library delivers the message. Bare wakes
+of a Trio task, an asyncio loop and a receiver show what three of the hops cost if nothing else is done.
 """
 
+import asyncio
 import contextlib
 import json
+import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from agent.bench.file_trees import machine_lock, temporary_directory, write_sysfs
 from agent.bench.processes import (
@@ -255,6 +262,7 @@ def run_trace(run_size: RunSize) -> SuiteOutcome:
         client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
         client.wait(lambda line: "found" in line and not line["found"])
         outcome.tables.append(_measure(run_size, directory, agent, client))
+    outcome.tables.append(_measure_bare_wakes(run_size.publications))
     return outcome
 
 
@@ -291,3 +299,102 @@ def hop_times(stamps: JsonLine, start_ns: int) -> dict[str, int]:
         duration_ns[key] = stamps[key] - before
         before = stamps[key]
     return duration_ns
+
+
+# --- the lower bounds of the hops --------------------------------------------------------------------------
+
+WAKE_PAUSE_S: Final = 0.02
+"""Time between two bare wakes, in which all threads sleep [s]."""
+
+
+def _measure_bare_wakes(count: int) -> ResultTable:
+    """Measure what a hop from thread to thread or to a client costs if nothing else is done."""
+    durations_ns = {
+        "trio": ("a Trio task waits for an eventfd: bound of eventfd to Trio", time_trio_wakes(count)),
+        "asyncio": ("call_soon_threadsafe(): bound of Trio to asyncio", time_asyncio_wakes(count)),
+        "socket": ("send(2) to a thread that only receives: bound of socket to client", time_receipts(count)),
+    }
+    rows = tuple(
+        row_from_samples(f"trace.bare.{key}", label, seconds_from_ns(taken_ns), "s")
+        for key, (label, taken_ns) in durations_ns.items()
+    )
+    notes = (f"another thread or process wakes the receiver, {WAKE_PAUSE_S * 1000:g} ms apart",)
+    return ResultTable("bare wakes of the interpreter", rows, notes=notes)
+
+
+def time_trio_wakes(count: int) -> list[int]:
+    """Return the durations from writes of an eventfd, by another thread, until a Trio task runs [ns]."""
+    fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)  # a read takes one write only
+    woken_ns: list[int] = []
+
+    async def receive() -> None:
+        for _ in range(count):
+            await trio.lowlevel.wait_readable(fd)
+            woken_ns.append(time.monotonic_ns())
+            os.eventfd_read(fd)
+
+    try:
+        with _repeat_in_thread(count, lambda: os.eventfd_write(fd, 1)) as sent_ns:
+            trio.run(receive)
+    finally:
+        os.close(fd)
+    return [woken - sent for woken, sent in zip(woken_ns, sent_ns, strict=True)]
+
+
+def time_asyncio_wakes(count: int) -> list[int]:
+    """Return the durations from calls of call_soon_threadsafe() until an asyncio loop runs the call [ns]."""
+    woken_ns: list[int] = []
+
+    async def receive() -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def note() -> None:
+            woken_ns.append(time.monotonic_ns())
+            if len(woken_ns) == count:
+                done.set()
+
+        with _repeat_in_thread(count, lambda: loop.call_soon_threadsafe(note)) as sent:
+            await done.wait()
+        sent_ns.extend(sent)
+
+    sent_ns: list[int] = []
+    asyncio.run(receive())
+    return [woken - sent for woken, sent in zip(woken_ns, sent_ns, strict=True)]
+
+
+def time_receipts(count: int) -> list[int]:
+    """Return the durations from sends to a unix socket until a process has received the byte [ns]."""
+    durations_ns: list[int] = []
+    with temporary_directory() as directory, socket.socket(socket.AF_UNIX) as server:
+        path = directory / "bare.sock"
+        server.bind(str(path))
+        server.listen()
+        with start_module("agent.bench.many_subscribers", path, "bare", 1) as client:
+            client.send_line("1")
+            with server.accept()[0] as connection:
+                client.wait(lambda line: "subscribers" in line)
+                for _ in range(count):
+                    time.sleep(WAKE_PAUSE_S)
+                    start_ns = time.monotonic_ns()
+                    connection.send(b"-")
+                    durations_ns.append(int(client.wait()["t_ns"]) - start_ns)
+    return durations_ns
+
+
+@contextlib.contextmanager
+def _repeat_in_thread(count: int, wake: Callable[[], object]) -> Iterator[list[int]]:
+    """Call a function several times in a thread, and yield the list of the times of these calls [ns]."""
+    times_ns: list[int] = []
+
+    def call() -> None:
+        for _ in range(count):
+            time.sleep(WAKE_PAUSE_S)
+            times_ns.append(time.monotonic_ns())
+            wake()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield times_ns
+    finally:
+        thread.join()
