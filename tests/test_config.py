@@ -477,11 +477,29 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
             f"[throttle]\nevents = {'[' * 2000}",
             "FILE: arrays or tables are nested too deeply; remove brackets",
         ),
-        (f"agent = 0x{'f' * 4000}", "FILE: agent: a very large number is not a table; write [agent]"),
+        (
+            f"[agent]\nperiod = {'[' * 33}{']' * 33}\n",
+            "FILE: arrays or tables are nested more than 32 deep, the limit; remove brackets or dots",
+        ),
+        (f"agent = 0x{'f' * 4000}", "FILE: integer has 16000 bits, limit 64; write a smaller one"),
         (f"a{'.a' * 2048} = 1", "FILE:1: line is 4101 bytes, limit 4096; split it"),
+        (f"[agent]\nperiod{'.a' * 64} = 1", "FILE:2: dotted key has over 64 parts, the limit; shorten it"),
+        (
+            f"[agent]\nx = {{ 'b' {'. a' * 64} = 1 }}",
+            "FILE:2: dotted key has over 64 parts, the limit; shorten it",
+        ),
         ("#\n" * (1 << 17) + "#", "configuration file FILE: file is 262145 bytes, limit 262144"),
     ],
-    ids=["digits", "brackets", "hexadecimal digits", "dotted key", "size"],
+    ids=[
+        "digits",
+        "brackets",
+        "few brackets",
+        "hexadecimal digits",
+        "line",
+        "dotted key",
+        "inline key",
+        "size",
+    ],
 )
 def test_file_that_costs_too_much_is_refused(setup, text, words):
     assert setup.refusal(text) == words

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from other_user import give_to_other_user
 
+from agent.config.files import LINE_BYTES
 from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
@@ -29,7 +30,6 @@ from agent.sources.declaration_file import (
     ERROR_CHARS,
     FILE_BYTES,
     FILES_MAX,
-    LINE_BYTES,
     check_owner_and_mode,
     parse_declaration,
     read_declarations,
@@ -433,4 +433,20 @@ def test_room_freed_by_one_driver_is_available_to_others(directory: Path) -> Non
 
 def test_long_line_is_refused_before_parsing() -> None:
     key = ".".join("a" * 10_000)
-    assert error_of(f"version = 1\n{key} = 1\n") == f"line 2 is {len(key) + 4} bytes, limit {LINE_BYTES}"
+    assert error_of(f"version = 1\n{key} = 1\n") == (
+        f"line 2: line is {len(key) + 4} bytes, limit {LINE_BYTES}; split it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"version{'.a' * 64} = 1\n", "line 1: dotted key has over 64 parts, the limit; shorten it"),
+        (f"version = 1\n[[device]]\nname = {'[' * 40}{']' * 40}\n", "nested more than 32 deep, the limit"),
+        (f"version = {'[' * 900}", "arrays or tables are nested too deeply; remove brackets"),
+        (f"version = 0x{'f' * 4000}\n", "integer has 16000 bits, limit 64; write a smaller one"),
+    ],
+    ids=["dotted key", "brackets", "more brackets", "digits"],
+)
+def test_file_that_costs_too_much_is_refused(text: str, words: str) -> None:
+    assert words in error_of(text)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.cli.output.text import TextTable, clean, format_count
 from agent.cli.replay import settings_change
 from agent.cli.subcommand import Subcommand, add_output, print_result
+from agent.config.files import parse_toml
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.model.time import rfc3339
 
@@ -187,13 +188,11 @@ def _read_labels(path: Path) -> list[Incident]:
     Raises:
         ConfigError: The file cannot be read, or an incident is not valid.
     """
-    import tomllib
-
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"incident file {path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"incident file {path}: {error}") from None
     incidents = table.get("incident")
     if set(table) != {"incident"} or not isinstance(incidents, list):

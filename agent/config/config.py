@@ -677,17 +677,6 @@ def _known_settings(
             hint = f"; did you mean {elsewhere!r}?" if elsewhere else suggestion(name, known)
             raise ConfigError(f"{path}: {key}: no such setting{hint}")
         elif not isinstance(value, Mapping):
-            raise ConfigError(f"{path}: {key}: {_shown(value)} is not a table; write [{key}]")
+            raise ConfigError(f"{path}: {key}: {value!r} is not a table; write [{key}]")
         else:
             yield from _known_settings(value, path, f"{key}.")
-
-
-def _shown(value: object) -> str:
-    """Format a value for an error text.
-
-    The value can be a number that Python refuses to print because it is too large.
-    """
-    try:
-        return f"{value!r}"
-    except ValueError:
-        return "a very large number"

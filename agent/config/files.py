@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,10 +14,15 @@ from agent.system.files import ReadError, read_bounded
 FILE_BYTES: Final = 256 << 10
 """Largest accepted configuration file [bytes]."""
 LINE_BYTES: Final = 4096
-"""Longest accepted line of a configuration file [bytes].
-
-The time to read a dotted key grows with the square of its length.
-"""
+"""Longest accepted line of a TOML file [bytes]."""
+KEY_PARTS_MAX: Final = 64
+"""Number of parts from which on a dotted key is refused: tomllib's time grows with their square."""
+DEPTH_MAX: Final = 32
+"""Largest accepted depth of nested arrays and tables in a TOML file."""
+INTEGER_BITS: Final = 64
+"""Size of the largest integer that TOML requires a parser to accept [bits]."""
+_KEY_PART: Final = r"""(?>[-\w]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY: Final = re.compile(rf"""(?<![-\w."'])(?:{_KEY_PART}){{{KEY_PARTS_MAX}}}""")
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 DROP_INS: Final = "config.d"
 """Directory of drop-ins, next to the default file: files ``*.toml``, read in the order of their names."""
@@ -84,11 +90,8 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if len(line) > LINE_BYTES:
-            raise ConfigError(f"{path}:{number}: line is {len(line)} bytes, limit {LINE_BYTES}; split it")
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         # tomllib: "<problem> (at line 2, column 5)", or "<problem> (at end of document)"
         problem, _, where = str(error).rpartition(" (at ")
@@ -97,5 +100,61 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         raise ConfigError(
             f"{path}:{line_number}: not valid TOML: {problem[:1].lower()}{problem[1:]}"
         ) from None
+    except CostlyToml as error:
+        raise ConfigError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from None
+
+
+class CostlyToml(ValueError):
+    """TOML that would take too long to parse, or whose values are too large or nested too deeply.
+
+    Attributes:
+        line: Number of the line; 0: not known.
+    """
+
+    def __init__(self, problem: str, line: int = 0) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML that another user may have written: within a time that grows with its length only.
+
+    Raises:
+        CostlyToml: A line, a key, an integer or the nesting exceeds its limit.
+        tomllib.TOMLDecodeError: The text is not TOML.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if (size := len(line.encode())) > LINE_BYTES:
+            raise CostlyToml(f"line is {size} bytes, limit {LINE_BYTES}; split it", number)
+    if found := _LONG_KEY.search(text):
+        number = text.count("\n", 0, found.start()) + 1
+        raise CostlyToml(f"dotted key has over {KEY_PARTS_MAX} parts, the limit; shorten it", number)
+    try:
+        table = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"{path}: arrays or tables are nested too deeply; remove brackets") from None
+        raise CostlyToml("arrays or tables are nested too deeply; remove brackets") from None
+    _check_nested_values(table)
+    return table
+
+
+def _check_nested_values(table: dict[str, Any]) -> None:
+    """Raise CostlyToml for arrays or tables nested deeper than DEPTH_MAX, or an integer above INTEGER_BITS.
+
+    Python shows neither in an error text: a deep value exceeds its recursion limit, a large integer its limit
+    of digits.
+    """
+    values: Iterable[Any] = (table,)
+    depth = 0
+    while values := [value for one in values if isinstance(one, dict | list) for value in _values_in(one)]:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise CostlyToml(
+                f"arrays or tables are nested more than {DEPTH_MAX} deep, the limit; remove brackets or dots"
+            )
+        for value in values:
+            if isinstance(value, int) and (bits := value.bit_length()) > INTEGER_BITS:
+                raise CostlyToml(f"integer has {bits} bits, limit {INTEGER_BITS}; write a smaller one")
+
+
+def _values_in(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config.config import Config
+from agent.config.files import LINE_BYTES
 from agent.devices.taints import reported_devices
 from agent.driver.check_results import ReportedChecks
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
@@ -41,7 +42,6 @@ from agent.sources.declaration_file import (
     DEVICES_MAX,
     DIRECTORY,
     FILE_BYTES,
-    LINE_BYTES,
     SUFFIX,
     VERSION,
     device_label,

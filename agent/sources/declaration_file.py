@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.config.config import LEASE_MAX_S
+from agent.config.files import CostlyToml, parse_toml
 from agent.config.values import (
     check_driver_name,
     check_node_name,
@@ -45,8 +46,6 @@ from agent.model.declared_devices import (
 )
 from agent.sources.pci import parse_pci_address
 
-LINE_BYTES: Final = 4096
-"""Longest line of a declaration file [bytes]: tomllib takes an hour for a dotted key of 1 MiB."""
 VERSION: Final = 1
 DEVICES_MAX: Final = 4096
 NAME_BYTES: Final = 63
@@ -346,17 +345,14 @@ def _check_keys_known(table: Mapping[str, Any], known: Collection[str], scope: s
 
 
 def _parse_toml(data: bytes) -> dict[str, Any]:
-    for number, line in enumerate(data.splitlines(), 1):
-        if len(line) > LINE_BYTES:
-            raise ConfigError(f"line {number} is {len(line)} bytes, limit {LINE_BYTES}")
     try:
-        return tomllib.loads(data.decode())
+        return parse_toml(data.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 text: byte {error.start} is invalid") from None
-    except ValueError as error:  # a too long integer raises a plain ValueError
+    except CostlyToml as error:
+        raise ConfigError(f"line {error.line}: {error}" if error.line else str(error)) from None
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError("is not readable TOML: arrays or tables are nested too deeply") from None
 
 
 # --- the directory -----------------------------------------------------------------------------------------
