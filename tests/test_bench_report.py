@@ -417,6 +417,9 @@ def test_missing_program_is_named(arguments: tuple[str, ...], error: str, tmp_pa
         (("--check", "speed"), "no guard 'speed'; there are bytes, allocations,"),
         (("--check", "--quick"), "--check measures no suite"),
         (("--against", "HEAD", "--json"), "--json cannot be combined with --against"),
+        (("--for", "1h"), "--for is the duration of suite soak: it needs --suite soak"),
+        (("--suite", "soak", "--for", "0s"), "'0s' is not a positive duration; give one such as 10m"),
+        (("--suite", "soak", "--for", "1"), "'1' is not a duration; write a number and its unit"),
     ],
 )
 def test_invalid_options_are_refused(arguments: tuple[str, ...], message: str) -> None:

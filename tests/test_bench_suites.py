@@ -43,7 +43,7 @@ from agent.bench.result import (
     row_from_samples,
     rows_from_latencies,
 )
-from agent.bench.suites import poll, poll_gpus
+from agent.bench.suites import poll, poll_gpus, soak
 from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
@@ -67,6 +67,7 @@ TINY: Final = replace(
     idle_s=0.3,
     settle_s=0.0,
     sizes=(2, 8),
+    soak_s=4.0,
 )
 EXPECTED: Final = {
     "poll": {"poll.pass.warm.core", "poll.groups4.situ.floor", "poll.groups2.warm.plain"},
@@ -79,6 +80,7 @@ EXPECTED: Final = {
     "idle": {"idle.cpu.new", "idle.rss", "idle.wakes"},
     "startup": {"startup.floor", "startup.help.rss", "startup.told", "startup.imports"},
     "scale": {"scale.encode.8", "scale.decide.2", "scale.poll.4", "scale.rss.8"},
+    "soak": {"soak.rss.growth", "soak.descriptors.growth", "soak.kernel.growth", "soak.events"},
 }
 
 
@@ -108,6 +110,19 @@ def test_quick_run_size_is_smaller_than_full() -> None:
     names = RunSize.__slots__
     size = {name: lambda value: value if isinstance(value, int | float) else len(value) for name in names}
     assert all(size[name](getattr(QUICK, name)) <= size[name](getattr(FULL, name)) for name in names)
+
+
+def test_soak_states_growth_per_hour_of_a_long_run_without_its_warm_up() -> None:
+    readings = [
+        soak.Resources(at_s, 50_000_000 + 100 * max(0, at_s - 1000), 100, 10, 1 << 20)
+        for at_s in range(100, 3700, 100)
+    ]
+    table = soak.summarize(readings, 1234, 3600.0, "files")
+    values = {row.key: row.values for row in table.rows}
+    assert values["soak.rss.hour"] == (pytest.approx(360_000),)
+    assert values["soak.descriptors.growth"] == values["soak.threads.growth"] == (0,)
+    assert len(values["soak.rss"]) == 27, "the first quarter does not count"
+    assert min(values["soak.rss"]) == 50_000_000
 
 
 # --- equality of results -----------------------------------------------------------------------------------

@@ -173,6 +173,25 @@ def _remove_cgroups(root: Path) -> None:
         os.rmdir(directory)
 
 
+def make_pod(tree: CgroupTree, uid: str, container: str) -> None:
+    """Make the cgroups of a pod with one container in a tree of real cgroups or of files."""
+    for name, mount in tree.hierarchies.items():
+        if tree.cgroupfs == CGROUPFS:
+            _make_cgroup(mount, cgroup_path(tree.kubelet_root, uid, container), v2=name == "v2")
+        else:
+            for group in ("", container):
+                _write_files(tree.path(name, uid, group), V2_FILES)
+
+
+def remove_pod(tree: CgroupTree, uid: str) -> None:
+    """Remove the cgroups of a pod and its containers from a tree of real cgroups or of files."""
+    for name in tree.hierarchies:
+        if tree.cgroupfs == CGROUPFS:
+            _remove_cgroups(tree.path(name, uid, ""))
+        else:
+            shutil.rmtree(tree.path(name, uid, ""))
+
+
 @contextlib.contextmanager
 def temporary_directory() -> Iterator[Path]:
     """Make a temporary directory, on tmpfs if available, and remove it afterwards."""

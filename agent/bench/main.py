@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from agent.bench.report import read_host
 from agent.bench.result import (
     BUDGETS_FILE,
     FULL,
+    NS_PER_S,
     QUICK,
     MeasurementError,
     RunSize,
@@ -28,7 +30,8 @@ from agent.bench.result import (
     load_budgets,
     replace_table,
 )
-from agent.bench.suites import detect, idle, poll, report_path, scale
+from agent.bench.suites import detect, idle, poll, report_path, scale, soak
+from agent.config.values import parse_duration
 from agent.errors import OutputError, OutputPipeClosed
 from agent.system.output import print_last_error
 
@@ -42,7 +45,10 @@ SUITES: Final[Mapping[str, Callable[[RunSize], SuiteOutcome]]] = {
     "idle": idle.run,
     "startup": idle.run_startup,
     "scale": scale.run,
+    "soak": soak.run,
 }
+LONG_SUITES: Final = frozenset({"soak"})
+"""Suites that run only if --suite names them."""
 MISSED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
 UNREAD: Final = 128 + signal.SIGPIPE
@@ -76,12 +82,15 @@ def main() -> int:
 
 def _run_suites(args: argparse.Namespace) -> int:
     host, limits = read_host(), load_budgets()
+    run_size = QUICK if args.quick else FULL
+    if args.soak_ns is not None:
+        run_size = replace(run_size, soak_s=args.soak_ns / NS_PER_S)
     outcomes = {}
     failed = False
-    for name in args.suite or SUITES:
+    for name in args.suite or _default_suites():
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         try:
-            outcomes[name] = SUITES[name](QUICK if args.quick else FULL)
+            outcomes[name] = SUITES[name](run_size)
         except MeasurementError as error:  # the results of the other suites remain valid
             print(f"python -m agent.bench: {name}: {error}", file=sys.stderr)
             outcomes[name] = SuiteOutcome(skipped=[f"{name}: entire suite: {error}"])
@@ -103,7 +112,7 @@ def _print_comparison(args: argparse.Namespace) -> int:
     turns = revisions.QUICK_TURNS if args.quick else revisions.FULL_TURNS
     host = read_host()
     comparison = revisions.compare_revisions(
-        _require_checkout("--against"), args.against, args.suite or tuple(SUITES), turns
+        _require_checkout("--against"), args.against, args.suite or _default_suites(), turns
     )
     format_comparison = revisions.comparison_markdown if args.md else revisions.comparison_text
     print(format_comparison(host, comparison), end="")
@@ -112,6 +121,10 @@ def _print_comparison(args: argparse.Namespace) -> int:
 
         _write_file(args.plot, plot_comparison(comparison))
     return 0
+
+
+def _default_suites() -> tuple[str, ...]:
+    return tuple(name for name in SUITES if name not in LONG_SUITES)
 
 
 def _write_baselines(root: Path) -> int:
@@ -148,7 +161,17 @@ def _parse_arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="fewer rounds: under 20 s in total; with --against, fewer runs"
     )
     parser.add_argument(
-        "--suite", action="append", choices=SUITES, help="run this suite only; repeatable (default: all)"
+        "--suite",
+        action="append",
+        choices=SUITES,
+        help="run this suite only; repeatable (default: all but soak)",
+    )
+    parser.add_argument(
+        "--for",
+        dest="soak_ns",
+        type=_duration_ns,
+        metavar="DURATION",
+        help="duration of suite soak, such as 10m (default: 1h, with --quick 12s)",
     )
     parser.add_argument(
         "--plot",
@@ -182,6 +205,8 @@ def _parse_arguments() -> argparse.Namespace:
             args.check = select_guards(args.check)
         except LookupError as error:
             parser.error(str(error))
+    if args.soak_ns is not None and "soak" not in (args.suite or ()):
+        parser.error("--for is the duration of suite soak: it needs --suite soak")
     exclusive = "--check" if args.check is not None else "--record" if args.record else ""
     if exclusive and (args.quick or args.suite or args.plot or args.against):
         parser.error(
@@ -190,6 +215,16 @@ def _parse_arguments() -> argparse.Namespace:
     if args.json and args.against:
         parser.error("--json cannot be combined with --against")
     return args
+
+
+def _duration_ns(text: str) -> int:
+    try:
+        duration_ns = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if duration_ns <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive duration; give one such as 10m")
+    return duration_ns
 
 
 if __name__ == "__main__":

@@ -231,6 +231,8 @@ class RunSize:
     """Number of pods on the Kubernetes node whose consumers are resolved; 0 skips consumers and audits."""
     audited: int
     """Number of pods on the Kubernetes node that is audited."""
+    soak_s: float
+    """Duration of the churn in suite soak [s]."""
 
 
 FULL: Final = RunSize(
@@ -254,6 +256,7 @@ FULL: Final = RunSize(
     sizes=(1, 8, 64, 128, 256, 512, 1000),
     pods=5000,
     audited=250,
+    soak_s=3600.0,
 )
 QUICK: Final = RunSize(
     warm_rounds=20,
@@ -276,6 +279,7 @@ QUICK: Final = RunSize(
     sizes=(8, 1000),
     pods=0,
     audited=0,
+    soak_s=12.0,
 )
 PAUSE_S: Final = 0.1
 """Pause between two passes of the C core at 10 Hz [s]."""

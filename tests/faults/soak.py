@@ -13,11 +13,11 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import linear_regression, median
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import psutil
 
+from agent.bench.suites.soak import growth_of_medians, growth_per_hour
 from faults import save_figures
 from faults.busy_node import BusyNode
 
@@ -70,31 +70,22 @@ def read_sample(process: psutil.Process, cgroups: Path, began_s: float) -> Sampl
     return Sample(time.monotonic() - began_s, rss, heap, *map(int, counts))
 
 
-def slope_per_h(samples: list[Sample], values: list[float]) -> float:
-    """Return the slope of the least-squares line [1/h]."""
-    return linear_regression([one.at_s for one in samples], values).slope * 3600
-
-
 def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
     """Return the figures of a run after its warm-up."""
     steady = [one for one in samples if one.at_s > seconds * WARM_UP]
-    third = max(1, len(steady) // 3)
-
-    def growth(values: list[int]) -> float:
-        return median(values[-third:]) - median(values[:third])
-
+    at_s = [one.at_s for one in steady]
     return {
         "seconds": round(seconds),
         "samples": len(steady),
         "rss_first_mib": round(steady[0].rss_mib, 1),
         "rss_last_mib": round(steady[-1].rss_mib, 1),
-        "rss_slope_mib_h": round(slope_per_h(steady, [one.rss_mib for one in steady]), 2),
-        "heap_slope_mib_h": round(slope_per_h(steady, [one.heap_mib for one in steady]), 2),
+        "rss_slope_mib_h": round(growth_per_hour(at_s, [one.rss_mib for one in steady]), 2),
+        "heap_slope_mib_h": round(growth_per_hour(at_s, [one.heap_mib for one in steady]), 2),
         "descriptors": max(one.descriptors for one in steady),
-        "descriptors_growth": growth([one.descriptors for one in steady]),
-        "other_descriptors_growth": growth([one.descriptors - one.cgroup_files for one in steady]),
+        "descriptors_growth": growth_of_medians([one.descriptors for one in steady]),
+        "other_descriptors_growth": growth_of_medians([one.descriptors - one.cgroup_files for one in steady]),
         "threads": max(one.threads for one in steady),
-        "threads_growth": growth([one.threads for one in steady]),
+        "threads_growth": growth_of_medians([one.threads for one in steady]),
     }
 
 
