@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import resource
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -41,14 +43,16 @@ from wire.raw import (
 from wire.serving import Serving, at, connections, device, eventually
 
 from agent.serve import grpc_servers
-from agent.serve.agent_api.service import WATCH
-from agent.serve.grpc import server
+from agent.serve.agent_api.service import STATUS, WATCH
+from agent.serve.grpc import hardened, server
 from agent.serve.grpc.hardened import (
     CONTROL_FRAMES_BURST,
     CONTROL_FRAMES_PER_S,
     REQUEST_LIMIT,
     REQUESTS_LIMIT,
+    USER_REQUESTS_LIMIT,
     ControlFrameBudget,
+    OpenRequestBytes,
     TooManyControlFrames,
     UnsentMessages,
 )
@@ -58,6 +62,7 @@ from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import PeerCredentials, UnixListener
 from agent.system.threads.latest_value import LatestValue
 
+ALTSVC = 0xA
 PRIORITY_UPDATE = 0x10
 REFUSED_STREAM = 7
 CANCEL = 8
@@ -253,7 +258,7 @@ def test_request_at_the_limit_is_read(serving: Serving) -> None:
 def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
     """Each of a hundred streams of 128 connections may have begun a request; lists are still served."""
     header = struct.pack(">BI", 0, REQUEST_LIMIT)
-    maximum = REQUESTS_LIMIT // REQUEST_LIMIT
+    maximum = USER_REQUESTS_LIMIT // REQUEST_LIMIT
     with RawClient(serving.health) as client:
         streams = range(1, 2 * maximum + 3, 2)
         for stream in streams:
@@ -262,8 +267,8 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         trailers = client.next_headers(streams[-1])
         assert trailers["grpc-status"] == "8"
         assert trailers["grpc-message"] == (
-            "message is 65536 bytes, and other requests hold 4194304 bytes, limit 4194304 together; "
-            "refused unread; retry later"
+            f"message is 65536 bytes, and other requests of uid {os.geteuid()} hold 3145728 bytes, limit "
+            "3145728 for a user; refused unread; retry later"
         )
         assert still_serves(serving)
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
@@ -272,6 +277,33 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         client.headers(streams[-1] + 4, request_headers())
         client.send(frame(DATA, END_STREAM, streams[-1] + 4, message(UNKNOWN_FIELD)))
         assert listed(client, streams[-1] + 4) == ["cpu-node0"]
+
+
+def test_requests_of_all_users_are_limited_in_memory() -> None:
+    memory = OpenRequestBytes()
+    assert memory.reserve(1, USER_REQUESTS_LIMIT) == ""
+    assert "other requests of uid 1 hold 3145728 bytes" in memory.reserve(1, 1)
+    assert memory.reserve(2, REQUESTS_LIMIT - USER_REQUESTS_LIMIT) == "", "the rest is for other users"
+    assert memory.reserve(3, 1) == "other requests hold 4194304 bytes, limit 4194304 together"
+    memory.release(1, USER_REQUESTS_LIMIT)
+    assert memory.reserve(3, 1) == ""
+
+
+def test_request_whose_message_does_not_arrive_is_ended(serving: Serving, monkeypatch) -> None:
+    with RawClient(serving.health) as client:
+        client.call(1)
+        assert listed(client) == ["cpu-node0"]
+        monkeypatch.setattr(hardened, "RECEIVE_S", 0.05)
+        for stream, part in ((3, b""), (5, b"\0\0"), (7, b"\0\0\0\0\5ab")):
+            client.headers(stream, request_headers())
+            client.send(frame(DATA, 0, stream, part) if part else b"")
+            trailers = client.next_headers(stream)
+            assert trailers["grpc-status"] == "4"
+            assert trailers["grpc-message"] == (
+                "the message of the request has not arrived within 0.05 s; send it at once"
+            )
+        serving.publish(device(verified=2))
+        assert listed(client) == ["cpu-node0"], "a request with its message stays"
 
 
 def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
@@ -403,8 +435,37 @@ def test_user_with_most_connections_gives_way_to_another(serving: Serving, monke
         read_to_the_end(busy[-1])
 
 
+def test_connection_whose_requests_have_ended_is_idle(serving: Serving) -> None:
+    with contextlib.ExitStack() as stack:
+        called = []
+        for _ in range(CONNECTION_LIMIT):
+            called.append(stack.enter_context(RawClient(serving.agent)))
+            called[-1].call(path=STATUS)
+            while "grpc-status" not in called[-1].next_headers():
+                pass
+        with RawClient(serving.agent) as client:
+            client.call(path=STATUS)
+            assert client.next_headers()[":status"] == "200"
+        read_to_the_end(called[0])
+
+
+def test_idle_connection_is_closed_after_its_time(serving: Serving, monkeypatch) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)  # time enough for the clients below
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    with RawClient(serving.health) as idle, RawClient(serving.health) as client:
+        client.call()
+        assert listed(client) == ["cpu-node0"]
+        _, payload = idle.next_of(GOAWAY, 0)
+        assert struct.unpack(">II", payload) == (0, 0)
+        read_to_the_end(idle)
+        serving.publish(device(verified=2))
+        assert listed(client) == ["cpu-node0"], "a connection with a request stays"
+        client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
+        client.next_of(GOAWAY, 0)
+
+
 def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)  # time enough for the other client
     with RawClient(serving.health) as client, socket.socket(socket.AF_UNIX) as silent:
         client.call()
         assert listed(client) == ["cpu-node0"]
@@ -442,8 +503,9 @@ class _WriteBuffer:
 class _WaitingStream:
     """Stream that waits for its client, as far as UnsentMessages uses it."""
 
-    def __init__(self, buffered: int = 0) -> None:
+    def __init__(self, buffered: int = 0, uid: int = 0) -> None:
         self.error: GRPCError | None = None
+        self.uid = uid
         self.write_buffer = _WriteBuffer(buffered)
 
     def end_unread(self, error: GRPCError) -> None:
@@ -484,6 +546,19 @@ async def _fill_write_buffers() -> None:
     unsent.add(third, bytes(30))
     assert second.error is not None
     assert third.error is None, "a single message is never refused"
+
+
+def test_reader_of_the_user_with_most_unsent_bytes_is_ended_first() -> None:
+    asyncio.run(_fill_with_messages_of_two_users())
+
+
+async def _fill_with_messages_of_two_users() -> None:
+    unsent = UnsentMessages(100)
+    patient, *greedy = (_WaitingStream(uid=uid) for uid in (1, 2, 2, 2))
+    unsent.add(patient, bytes(20))
+    for stream in greedy:
+        unsent.add(stream, bytes(35))
+    assert [stream.error is None for stream in (patient, *greedy)] == [True, False, True, True]
 
 
 def test_stalled_readers_of_different_reports_are_ended(
@@ -541,7 +616,7 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
         assert not any(is_served(clients[0], next(more)) for _ in range(20))
         (logged,) = [record.getMessage() for record in caplog.records]
         assert logged.startswith(
-            f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused 1 new"
+            f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused or ended 1 requests"
         )
         serving.publish(device(verified=2))
         assert listed(clients[-1], 127) == ["cpu-node0"]
@@ -559,6 +634,22 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
         streams = itertools.count(1, 2)
         for _ in range(64):
             eventually(lambda: is_served(client, next(streams)), "the other clients have ended")
+
+
+def test_user_with_most_requests_gives_way_to_another(serving: Serving, monkeypatch) -> None:
+    users = itertools.chain([1] * (REQUEST_COUNT_LIMIT // 64), itertools.repeat(2))
+    monkeypatch.setattr(server, "peer_credentials", lambda _: PeerCredentials(1, next(users)))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(serving.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)]
+        for client in clients:
+            for stream in range(1, 128, 2):
+                client.call(stream)
+                assert listed(client, stream) == ["cpu-node0"]
+        assert not is_served(clients[0], 129)
+        assert still_serves(serving)
+        ended = clients[0].next_headers(127)
+        assert ended["grpc-status"] == "8"
+        assert ended["grpc-message"].startswith(f"limit of {REQUEST_COUNT_LIMIT} requests reached, and uid 1")
 
 
 def is_served(client: RawClient, stream: int) -> bool:
@@ -675,7 +766,7 @@ def goaway_of(client: RawClient, flood: bytes) -> int:
     return int(struct.unpack(">II", payload)[1])
 
 
-@pytest.mark.parametrize("kind", ["ping", "settings", "window", "reset"])
+@pytest.mark.parametrize("kind", ["ping", "settings", "window", "reset", "empty", "unknown", "altsvc"])
 def test_flood_of_control_frames_ends_with_enhance_your_calm(
     serving: Serving, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
@@ -684,15 +775,38 @@ def test_flood_of_control_frames_ends_with_enhance_your_calm(
         "settings": frame(SETTINGS, 0, 0) * 64,
         "window": frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)) * 64,
         "reset": frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)) * 64,
+        "empty": frame(DATA, 0, 3) * 64,
+        "unknown": frame(0x42, 0, 0) * 64,
+        "altsvc": frame(ALTSVC, 0, 0, b"\0\1ab") * 64,
     }
     with watch_health(serving.health) as other, RawClient(serving.health) as client:
         assert names(other.next()) == ["cpu-node0"]
         client.call()
         listed(client)
+        client.headers(3, request_headers())
         assert goaway_of(client, floods[kind]) == ENHANCE_YOUR_CALM
         serving.publish(device(verified=9))
         assert names(other.next()) == ["cpu-node0"]
-    assert caplog.text.count("control frames (PING, RST_STREAM and others) at once and 100/s") == 1
+    assert caplog.text.count("control frames (PING, RST_STREAM and others) or refused requests at once") == 1
+
+
+def test_refused_requests_end_with_enhance_your_calm(serving: Serving) -> None:
+    """A client may also make the server reset streams without end."""
+    incomplete = [header for header in request_headers() if header[0] != b":path"]
+    with RawClient(serving.health) as client:
+        streams = itertools.count(1, 2)
+        while True:
+            with contextlib.suppress(BrokenPipeError):  # the server has closed the connection
+                client.send(b"".join(client.encoded(next(streams), incomplete) for _ in range(64)))
+            kinds = Counter[int]()
+            while kinds[RST_STREAM] < 64 and not kinds[GOAWAY]:
+                received = client.next_frame()
+                assert received is not None
+                kinds[received[0]] += 1
+            if kinds[GOAWAY]:
+                break
+        assert struct.unpack(">II", received[3])[1] == ENHANCE_YOUR_CALM
+    assert still_serves(serving)
 
 
 def test_requests_that_are_reset_at_once_end_with_enhance_your_calm(serving: Serving) -> None:

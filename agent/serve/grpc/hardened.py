@@ -16,8 +16,10 @@ following deficiencies of grpclib and h2:
 * a peer that reads nothing kept a closing connection, and its descriptor, open without end;
 * a call that ended early left a cancellation in its task, at which a later timeout of that task failed;
 * each stream that its client closed, the only way to end a health stream, left a line in the server's log;
-* a peer could ping or reset requests ten thousands of times a second without a consequence;
-* any number of connections and requests was accepted, until no descriptors were left;
+* a peer could ping, reset requests or send empty and unknown frames ten thousands of times a second without
+  a consequence;
+* any number of connections and requests was accepted, until no descriptors were left, and stayed open without
+  end although its peer sent nothing;
 * closing the server informed no client, left connections open, and from Python 3.12 hung.
 """
 
@@ -25,7 +27,8 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -42,6 +45,9 @@ from h2.events import Event, ResponseReceived
 from h2.exceptions import ProtocolError
 from h2.stream import StreamInputs
 from hyperframe.frame import (
+    AltSvcFrame,
+    DataFrame,
+    ExtensionFrame,
     Frame,
     PingFrame,
     PriorityFrame,
@@ -111,6 +117,10 @@ CONTROL_FRAMES_PER_S: Final = 100
 
 REQUESTS_LIMIT: Final = 4 << 20
 """Largest size of all open requests of one server together [bytes]."""
+USER_REQUESTS_LIMIT: Final = REQUESTS_LIMIT * 3 // 4
+"""Largest size of all open requests of one uid at one server [bytes]; the rest is for other users."""
+RECEIVE_S: Final = 10.0
+"""Time after which a request ends whose message has not arrived [s]."""
 
 REQUEST_LIMIT: Final = 64 << 10
 """Largest size of one request, unless a stream class sets another limit [bytes]."""
@@ -148,13 +158,35 @@ class OpenRequestBytes:
 
     def __init__(self) -> None:
         self.used_bytes = 0
+        self.of_uid: Counter[int] = Counter()
+        """Bytes of the open requests of each uid."""
+
+    def reserve(self, uid: int, size: int) -> str:
+        """Add the bytes of a request of a uid. Returns why they are refused; empty: they are added."""
+        if size and self.of_uid[uid] + size > USER_REQUESTS_LIMIT:
+            return (
+                f"other requests of uid {uid} hold {self.of_uid[uid]} bytes, limit {USER_REQUESTS_LIMIT} "
+                "for a user"
+            )
+        if size and self.used_bytes + size > REQUESTS_LIMIT:
+            return f"other requests hold {self.used_bytes} bytes, limit {REQUESTS_LIMIT} together"
+        self.of_uid[uid] += size
+        self.used_bytes += size
+        return ""
+
+    def release(self, uid: int, size: int) -> None:
+        """Subtract the bytes of a request of a uid."""
+        self.used_bytes -= size
+        self.of_uid[uid] -= size
+        if not self.of_uid[uid]:
+            del self.of_uid[uid]
 
 
 class UnsentMessages:
     """Messages that a process's servers cannot send until a client reads, with a limit on their memory.
 
-    Streams that wait to send the same bytes object share its memory. Above the limit the stream that has
-    waited longest is ended first. Used only in the event loop.
+    Streams that wait to send the same bytes object share its memory. Above the limit, of the streams of the
+    uid that holds most bytes, the one that has waited longest is ended first. Used only in the event loop.
     """
 
     def __init__(self, limit_bytes: int = UNSENT_LIMIT) -> None:
@@ -166,14 +198,14 @@ class UnsentMessages:
     def add(self, stream: "HardenedStream", message: bytes) -> None:
         """Count the message of a stream that waits for its client to read.
 
-        If the messages exceed UNSENT_LIMIT, the streams that wait longest are ended. Call :meth:`discard`
-        after the wait.
+        If the messages exceed UNSENT_LIMIT, streams of the uid that holds most bytes are ended, the longest
+        wait first. Call :meth:`discard` after the wait.
         """
         now_s = asyncio.get_running_loop().time()
         self._waiting[stream] = message, now_s
-        while (used := self._used_bytes()) > self._limit_bytes and len(self._waiting) > 1:
-            slowest, (_, since_s) = next(iter(self._waiting.items()))
-            del self._waiting[slowest]
+        while (used := self._used_bytes(self._waiting)) > self._limit_bytes and len(self._waiting) > 1:
+            slowest = self._choose_stream_to_end()
+            _, since_s = self._waiting.pop(slowest)
             text = (
                 f"the client has not read for {now_s - since_s:.1f} s, and data that wait for clients take "
                 f"{used} bytes, limit {self._limit_bytes}"
@@ -183,8 +215,9 @@ class UnsentMessages:
             )
             if count := self._log_limit.tick():
                 log.warning(
-                    "gRPC stream: ended: %s; %d streams ended since the last line; their clients must "
-                    "connect again",
+                    "gRPC stream of uid %d: ended: %s; %d streams ended since the last line; their clients "
+                    "must connect again",
+                    slowest.uid,
                     text,
                     count,
                 )
@@ -193,9 +226,20 @@ class UnsentMessages:
         """Stop counting the message of a stream, whose wait for its client has ended."""
         self._waiting.pop(stream, None)
 
-    def _used_bytes(self) -> int:
-        messages = {id(message): len(message) for message, _ in self._waiting.values()}
-        transports = {stream.write_buffer for stream in self._waiting}
+    def _choose_stream_to_end(self) -> "HardenedStream":
+        """Return the stream that waits longest, of those of the uid that holds most bytes."""
+        by_uid: dict[int, list[HardenedStream]] = {}
+        for stream in self._waiting:  # the longest wait is first
+            by_uid.setdefault(stream.uid, []).append(stream)
+        return max(by_uid.values(), key=self._used_bytes)[0]
+
+    def _used_bytes(self, streams: "Iterable[HardenedStream]") -> int:
+        """Return the size of the messages and write buffers of waiting streams together [bytes]."""
+        messages, transports = dict[int, int](), set[asyncio.Transport]()
+        for stream in streams:
+            message, _ = self._waiting[stream]
+            messages[id(message)] = len(message)
+            transports.add(stream.write_buffer)
         return sum(messages.values()) + sum(transport.get_write_buffer_size() for transport in transports)
 
 
@@ -229,7 +273,10 @@ class HardenedStream(protocol.Stream):
     """Counter of the size of the server's open requests; None: a client's stream."""
     unsent: UnsentMessages | None = None
     """Messages of the process that wait for clients to read; None: a client's stream."""
+    uid = -1
+    """User id of the client's process; -1: not known, or a client's stream."""
     _held = 0
+    _receive_timer: asyncio.TimerHandle | None = None
 
     _at_prefix = True
     """True: grpclib reads the 5-byte prefix of a gRPC message next. False: it reads the body."""
@@ -242,8 +289,12 @@ class HardenedStream(protocol.Stream):
         Raises:
             GRPCError: UNIMPLEMENTED for a compressed request, INTERNAL for a compressed response;
                 RESOURCE_EXHAUSTED for a message above ``limit``, or if all open requests together are above
-                :data:`REQUESTS_LIMIT`; INTERNAL if the stream ends in the middle of a message.
+                :data:`REQUESTS_LIMIT`; INTERNAL if the stream ends in the middle of a message;
+                DEADLINE_EXCEEDED if a request's message does not arrive within :data:`RECEIVE_S`.
         """
+        if self.memory is not None and self._receive_timer is None:
+            loop = asyncio.get_running_loop()
+            self._receive_timer = loop.call_later(RECEIVE_S, self._end_unreceived)
         if not self._at_prefix:
             self._reserve_memory(size)
         try:
@@ -260,7 +311,15 @@ class HardenedStream(protocol.Stream):
             data = bytes(size)
         self._empty_is_a_message = False
         self._at_prefix = not self._at_prefix
+        if self._at_prefix and self._receive_timer is not None:  # the message is complete
+            self._receive_timer.cancel()
         return data
+
+    def _end_unreceived(self) -> None:
+        """End a server's request whose message has not arrived in time."""
+        if self.wrapper is not None:
+            text = f"the message of the request has not arrived within {RECEIVE_S:g} s; send it at once"
+            self.wrapper.cancel(GRPCError(Status.DEADLINE_EXCEEDED, text))
 
     def _reserve_memory(self, size: int) -> None:
         if size > self.limit:
@@ -269,12 +328,11 @@ class HardenedStream(protocol.Stream):
             )
         if self.memory is None:
             return
-        if size and self.memory.used_bytes + size > REQUESTS_LIMIT:
-            used = f"and other requests hold {self.memory.used_bytes} bytes, limit {REQUESTS_LIMIT} together"
+        if reason := self.memory.reserve(self.uid, size):
             raise GRPCError(
-                Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, {used}; refused unread; retry later"
+                Status.RESOURCE_EXHAUSTED,
+                f"message is {size} bytes, and {reason}; refused unread; retry later",
             )
-        self.memory.used_bytes += size
         self._held += size
 
     def __terminated__(self, reason: str) -> None:
@@ -284,10 +342,12 @@ class HardenedStream(protocol.Stream):
         else:
             self.wrapper.cancel(ClientGone(reason))
 
-    def release_memory(self) -> None:
-        """Subtract the size of the ended request from the total size of the server's open requests."""
+    def release(self) -> None:
+        """End the limits of an ended request: of its time, and of the size of the server's open requests."""
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
         if self.memory is not None:
-            self.memory.used_bytes -= self._held
+            self.memory.release(self.uid, self._held)
             self._held = 0
 
     async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
@@ -415,7 +475,7 @@ def _cancel_waiting_tasks(wrapper: Wrapper, error: Exception) -> None:
 
 
 class TooManyControlFrames(ProtocolError):
-    """A peer has sent more control frames (ping, reset, settings) than its budget allows."""
+    """A peer has sent more frames without a message (ping, reset, settings, empty) than its budget allows."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
@@ -432,7 +492,10 @@ class ControlFrameBudget:
         RstStreamFrame: 1.0,
         SettingsFrame: 1.0,
         PriorityFrame: 1.0,
+        AltSvcFrame: 1.0,
+        ExtensionFrame: 1.0,  # a frame of unknown type
         WindowUpdateFrame: 1 / 16,  # a peer that reads large reports sends many
+        DataFrame: 1.0,  # only without data, which flow control does not limit
     }
 
     def __init__(
@@ -453,6 +516,12 @@ class ControlFrameBudget:
 
         Raises TooManyControlFrames if the budget is used up.
         """
+        if not (isinstance(frame, DataFrame) and (frame.data or "END_STREAM" in frame.flags)):
+            self.charge(cost)
+        return handle(frame)
+
+    def charge(self, cost: float = 1.0) -> None:
+        """Subtract a cost from the budget. Raises TooManyControlFrames if the budget is used up."""
         self._left -= cost
         if self._left < 0:
             now_s = self._clock()
@@ -462,13 +531,13 @@ class ControlFrameBudget:
             if self._left < 0:
                 self._on_exceeded()
                 raise TooManyControlFrames("the client sends too many HTTP/2 control frames")
-        return handle(frame)
 
 
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
     memory: OpenRequestBytes | None = None
     unsent: UnsentMessages | None = None
+    uid = -1
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the HTTP/2 events in received ``data``.
@@ -495,6 +564,7 @@ class _Connection(protocol.Connection):
         )
         stream.memory = self.memory
         stream.unsent = self.unsent
+        stream.uid = self.uid
         return stream
 
 
@@ -531,6 +601,8 @@ class HardenedProtocol(protocol.H2Protocol):
     stream_class: type[HardenedStream] = HardenedStream
     memory: OpenRequestBytes | None = None
     unsent: UnsentMessages | None = None
+    uid = -1
+    """User id of the peer's process; -1: not known."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -539,6 +611,7 @@ class HardenedProtocol(protocol.H2Protocol):
         connection.stream_class = self.stream_class
         connection.memory = self.memory
         connection.unsent = self.unsent
+        connection.uid = self.uid
         self.transport = transport
         self.connection = connection
         self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)

@@ -28,6 +28,7 @@ from agent.serve.grpc.hardened import (
     HardenedStream,
     Headers,
     OpenRequestBytes,
+    TooManyControlFrames,
     UnsentMessages,
     h2_config,
 )
@@ -42,6 +43,9 @@ CLOSING_LIMIT: Final = 16
 """Largest number of connections in the process of closing for a new one to be accepted."""
 HANDSHAKE_S: Final = 10.0
 """Time after which a connection is closed whose client has not sent the HTTP/2 preface [s]."""
+IDLE_S: Final = 1800.0
+"""Time after which a connection without a request is closed [s], as by a client of grpc-go. A client of gRPC
+connects again with its next request."""
 REQUEST_COUNT_LIMIT: Final = 1024
 """Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
@@ -82,24 +86,23 @@ class _ServerProtocol(HardenedProtocol):
         self.memory = owner.memory
         self.unsent = owner.unsent
         self.requests = handler
+        handler.connection = self
         self.lost = asyncio.get_running_loop().create_future()
-        self.uid = -1
-        """User id of the client's process; -1: not known."""
         self.ends = False
         """True: the server has begun to close the connection."""
         self._owner = owner
-        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._budget = ControlFrameBudget(partial(owner.log_control_frames, self))
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.limit_control_frames(ControlFrameBudget(partial(self._owner.log_control_frames, self)))
         with suppress(OSError):
             self.uid = peer_credentials(transport.get_extra_info("socket")).uid
+        super().connection_made(transport)
+        self.limit_control_frames(self._budget)
         if not self._owner.admit_connection(self):
             self.transport.abort()
             return
-        loop = asyncio.get_running_loop()
-        self._handshake_timer = loop.call_later(HANDSHAKE_S, self._check_handshake)
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._check_handshake)
 
     def _check_handshake(self) -> None:
         """Abort the connection if the client has not sent the HTTP/2 preface within HANDSHAKE_S."""
@@ -108,19 +111,43 @@ class _ServerProtocol(HardenedProtocol):
                 "%s: no HTTP/2 preface in %g s: connection closed", _socket_name(self.transport), HANDSHAKE_S
             )
             self.transport.abort()
+        else:
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        """Close the connection if it has had no request for IDLE_S, else check again at the earliest end."""
+        loop, idle_s = asyncio.get_running_loop(), 0.0
+        if self.requests.is_idle:
+            idle_s = loop.time() - self.requests.idle_since_s
+        if idle_s < IDLE_S:
+            self._timer = loop.call_later(IDLE_S - idle_s, self._check_idle)
+            return
+        log.info(
+            "%s: no request of uid %d in %g s: connection closed",
+            _socket_name(self.transport), self.uid, IDLE_S,
+        )  # fmt: skip
+        self.send_goaway()
+
+    def charge_reset(self) -> None:
+        """Charge a request that the server resets to the client's budget; close the connection if it is used
+        up."""
+        try:
+            self._budget.charge()
+        except TooManyControlFrames as error:
+            self.send_goaway(error.error_code)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._owner.connections.pop(self, None)
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
         self.lost.set_result(None)
 
-    def send_goaway(self) -> None:
+    def send_goaway(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Send GOAWAY to the client, and close the connection after the write buffer is sent."""
         self.ends = True
         if not self.transport.is_closing():
-            self.connection._connection.close_connection()
+            self.connection._connection.close_connection(code)
             self.connection.flush()
             self.processor.close("the server is closing")
 
@@ -128,35 +155,57 @@ class _ServerProtocol(HardenedProtocol):
 class _ConnectionHandler(server.Handler):
     """Handler of all requests on one connection; counts them against the server's limit."""
 
+    connection: _ServerProtocol | None = None
+    """Connection whose requests the object handles; None: not made yet."""
     _refusal: GRPCError | None = None
 
     def __init__(self, owner: "HardenedServer", mapping: dict[str, Any], codec: Any, dispatch: Any) -> None:
         super().__init__(mapping, codec, None, dispatch)
         self._owner = owner
+        self._open: dict[protocol.Stream, None] = {}
+        """Open requests that the server has not ended, the oldest first; grpclib also keeps ended ones."""
         self.idle_since_s = asyncio.get_running_loop().time()
         """Time of the event loop at which the connection's last request ended, or the connection opened."""
 
     @property
     def is_idle(self) -> bool:
         """True if the connection has no open request."""
-        return not self._tasks
+        return not self._open
+
+    @property
+    def count(self) -> int:
+        """Number of open requests on the connection."""
+        return len(self._open)
+
+    def end_newest(self, error: GRPCError) -> bool:
+        """End the newest request on the connection that has begun; return False if there is none."""
+        stream = next((one for one in reversed(self._open) if one.wrapper is not None), None)
+        if stream is None or stream.wrapper is None:
+            return False
+        del self._open[stream]
+        stream.wrapper.cancel(error)
+        return True
 
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
             _reset(stream, _SAFE_TO_RETRY)
             release_stream()
             return
+        assert self.connection is not None
         if not {name for name, _ in headers} >= _PSEUDO_HEADERS:  # a KeyError in grpclib; h2 accepts it
             _reset(stream, ErrorCodes.PROTOCOL_ERROR)
             release_stream()
+            self.connection.charge_reset()
             return
-        if not self._owner.admit_request(stream._transport):
+        if not self._owner.admit_request(self.connection):
             _reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)  # gRPC: RESOURCE_EXHAUSTED
             release_stream()
+            self.connection.charge_reset()
             return
         kept_headers = [(name, _valid_deadline(value) if name == "grpc-timeout" else value)
                  for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
         super().accept(stream, kept_headers, _ignore_release)
+        self._open[stream] = None
         # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
         self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
 
@@ -168,9 +217,10 @@ class _ConnectionHandler(server.Handler):
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
         """Stop counting a request that has ended, and reset its stream if the request got no answer."""
         assert isinstance(stream, HardenedStream)
+        self._open.pop(stream, None)
         self._owner.requests -= 1
         self.idle_since_s = asyncio.get_running_loop().time()
-        stream.release_memory()
+        stream.release()
         never_begun = self._refusal is not None and stream.wrapper is None
         _reset(stream, _SAFE_TO_RETRY if never_begun else ErrorCodes.NO_ERROR)
         release_stream()
@@ -296,16 +346,43 @@ class HardenedServer(server.Server):
             return theirs[-1]
         return new
 
-    def admit_request(self, transport: asyncio.Transport) -> bool:
-        """Count a new request; return True if it is accepted, False if there are too many."""
-        full = self.requests >= REQUEST_COUNT_LIMIT
-        self.requests += not full
-        if full and (count := self._refused.tick()):
-            log.warning(
-                "%s: limit of %d requests reached; refused %d new requests; a client may leak them",
-                _socket_name(transport), REQUEST_COUNT_LIMIT, count,
-            )  # fmt: skip
-        return not full
+    def admit_request(self, connection: _ServerProtocol) -> bool:
+        """Count a new request; return True if it is accepted, False if there are too many.
+
+        If there are too many, a user gets a request from the user with most requests, whose newest one ends.
+        """
+        if self.requests >= REQUEST_COUNT_LIMIT:
+            ended = self._choose_connection_to_end_request(connection)
+            if count := self._refused.tick():
+                log.warning(
+                    "%s: limit of %d requests reached; refused or ended %d requests, the last of uid %d; a "
+                    "client may leak them",
+                    _socket_name(connection.transport), REQUEST_COUNT_LIMIT, count, ended.uid,
+                )  # fmt: skip
+            text = (
+                f"limit of {REQUEST_COUNT_LIMIT} requests reached, and uid {ended.uid} has most; end "
+                "requests, then try again"
+            )
+            error = GRPCError(Status.RESOURCE_EXHAUSTED, text)
+            if ended is connection or not ended.requests.end_newest(error):
+                return False
+        self.requests += 1
+        return True
+
+    def _choose_connection_to_end_request(self, new: _ServerProtocol) -> _ServerProtocol:
+        """Return the connection whose newest request ends because the limit of requests is reached.
+
+        The result is the connection with most requests of the user with most requests, if the user of `new`
+        has at least two requests less; otherwise it is `new`, whose request is refused.
+        """
+        numbers = Counter[int]()
+        for connection in self.connections:
+            numbers[connection.uid] += connection.requests.count
+        uid, most = numbers.most_common(1)[0]
+        if most <= numbers[new.uid] + 1:
+            return new
+        theirs = (connection for connection in self.connections if connection.uid == uid)
+        return max(theirs, key=lambda connection: connection.requests.count)
 
     def log_control_frames(self, connection: _ServerProtocol) -> None:
         """Log that a connection is closed because of its client's control frames, at most once a minute."""
@@ -313,7 +390,8 @@ class HardenedServer(server.Server):
         if count := self._calmed.tick():
             log.warning(
                 "%s: connection of uid %d closed: more than %d control frames (PING, RST_STREAM and others) "
-                "at once and %d/s; closed %d such connections; a client pings or cancels without need",
+                "or refused requests at once and %d/s; closed %d such connections; a client pings, cancels "
+                "or tries again without need",
                 _socket_name(connection.transport), connection.uid,
                 CONTROL_FRAMES_BURST, CONTROL_FRAMES_PER_S, count,
             )  # fmt: skip
