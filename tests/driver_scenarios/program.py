@@ -36,7 +36,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environ | {"PYTHONPATH": path},
+                env=environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"},
             )
 
     @property
@@ -57,7 +57,12 @@ class Program:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code, negative if the signal ended the program."""
         self._process.send_signal(number)
-        return self._process.wait(PATIENCE_S)
+        try:
+            return self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # Python prints the stacks of all threads
+            self._process.wait(PATIENCE_S)
+            raise AssertionError(f"the program did not end after {number.name}:\n{self.log}") from None
 
     def pause(self) -> None:
         """Stop the process until :meth:`resume`."""
