@@ -6,11 +6,9 @@ health stream.
 """
 
 import random
-import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,8 +59,6 @@ class Cards:
 
 def run_driver(kubelet: Path, claims: Path, fault: Path, count: int) -> None:
     """Run a driver with ``count`` devices, of which the first is broken while the file ``fault`` exists."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     state = kubelet / "plugins" / DRIVER / "drahealth"
     monitor = drahealth.Monitor(
         DRIVER, hardware=False, state_dir=state, config=drahealth.Config(node_name=NODE)
@@ -80,8 +76,7 @@ def run_driver(kubelet: Path, claims: Path, fault: Path, count: int) -> None:
     server = drahealth.PluginServer(
         monitor, Cards(), get_claim=ClaimFiles(claims, DRIVER), kubelet_dir=kubelet
     )
-    with monitor, server:
-        stop.wait()
+    server.run()
 
 
 # --- cases ----------------------------------------------------------------------------------------------

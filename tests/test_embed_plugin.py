@@ -1102,6 +1102,30 @@ def test_run_ends_on_sigterm_and_restores_the_handlers(kubelet_dir: Path, driver
     assert not monitor.is_up
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_ends_on_a_signal_that_another_thread_receives(
+    kubelet_dir: Path, driver: Driver, number: signal.Signals
+) -> None:
+    """The kernel then interrupts no system call of the main thread, as for a signal just before the call."""
+    server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
+
+    def end() -> None:
+        eventually(lambda: server.paths.registration.exists(), "the driver is registered")
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+        signal.pthread_kill(threading.get_ident(), number)
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: None), signal.set_wakeup_fd(-1)
+    ending = threading.Thread(target=end)
+    ending.start()
+    try:
+        server.run()
+    finally:
+        ending.join()
+        signal.signal(signal.SIGUSR2, before[0])
+        assert signal.set_wakeup_fd(before[1]) == -1
+    assert not [path for path in kubelet_dir.rglob("*") if path.is_socket()]
+
+
 def test_run_raises_the_failure_of_the_server(kubelet_dir: Path, driver: Driver) -> None:
     server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
     failure = OSError("no descriptors")

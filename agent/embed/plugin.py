@@ -8,10 +8,10 @@ import asyncio
 import inspect
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from queue import SimpleQueue
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
@@ -297,9 +297,8 @@ class PluginServer:
         self._latest: LatestValue[Report] | None = None
         self._plugin: DriverInstanceServer | None = None
         self._thread: AsyncioThread | None = None
-        self._ended: SimpleQueue[object] = SimpleQueue()
-        """Signals and failures that end :meth:`run`.
-        A signal handler may call put() at any moment; the lock of an Event is not reentrant."""
+        self._run_end: _RunEnd | None = None
+        """Signals and failures that end :meth:`run`; None before the first run."""
 
     def start(self, timeout_s: float = START_S) -> None:
         """Start the server and block until the kubelet can find the driver.
@@ -351,9 +350,8 @@ class PluginServer:
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("plugin server: run() handles signals, so only the main thread may call it")
-        self._ended = SimpleQueue()
-        with _signals(self._ended), self._monitor, self:
-            self._ended.get()
+        with _RunEnd() as self._run_end, self._monitor, self:
+            self._run_end.wait()
         if self.failure is not None:
             raise RuntimeError(
                 f"driver {self._monitor.driver}: plugin server failed: {self.failure}; the kubelet cannot "
@@ -449,7 +447,8 @@ class PluginServer:
         )
         if self._latest is not None:
             self._monitor.unsubscribe(self._latest)
-        self._ended.put(error)
+        if self._run_end is not None:
+            self._run_end.notify()
         if self._on_error is not None:
             try:
                 self._on_error(error)
@@ -457,14 +456,41 @@ class PluginServer:
                 log.exception("driver %s: on_error raised an exception; it is ignored", self._monitor.driver)
 
 
-@contextmanager
-def _signals(received: SimpleQueue[object]) -> Iterator[None]:
-    """Put received SIGTERM and SIGINT into a queue, without their usual effect. Main thread only."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for number in before:
-            signal.signal(number, lambda given, _frame: received.put(given))
-        yield
-    finally:
-        for number, handler in before.items():
+_END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_FAILED: Final = 0
+"""Byte that is no signal's number."""
+
+
+class _RunEnd:
+    """Socket on which the main thread waits for SIGTERM, SIGINT or a failure of the server.
+
+    Python's own C handler writes the number of each signal to the socket. A wait for a lock or a queue could
+    miss a signal: one that arrives just before the wait begins, or in another thread, does not end the wait.
+    """
+
+    def __enter__(self) -> Self:
+        """Take the signals' handlers. Main thread only."""
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {number: signal.getsignal(number) for number in _END_SIGNALS}
+        for number in _END_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers_before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._fd_before)
+        self._sender.close()
+        self._receiver.close()
+
+    def notify(self) -> None:
+        """End the wait. Thread-safe. Never blocks."""
+        with suppress(OSError):  # full, or closed after the wait
+            self._sender.send(bytes([_FAILED]))
+
+    def wait(self) -> None:
+        """Block until one of the signals arrives or another thread calls :meth:`notify`."""
+        while not {_FAILED, *_END_SIGNALS}.intersection(self._receiver.recv(4096)):
+            pass

@@ -2,9 +2,9 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,25 +33,27 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(args)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    stop, failures = threading.Event(), list[BaseException]()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         failures.append(error)
-        stop.set()
+        os.kill(os.getpid(), signal.SIGTERM)  # ends run(); the restarted driver gets a new monitor
 
     try:
-        _run(options, stop, failed)
+        _run(options, failed)
     except drahealth.ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  # an operator's error needs no traceback
         return EXIT_CONFIG
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        failures.append(error.__cause__)  # of the plugin server
     for failure in failures:
         log.error("driver failed: %s: %s", type(failure).__name__, failure)
     return EXIT_FAILED if failures else 0
 
 
-def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[BaseException], None]) -> None:
+def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -> None:
     driver, kubelet_dir = options.driver_name, options.kubelet_dir
     plugin_dir = options.plugin_dir or kubelet_dir / "plugins" / driver
     state_dir = options.state_dir or plugin_dir
@@ -90,11 +92,10 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         plugin_dir=plugin_dir,
         registry_dir=options.registry_dir,
         pod_uid=options.pod_uid,
-        on_error=failed,
     )
-    with monitor, slices, server:
-        log.info("%s offers %s", driver, ", ".join(host.found) or "no device")
-        stop.wait()
+    log.info("%s offers %s", driver, ", ".join(host.found) or "no device")
+    with slices:
+        server.run()
 
 
 def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardware:

@@ -8,9 +8,7 @@ concurrently. It writes its actions as lines of JSON to its output.
 
 import json
 import logging
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -118,8 +116,6 @@ def healthy(device: drahealth.Device) -> bool:
 def main(arguments: list[str]) -> None:
     kubelet, claims, fates = map(Path, arguments[:3])
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     state = kubelet / "plugins" / DRIVER / "drahealth"
     monitor = drahealth.Monitor(
         DRIVER, hardware=False, state_dir=state, config=drahealth.Config(node_name=NODE), on_error=failed
@@ -136,8 +132,7 @@ def main(arguments: list[str]) -> None:
         serialize=arguments[3:] != ["at-once"],
         on_error=failed,
     )
-    with monitor, server:
-        stop.wait()
+    server.run()
 
 
 def failed(error: BaseException) -> None:
