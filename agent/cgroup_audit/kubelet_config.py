@@ -93,7 +93,7 @@ def parse_kubelet_config(obj: JsonObject, source: str) -> KubeletConfig:
     """
     obj = get_mapping(obj, "kubeletconfig") or obj
     kind = obj.get("kind")
-    if kind not in {None, "KubeletConfiguration"}:
+    if kind not in (None, "KubeletConfiguration"):
         raise_invalid("kind", f"{format_short(kind)} is not KubeletConfiguration")
     system = dict(_reserved_amounts(obj, "systemReserved"))
     kube = dict(_reserved_amounts(obj, "kubeReserved"))

@@ -132,7 +132,7 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> Pod:
     Source:
         ``metadata``, ``spec`` and ``status`` of v1.Pod, 1.34 to 1.38.
     """
-    if obj.get("kind") not in {None, "Pod"}:
+    if obj.get("kind") not in (None, "Pod"):
         raise ProbeError(f"object of kind {format_short(obj.get('kind'))} is not a Pod")
     try:
         return _parse_pod(obj, from_kubelet=from_kubelet)

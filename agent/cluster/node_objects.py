@@ -132,7 +132,7 @@ class UnknownDelay:
 
 def _from_node(entry: JsonObject) -> NodeCondition | None:
     """Return a condition of the Node whose status is known; None: it is Unknown, or the Node lacks it."""
-    if entry.get("status") not in {"True", "False"} or entry.get("reason") not in list(ConditionReason):
+    if entry.get("status") not in ("True", "False") or entry.get("reason") not in list(ConditionReason):
         return None
     texts = (str(entry.get(key, "")) for key in NodeCondition._fields)
     type_, status, reason, message = texts

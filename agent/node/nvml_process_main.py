@@ -84,7 +84,7 @@ def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
         raise OSError("it ended")
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise OSError(f"the NVML process sent an invalid answer: {len(answer)} bytes are not JSON") from None
     if isinstance(found, str):
         raise OSError(found)

@@ -43,6 +43,11 @@ WINDOW_LOG: Final = 20
 MODE: Final = 0o600
 """Permissions of segment files: only the agent's user may read them, since they have names of pods."""
 
+INVALID_DATA: Final = (
+    CodecError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""Errors of the decoder for data that another program wrote, or that are damaged."""
+
 
 class SegmentProblem(NamedTuple):
     """Damage in a segment (file of a record): the position from which it cannot be read, and the reason."""
@@ -292,7 +297,7 @@ class SegmentReader:
         self._frames = _frames(path)
         try:
             self._decoder = SegmentDecoder(next(self._frames, [None])[0])
-        except (CodecError, LookupError, TypeError, ValueError) as error:
+        except INVALID_DATA as error:
             raise ProbeError(f"record file {path}: {error}") from None
         except SegmentDamaged as damage:
             raise ProbeError(f"record file {damage.problem}") from None
@@ -310,11 +315,11 @@ class SegmentReader:
         """
         try:
             return self._decoder.state(), ""
-        except CodecError as error:
+        except INVALID_DATA as error:
             reason = str(error)
         try:
             return EngineState(self._decoder.settings()), reason
-        except CodecError as error:
+        except INVALID_DATA as error:
             raise ProbeError(f"record file {self.path}: {error}") from None
 
     @property
@@ -343,7 +348,7 @@ class SegmentReader:
             self.problem = damage.problem
         except OSError as error:
             self.problem = SegmentProblem(self.path, 0, 0, error.strerror or str(error))
-        except (CodecError, LookupError, TypeError, ValueError) as error:
+        except INVALID_DATA as error:
             self._set_invalid(error)
 
     def snapshot(self, difference: Any) -> Snapshot | None:
@@ -353,7 +358,7 @@ class SegmentReader:
         """
         try:
             return self._decoder.snapshot(difference)
-        except (CodecError, LookupError, TypeError, ValueError) as error:
+        except INVALID_DATA as error:
             self._set_invalid(error)
             return None
 
@@ -385,7 +390,7 @@ def _frames(path: RecordPath) -> Iterator[list[Any]]:
             try:
                 data = stream.read(raw_size)
                 events = decoder.decode(data)
-            except (zstandard.ZstdError, msgspec.DecodeError, _FeederEmpty) as error:
+            except (zstandard.ZstdError, msgspec.DecodeError, RecursionError, _FeederEmpty) as error:
                 raise SegmentDamaged(path, offset, f"a frame cannot be decompressed: {error}") from None
             if not isinstance(events, list):
                 raise SegmentDamaged(path, offset, "a frame does not contain a list of events")

@@ -2,7 +2,8 @@
 
 Each target is a parser of bytes that others write, with valid inputs and the errors that its contract names.
 Inputs are mutations of the valid ones, and of inputs whose outcome was new. An input with another error is
-saved, and the command fails. ``tests/faults/corpus/<target>`` has more inputs; a test runs all of them.
+saved, and the command fails. ``tests/faults/corpus/<target>`` has more inputs, of former bugs and of distinct
+outcomes (``--save``); a test runs all of them.
 """
 
 import argparse
@@ -22,11 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from explain_node import prepared_claim
+from cli_reports import gpu, source
+from cli_reports import report as sample_report
+from explain_node import claim_object, pod_object, prepared_claim
 from grpclib import GRPCError
 from hpack import Encoder
 from kubelet_files import checkpoint
+from kubernetes_samples import POD
+from log_lines import CASES as LOG_LINES
 from patience import PATIENCE_S
+from record_files import DIRECTORY as RECORDS
 from usage_samples import device_usage
 from wire.google import message_class
 from wire.link import METHODS, claim
@@ -35,14 +41,35 @@ from wire.raw import DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETT
 from wire.raw import message as grpc_message
 from wire.serving import Serving, device
 
+from agent.cgroup_audit.kubelet_config import parse_kubelet_config
+from agent.cgroup_audit.pod_parser import parse_pod
+from agent.config.config import load
 from agent.conform.answer_decoders import decode_answers, decode_health_list
-from agent.errors import ConfigError
+from agent.conform.cdi_schema import cdi_ids, invalid_cdi
+from agent.devices.consumers import kube_objects
+from agent.errors import ConfigError, ProbeError
+from agent.health.gpu.xid.log_lines import parse_line
+from agent.health.kernel_log.parse import parse_host_line
+from agent.http.web_config import read_web_config
 from agent.model.health import Taints
 from agent.model.persistent_faults import PersistentState
 from agent.model.settings import UsageHistoryLimits
+from agent.node.nvml_process_main import decode_inventory
+from agent.prepare.claim_parser import parse_claim
+from agent.prepare.errors import BadConfigError, TransientError
 from agent.prepare.prepare_ledger import PrepareLedger
+from agent.record import segment_file
+from agent.record.segment_file import SegmentReader
+from agent.serve.agent_api.client import agent_v1, decode_report
+from agent.serve.agent_api.encode import encode_report
+from agent.serve.agent_api.service import CLEAR_REQUEST
 from agent.serve.driver_link import requests
+from agent.serve.grpc.codec import Codec
+from agent.serve.grpc.wire import read_by_schema
+from agent.serve.kubelet.client import parse_podresources
+from agent.serve.kubelet.pods_api import decode_pod
 from agent.sources.declaration_file import parse_declaration
+from agent.sources.kubectl_files import parse_all_objects, parse_documents
 from agent.sources.kubelet_files import parse_claims_checkpoint, parse_exclusive_cpus, parse_health_state
 from agent.store.driver_files import (
     LedgerFileContent,
@@ -59,6 +86,10 @@ CORPUS: Final = Path(__file__).with_name("corpus")
 INPUT_MAX: Final = 16_384
 KEPT_MAX: Final = 512
 """Number of inputs with a new outcome that are kept for further mutations."""
+SAVED_MAX: Final = 16
+"""Number of inputs of a target that ``--save`` adds to its corpus."""
+SAVED_BYTES: Final = 2048
+"""Largest size of an input that ``--save`` adds to a corpus [bytes]."""
 SOCKET_S: Final = 0.05
 """Time that the HTTP/2 target waits for an answer [s]."""
 WORDS: Final = (
@@ -98,8 +129,12 @@ def _link_seeds() -> dict[str, bytes]:
     declared = link_message("DeclaredDevice", name="pages", hugepages=part)
     evidence = link_message("Evidence", errno=link_message("Errno", number=5, operation=1, text="I/O"))
     outcome = link_message("PrepareOutcome", claim=claim("u", "gpu-0"), failed=True, evidence=[evidence])
+    finding = link_message("CheckFinding", code="fpga.bank_locked", severity=2, evidence="bank 3")
+    result = link_message("CheckResult", device="gpu-0", check="fabric", every_s=1.0, finding=finding)
     fields: dict[str, dict[str, Any]] = {
         "SyncDevices": {"devices": [declared]},
+        "ReportChecks": {"results": [result]},
+        "WatchTaints": {},
         "CheckClaims": {"claims": [claim("u", "gpu-0", "gpu-1")]},
         "Classify": {"claim": claim("u", "gpu-0"), "evidence": [evidence]},
         "ReportPrepare": {"step": 1, "outcomes": [outcome]},
@@ -172,6 +207,83 @@ def _send(socket_path: Path, errors: _Errors, data: bytes) -> object:
     return received
 
 
+def _load_config(directory: Path, data: bytes) -> object:
+    path = directory / "config.toml"
+    path.write_bytes(data)
+    return type(load({}, {}, file=path, needs_runtime_dir=False)).__name__
+
+
+def _load_web_config(directory: Path, data: bytes) -> object:
+    path = directory / "web.yaml"
+    path.write_bytes(data)
+    return f"{len(read_web_config(path).users)} users"
+
+
+def _parse_kernel_line(data: bytes) -> object:
+    """Parse a line as one of the host and as one of a GPU; returns the names of the results."""
+    text = data.decode("utf-8", "replace")
+    return f"{type(parse_host_line(text)).__name__} {type(parse_line(text)).__name__}"
+
+
+def _parse_pods(data: bytes) -> object:
+    """Parse a text of Kubernetes objects as pods and claims, for the audit and for explain."""
+    for obj in parse_all_objects(data):
+        with suppress(ProbeError):
+            parse_pod(obj)
+        with suppress(ValueError):
+            kube_objects.parse_pod(obj)
+        kube_objects.parse_claim_object(obj)
+    return "objects"
+
+
+def _parse_first(parse: Callable[[Any], object], data: bytes) -> object:
+    """Parse the first object of a JSON or YAML text."""
+    first = parse_documents(data)[0]
+    if not isinstance(first, dict):
+        raise ValueError("is no object")  # noqa: TRY004  # as the parsers of objects
+    return parse(first)
+
+
+def _parse_cdi(data: bytes) -> object:
+    document = parse_documents(data)[0]
+    if problem := invalid_cdi(document):
+        raise ValueError(problem)
+    return f"{len(cdi_ids(document))} ids"
+
+
+def _record_frames() -> list[bytes]:
+    """Return the unpacked first frames of a committed record."""
+    (path,) = segment_file.segment_paths(RECORDS / "mig-is-switched-on-and-off")
+    zstandard, fed, frames = segment_file.import_zstandard(), segment_file._Feeder(), []
+    stream = zstandard.ZstdDecompressor(max_window_size=1 << segment_file.WINDOW_LOG).stream_reader(fed)
+    with path.open("rb") as file:
+        for _, size, packed in segment_file._packed_frames(path, file):
+            fed.data = packed
+            frames.append(stream.read(size))
+    return frames[:4]
+
+
+def _read_record(directory: Path, frames: Sequence[bytes], data: bytes) -> object:
+    """Read a record of which one frame is replaced: the first byte is its number, the others its content."""
+    contents = list(frames)
+    contents[data[0] % len(frames) if data else 0] = data[1:]
+    zstandard = segment_file.import_zstandard()
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        segment_file.LEVEL, window_log=segment_file.WINDOW_LOG
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = directory / "record-00000001.drahrec"
+    with path.open("wb") as file:
+        file.write(segment_file.MAGIC)
+        for content in contents:
+            packed = compressor.compress(content) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            file.write(segment_file._FRAME.pack(len(packed), len(content), zlib.crc32(packed)) + packed)
+    reader = SegmentReader(path)
+    _, lost = reader.state()
+    steps = sum(1 for _ in reader.steps())
+    return f"{steps} steps{' without state' if lost else ''}{' until damage' if reader.problem else ''}"
+
+
 def _read_history(directory: Path, data: bytes) -> object:
     path = directory / "history.sqlite"
     path.write_bytes(data)
@@ -201,10 +313,31 @@ def open_targets() -> Iterator[dict[str, Target]]:
     ledger = encode_ledger(LedgerFileContent(DRIVER, "1", PrepareLedger()))
     decoders = {
         "SyncDevices": requests.decode_sync_devices,
+        "ReportChecks": requests.decode_report_checks,
+        "WatchTaints": requests.check_watch_taints,
         "CheckClaims": partial(_with_driver, requests.decode_check_claims),
         "Classify": partial(_with_driver, requests.decode_classify),
         "ReportPrepare": partial(_with_driver, requests.decode_report_prepare),
     }
+    config = b"""[agent]\nperiod = "1s"\ndrivers = ["gpu.example.com"]\n[expect.hugepages]
+"hugepages-2mi-node0" = 8\n[gpu.xids]\n31 = "ignore"\n[[rules]]\ncode = "gpu.ecc.*"\nseverity = "degraded"
+[[check]]\nname = "disk"\ncommand = ["/bin/true"]\ntimeout = "5s"\n[http]\nlisten = ["localhost:9464"]\n"""
+    password = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
+    objects = {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [pod_object("p", "c"), claim_object("c", "gpu-0", reserved_for=[])],
+    }
+    kubelet = {"kind": "KubeletConfiguration", "systemReserved": {"cpu": "500m"}, "reservedSystemCPUs": "0-1"}
+    cdi = {
+        "cdiVersion": "0.6.0",
+        "kind": "example.com/gpu",
+        "devices": [{"name": "0", "containerEdits": {"env": ["A=1"]}}],
+    }
+    attributes = [{"uuid": "GPU-1", "bus": "0000:3b:00.0", "profiles": [["MIG-1", "1g.10gb"]]}]
+    clear = _field(1, b"gpu-0") + _field(2, b"gpu.xid.79")
+    listed = _field(1, _field(1, b"p") + _field(2, b"n") + _field(3, _field(1, b"main")))
+    frames = _record_frames()
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as name,
         Serving(Path(name) / "run") as serving,
@@ -236,6 +369,53 @@ def open_targets() -> Iterator[dict[str, Target]]:
             ),
             "ledger": Target([ledger], decode_ledger, (UnusableFile,)),
             "taints": Target([encode_taints(Taints())], decode_taints, (UnusableFile,)),
+            "config": Target([config], partial(_load_config, Path(name)), (ConfigError,)),
+            "web-config": Target(
+                [b"basic_auth_users:\n  admin: " + password + b"\n"],
+                partial(_load_web_config, Path(name)),
+                (ConfigError,),
+            ),
+            "objects": Target(
+                [json.dumps(objects).encode(), b"kind: Pod\nmetadata: {name: p, namespace: n, uid: u}\n"],
+                _parse_pods,
+                (ValueError,),
+            ),
+            "claim": Target(
+                [json.dumps(claim_object("c", "gpu-0")).encode()],
+                partial(_parse_first, lambda obj: parse_claim(obj, DRIVER)),
+                (ValueError, TransientError, BadConfigError),
+            ),
+            "kubelet-config": Target(
+                [json.dumps(kubelet).encode()],
+                partial(_parse_first, lambda obj: parse_kubelet_config(obj, "file")),
+                (ValueError,),
+            ),
+            "cdi": Target([json.dumps(cdi).encode()], _parse_cdi, (ValueError,)),
+            "pod-resources": Target([listed], parse_podresources, (ValueError,)),
+            "pods-api": Target(
+                [POD],
+                lambda data: kube_objects.parse_pod(decode_pod(data), from_kubelet=True),
+                (ValueError,),
+            ),
+            "report": Target(
+                [b"".join(encode_report(sample_report(gpu(0), sources=(source("gpu"),))))],
+                lambda data: decode_report(Codec().decode(data, agent_v1.Report)),
+                (GRPCError, ValueError),
+            ),
+            "clear-request": Target(
+                [clear], lambda data: read_by_schema(data, CLEAR_REQUEST, "the request"), (ValueError,)
+            ),
+            "kernel-line": Target(
+                [text.encode() for text, _ in LOG_LINES] + [b"NVRM: Xid (PCI:0000:3b:00): 79, pid=1, lost"],
+                _parse_kernel_line,
+                (),
+            ),
+            "nvml-inventory": Target([json.dumps(attributes).encode()], decode_inventory, (OSError,)),
+            "record": Target(
+                [bytes([number]) + frame for number, frame in enumerate(frames)],
+                partial(_read_record, Path(name), frames),
+                (ProbeError,),
+            ),
         }
     logging.getLogger().removeHandler(errors)
 
@@ -284,8 +464,19 @@ def inputs_of(name: str, target: Target) -> list[bytes]:
     return [*target.seeds, *(path.read_bytes() for path in saved)]
 
 
-def fuzz(name: str, target: Target, seconds: float, seed: int, found: Path) -> int:
-    """Parse random inputs for some time; return their number. Raises SystemExit for a bug."""
+def fuzz(
+    name: str, target: Target, seconds: float, seed: int, found: Path, save_in: Path | None = None
+) -> int:
+    """Parse random inputs for some time; return their number. Raises SystemExit for a bug.
+
+    Args:
+        name: Name of the target.
+        target: The parser under test.
+        seconds: Time for the inputs [s].
+        seed: Seed of the inputs.
+        found: Directory of failing inputs.
+        save_in: Directory of corpora, to which small inputs with a new outcome are added; None: none are.
+    """
     chance = random.Random(f"{name} {seed}")
     inputs = inputs_of(name, target)
     seen = {outcome(target, one) for one in inputs}
@@ -304,7 +495,16 @@ def fuzz(name: str, target: Target, seconds: float, seed: int, found: Path) -> i
         if new not in seen and len(inputs) < KEPT_MAX:
             seen.add(new)
             inputs.append(data)
+            if save_in is not None and len(data) <= SAVED_BYTES:
+                _save_input(save_in / name, data)
     return runs
+
+
+def _save_input(corpus: Path, data: bytes) -> None:
+    """Add an input to a target's corpus, unless it has SAVED_MAX inputs."""
+    corpus.mkdir(exist_ok=True)
+    if len(list(corpus.iterdir())) < SAVED_MAX:
+        (corpus / hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
 
 
 def main() -> None:
@@ -316,12 +516,16 @@ def main() -> None:
     parser.add_argument(
         "--found", type=Path, default=Path("../build/fuzz"), help="directory of failing inputs"
     )
+    parser.add_argument(
+        "--save", action="store_true", help="add small inputs with new outcomes to the committed corpora"
+    )
     args = parser.parse_args()
     with open_targets() as targets:
         if unknown := set(args.targets) - targets.keys():
             parser.error(f"no such targets: {', '.join(sorted(unknown))}; there are {', '.join(targets)}")
         for name in args.targets or targets:
-            runs = fuzz(name, targets[name], args.seconds, args.seed, args.found)
+            save_in = CORPUS if args.save else None
+            runs = fuzz(name, targets[name], args.seconds, args.seed, args.found, save_in)
             sys.stdout.write(f"{name}: runs {runs}\n")
             sys.stdout.flush()
 

@@ -8,9 +8,11 @@ import pytest
 from faults.fuzz import CORPUS, Target, fuzz, inputs_of, open_targets, outcome
 
 NAMES = [
-    "http2", "link-SyncDevices", "link-CheckClaims", "link-Classify", "link-ReportPrepare", "conform-prepare",
+    "http2", "link-SyncDevices", "link-ReportChecks", "link-WatchTaints", "link-CheckClaims", "link-Classify",
+    "link-ReportPrepare", "conform-prepare",
     "conform-health", "checkpoint", "kubelet-health", "cpu-manager", "declaration", "history", "gpu-faults",
-    "ledger", "taints",
+    "ledger", "taints", "config", "web-config", "objects", "claim", "kubelet-config", "cdi", "pod-resources",
+    "pods-api", "report", "clear-request", "kernel-line", "nvml-inventory", "record",
 ]  # fmt: skip
 
 
