@@ -213,6 +213,36 @@ def test_reused_pid_is_counted_as_another_process(machine):
     assert reader.read().stuck == (StuckProcess(4711, "python3"),)
 
 
+@pytest.mark.parametrize("name", ["stack", "comm"])
+def test_stuck_processes_are_unreadable_without_descriptors(machine, monkeypatch, name):
+    machine.process(1, "systemd", stack=DISK)
+    machine.process(4711, "python3", "D", DRIVER, files=("/dev/nvidia0",))
+    reader = machine.reader()
+    for _ in range(STUCK_READS):
+        reader.read()
+    read = Path.read_text
+
+    def read_without_descriptors(path, *args):
+        if path.name == name:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", read_without_descriptors)
+        for _ in range(STUCK_READS):
+            assert reader.read().stuck == Missing(Absence.UNREADABLE, errno.EMFILE)
+    assert reader.read().stuck == (StuckProcess(4711, "python3"),), "it was not counted from zero"
+
+
+def test_permission_to_inspect_is_unknown_without_descriptors(machine, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    reader = machine.reader()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert reader.read().stuck == Missing(Absence.UNREADABLE, errno.EMFILE)
+
+
 def test_unlistable_processes_are_missing(tmp_path):
     assert scan_gpu_processes(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
 

@@ -1,5 +1,6 @@
 """PCI functions: from trees of plain files, this machine's bus, and an overlay on /sys."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -111,6 +112,20 @@ def test_function_removed_during_read_is_skipped(bus: Bus) -> None:
 
 def test_machine_without_bus_is_missing_and_not_empty(tmp_path: Path) -> None:
     assert read_pci_functions(tmp_path, []) == ABSENT
+
+
+@pytest.mark.parametrize("file", ["vendor", "class"])
+def test_gpu_is_not_lost_without_descriptors(bus: Bus, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """Another thread has taken the descriptor that listed the bus."""
+    bus.plug()
+    bus.plug("0000:5e:00.0", vendor="0x15b3", **{"class": "0x020000"})
+    read = pci.read_sysfs_text
+
+    def read_without_descriptors(path: Path) -> str | Missing:
+        return Missing(Absence.UNREADABLE, errno.EMFILE) if path.name == file else read(path)
+
+    monkeypatch.setattr(pci, "read_sysfs_text", read_without_descriptors)
+    assert read_pci_functions(bus.root, ["0000:5e:00.0"]) == Missing(Absence.UNREADABLE, errno.EMFILE)
 
 
 def test_unreadable_bus_is_missing(tmp_path: Path) -> None:

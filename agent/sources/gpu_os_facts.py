@@ -174,35 +174,45 @@ class GpuOsReader:
         """
         bus = read_nvidia_devices(self._sysfs_root)
         processes = scan_gpu_processes(self._procfs_root)
-        if isinstance(processes, Missing):
-            self._reads_asleep = {}
-        else:
+        if isinstance(processes, GpuProcessScan):
             self._reads_asleep = {
                 process: self._reads_asleep.get(process, 0) + 1 for process in processes.sleeping
             }
+        elif processes.absence is Absence.ABSENT:
+            self._reads_asleep = {}
         return GpuOsSample(
             bus_gpus=bus if isinstance(bus, Missing) else bus.gpus,
             bound_gpus=() if isinstance(bus, Missing) else bus.bound,
             fabric_manager=_fabric_manager_state(bus, processes),
-            stuck=self._stuck_processes(),
+            stuck=self._stuck_processes(processes),
             boot_id=read_boot_id(self._procfs_root),
         )
 
-    def _stuck_processes(self) -> tuple[StuckProcess, ...] | Missing:
-        if not can_inspect_processes(self._procfs_root):
-            return Missing(Absence.ABSENT, errno.EPERM)
+    def _stuck_processes(self, processes: GpuProcessScan | Missing) -> tuple[StuckProcess, ...] | Missing:
+        if isinstance(processes, Missing) and processes.absence is not Absence.ABSENT:
+            return processes
+        try:
+            if not can_inspect_processes(self._procfs_root):
+                return Missing(Absence.ABSENT, errno.EPERM)
+        except OSError as error:
+            return missing_from_error(error)
         return tuple(
             sorted(asleep.process for asleep, reads in self._reads_asleep.items() if reads >= STUCK_READS)
         )
 
 
 def can_inspect_processes(procfs_root: Path) -> bool:
-    """Return whether this process may read kernel stack or open files of process 1, thus of all processes."""
+    """Return whether this process may read kernel stack or open files of process 1, thus of all processes.
+
+    Raises OSError if this process lacks descriptors or memory.
+    """
     init = procfs_root / "1"
     for read in (lambda: (init / "stack").read_bytes(), lambda: os.listdir(init / "fd")):
         try:
             read()
-        except OSError:
+        except OSError as error:
+            if error.errno in OWN_FAILURES:
+                raise
             continue
         return True
     return False
@@ -316,15 +326,19 @@ def is_in_gpu_driver(process: Path) -> bool:
     """Return whether a sleeping process sleeps in NVIDIA's kernel module. ``process``: its procfs directory.
 
     The kernel stack names the module, but only root can read it. Without it, an open ``/dev/nvidia*`` file
-    counts. Without permission for either, the result is False.
+    counts. Without permission for either, the result is False. Raises OSError if this process lacks
+    descriptors or memory.
     """
     try:
         return "[nvidia" in (process / "stack").read_text()
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno in OWN_FAILURES:
+            raise
     try:
         return any(target.startswith("/dev/nvidia") for target in _open_file_targets(process))
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_FAILURES:
+            raise
         return False
 
 
@@ -342,6 +356,10 @@ def read_boot_id(procfs_root: Path) -> str:
         return (procfs_root / "sys/kernel/random/boot_id").read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+OWN_FAILURES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a read that say nothing about the file: this process, or the machine, lacks a resource."""
 
 
 def missing_from_error(error: OSError) -> Missing:

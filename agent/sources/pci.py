@@ -24,6 +24,7 @@ from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.sources.gpu_os_facts import (
     GPU_PCI_CLASSES,
     NVIDIA_VENDOR_ID,
+    OWN_FAILURES,
     missing_from_error,
     pci_address_sort_key,
 )
@@ -108,20 +109,34 @@ def _list_by_udev(declared: Collection[str]) -> dict[str, str]:
 
 
 def _list_by_sysfs(bus: Path, declared: Collection[str]) -> dict[str, str]:
-    """Return the addresses of declared PCI functions and NVIDIA's GPUs in sysfs, without model names."""
+    """Return the addresses of declared PCI functions and NVIDIA's GPUs in sysfs, without model names.
+
+    Raises OSError if the bus cannot be listed, or this process lacks descriptors or memory.
+    """
     return {
         address: ""
         for address in os.listdir(bus)
         if address in declared
-        or (_read_number(bus / address / "vendor") == NVIDIA_VENDOR_ID and _is_gpu(bus / address))
+        or (_read_id(bus / address / "vendor") == NVIDIA_VENDOR_ID and _is_gpu(bus / address))
     }
 
 
 def _is_gpu(device: Path) -> bool:
-    """Return whether an NVIDIA PCI function is a GPU and no virtual function."""
-    pci_class = _read_number(device / "class")
+    """Return whether an NVIDIA PCI function is a GPU and no virtual function. Raises as _read_id()."""
+    pci_class = _read_id(device / "class")
     is_display = isinstance(pci_class, int) and pci_class >> 8 in GPU_PCI_CLASSES
     return is_display and not (device / "physfn").is_symlink()
+
+
+def _read_id(path: Path) -> Reading:
+    """Read a number that decides whether a PCI function is listed.
+
+    Raises OSError if this process lacks descriptors or memory: a GPU that is left out would count as lost.
+    """
+    number = _read_number(path)
+    if isinstance(number, Missing) and number.errno in OWN_FAILURES:
+        raise OSError(number.errno, os.strerror(number.errno))
+    return number
 
 
 # --- fields of a PCI function ------------------------------------------------------------------------------
