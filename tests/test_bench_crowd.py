@@ -7,7 +7,7 @@ import h2.events
 import pytest
 from h2.config import H2Configuration
 
-from agent.bench.many_subscribers import (
+from agent.bench.subscribers import (
     GOAWAY,
     PING,
     WINDOW,

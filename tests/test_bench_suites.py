@@ -324,7 +324,7 @@ def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
         path = directory / "crowd.sock"
         listener.bind(str(path))
         listener.listen()
-        with start_module("agent.bench.many_subscribers", path, "bare", 4) as crowd:
+        with start_module("agent.bench.subscribers", path, "bare", 4) as crowd:
             crowd.send_line("2")
             connections = [listener.accept()[0] for _ in range(2)]
             assert crowd.wait() == {"subscribers": 2}

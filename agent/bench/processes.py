@@ -158,7 +158,7 @@ class ChildProcess:
 
 
 class Subscriber(ChildProcess):
-    """Process of ``agent.bench.subscriber``, which prints a line for each message that it receives."""
+    """Process of ``agent.bench.subscribers``, which prints a line for each message that it receives."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         super().__init__(process, errors)
@@ -211,8 +211,8 @@ def start_hugepage_limit_hitter() -> contextlib.AbstractContextManager[ChildProc
 
 
 def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
-    """Run ``agent.bench.subscriber SOCKET METHOD MARKER`` in a ``with`` block."""
-    command = [sys.executable, "-m", "agent.bench.subscriber", str(socket), method, marker]
+    """Run ``agent.bench.subscribers SOCKET follow METHOD MARKER`` in a ``with`` block."""
+    command = [sys.executable, "-m", "agent.bench.subscribers", str(socket), "follow", method, marker]
     return start_child(command, Subscriber)
 
 

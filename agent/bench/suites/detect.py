@@ -369,7 +369,7 @@ def time_receipts(count: int) -> list[int]:
         path = directory / "bare.sock"
         server.bind(str(path))
         server.listen()
-        with start_module("agent.bench.many_subscribers", path, "bare", 1) as client:
+        with start_module("agent.bench.subscribers", path, "bare", 1) as client:
             client.send_line("1")
             with server.accept()[0] as connection:
                 client.wait(lambda line: "subscribers" in line)

@@ -267,7 +267,7 @@ class ClientKind(NamedTuple):
 
     key: str
     crowd: str
-    """Name of this kind in the command line of :mod:`agent.bench.many_subscribers`."""
+    """Name of this kind in the command line of :mod:`agent.bench.subscribers`."""
     label: str
 
 
@@ -326,7 +326,7 @@ def _start_group(
     size = publisher.wait(lambda line: "ready" in line)["size"]
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD
-    crowd = stack.enter_context(start_module("agent.bench.many_subscribers", socket, kind.crowd, argument))
+    crowd = stack.enter_context(start_module("agent.bench.subscribers", socket, kind.crowd, argument))
     return ClientProcesses(kind, publisher, crowd, size)
 
 

@@ -134,7 +134,7 @@ class _Churn:
         kind = self._random.randrange(20)
         if kind == 0:
             self.disconnect_subscribers()
-            crowd = start_module("agent.bench.many_subscribers", self._socket, "frames", HEALTH_METHOD)
+            crowd = start_module("agent.bench.subscribers", self._socket, "frames", HEALTH_METHOD)
             self._subscribers.enter_context(crowd).send_line(f"{SUBSCRIBERS}")
         elif kind <= 3:
             self._change_pool(-self._random.randrange(2))

@@ -1,4 +1,4 @@
-"""``python -m agent.bench.many_subscribers SOCKET KIND ARGUMENT``: subscribers with a connection each.
+"""``python -m agent.bench.subscribers SOCKET KIND ARGUMENT``: subscribers with a connection each.
 
 Each line on standard input is a number of subscribers. The process connects that many, and prints a line of
 JSON when each of them has received its first message. It then prints a line for each round: the time at which
@@ -6,20 +6,29 @@ the last subscriber received its next message (CLOCK_MONOTONIC, ns). Kinds: ``gr
 subscriber; ``frames METHOD``, one thread that reads the HTTP/2 frames of all subscribers; ``bare SIZE``, one
 thread that reads bare sockets, where SIZE bytes are a message: the lower bound.
 
+``follow METHOD MARKER`` is one gRPC subscriber and reads no standard input. It prints a line of JSON at start
+(the name of its gRPC library) and one for each message: arrival time (CLOCK_MONOTONIC, taken before the bytes
+are parsed), size, and the matches of the regular expression MARKER. It uses grpcio if installed, which
+behaves most like a kubelet's client; otherwise the agent's own client.
+
 MessageCounter understands just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) to subscribe and to count
 messages. It decodes no message and costs next to nothing, so that the server's cost dominates a measurement.
 """
 
+import asyncio
 import importlib
+import importlib.util
 import json
+import re
 import selectors
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAM: Final = 1
@@ -245,8 +254,44 @@ def _polled_adder(
 ADDERS: Final = {"grpcio": grpcio_adder, "frames": frames_adder, "bare": bare_adder}
 
 
-def main(path: str, kind: str, argument: str) -> None:
+def follow_stream(path: str, method: str, marker: str) -> None:
+    """Subscribe to ``method`` on the socket ``path``; print a line for each message until the stream ends."""
+    pattern = re.compile(marker.encode(), re.DOTALL)
+    grpc = importlib.import_module("grpc") if importlib.util.find_spec("grpc") else None
+    _print_json(client=f"grpcio {grpc.__version__}" if grpc else "grpclib, which decodes each message first")
+    while not Path(path).exists():  # after a failed attempt, grpcio waits a second
+        time.sleep(0.001)
+    if grpc:
+        _follow_grpcio(grpc, path, method, pattern)
+    else:
+        # imported here: slower to load than grpcio
+        follow = importlib.import_module("agent.serve.agent_api.client").follow
+        asyncio.run(_follow_agent_client(follow(Path(path)), pattern))
+
+
+def _find_markers(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
+    return [match.decode() for match in pattern.findall(data)]
+
+
+def _follow_grpcio(grpc: Any, path: str, method: str, pattern: re.Pattern[bytes]) -> None:
+    channel = grpc.insecure_channel(f"unix:{path}")
+    for data in channel.unary_stream(method)(b"", wait_for_ready=True):
+        t_ns = time.monotonic_ns()
+        _print_json(t_ns=t_ns, size=len(data), found=_find_markers(pattern, data))
+
+
+async def _follow_agent_client(reports: AsyncIterator[object], pattern: re.Pattern[bytes]) -> None:
+    async for report in reports:
+        t_ns = time.monotonic_ns()
+        text = repr(report).encode()
+        _print_json(t_ns=t_ns, size=len(text), found=_find_markers(pattern, text))
+
+
+def main(path: str, kind: str, argument: str, marker: str = "") -> None:
     """Connect subscribers to ``path`` and print the time of each round until standard input ends."""
+    if kind == "follow":
+        follow_stream(path, argument, marker)
+        return
     rounds = DeliveryRounds()
     add = ADDERS[kind](path, argument, rounds)
     connected = 0
@@ -258,4 +303,4 @@ def main(path: str, kind: str, argument: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])
