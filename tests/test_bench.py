@@ -17,6 +17,7 @@ from agent.bench.file_trees import (
     write_sysfs,
 )
 from agent.bench.guards import parse_callgrind
+from agent.bench.processes import read_threads
 from agent.bench.python_readers import (
     KeptDescriptorReader,
     ReopeningReader,
@@ -33,7 +34,6 @@ from agent.bench.result import (
     replace_table,
     row_from_samples,
 )
-from agent.bench.suites.idle import read_threads
 from agent.bench.suites.poll import check_equal, open_sampler, read_snapshot
 from agent.bench.timing import (
     BLOCK_SAMPLES,

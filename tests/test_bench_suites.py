@@ -3,6 +3,7 @@
 Speed itself is not tested.
 """
 
+import os
 import re
 import socket
 import subprocess
@@ -123,6 +124,19 @@ def test_soak_states_growth_per_hour_of_a_long_run_without_its_warm_up() -> None
     assert values["soak.descriptors.growth"] == values["soak.threads.growth"] == (0,)
     assert len(values["soak.rss"]) == 27, "the first quarter does not count"
     assert min(values["soak.rss"]) == 50_000_000
+
+
+def test_idle_measures_installed_peers_as_long_as_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "node_exporter"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    outcome = SUITES["idle"](replace(TINY, peers=True))
+    keys = {row.key for table in outcome.tables for row in table.rows}
+    assert {"idle.rss", "idle.peers.rss.agent", "idle.peers.rss.node_exporter"} <= keys
+    assert [*keys].count("idle.rss") == 1
 
 
 # --- equality of results -----------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ def main() -> int:
             return 0 if run_check(_require_checkout("--check"), args.check) else MISSED
         if args.plot:
             _check_matplotlib()
+        if args.peers:
+            _require_checkout("--peers")
         if args.record:
             return _write_baselines(_require_checkout("--record"))
         return _print_comparison(args) if args.against else _run_suites(args)
@@ -82,7 +84,7 @@ def main() -> int:
 
 def _run_suites(args: argparse.Namespace) -> int:
     host, limits = read_host(), load_budgets()
-    run_size = QUICK if args.quick else FULL
+    run_size = replace(QUICK if args.quick else FULL, peers=args.peers)
     if args.soak_ns is not None:
         run_size = replace(run_size, soak_s=args.soak_ns / NS_PER_S)
     outcomes = {}
@@ -151,7 +153,7 @@ def _write_file(path: Path, text: str) -> None:
 def _require_checkout(option: str) -> Path:
     root = find_checkout()
     if root is None:
-        raise MeasurementError(f"{option} needs a checkout; an installed package has no {BUDGETS_FILE}")
+        raise MeasurementError(f"{option} needs a checkout; an installed package has no benchmarks/")
     return root
 
 
@@ -178,6 +180,12 @@ def _parse_arguments() -> argparse.Namespace:
         type=Path,
         metavar="FILE.svg",
         help="plot the results; needs matplotlib: pip install 'drahealth[bench]'",
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="also measure the other node agents of benchmarks/peers.toml that are in PATH, and print "
+        "published figures of those that are not",
     )
     parser.add_argument(
         "--against",
@@ -208,10 +216,12 @@ def _parse_arguments() -> argparse.Namespace:
     if args.soak_ns is not None and "soak" not in (args.suite or ()):
         parser.error("--for is the duration of suite soak: it needs --suite soak")
     exclusive = "--check" if args.check is not None else "--record" if args.record else ""
-    if exclusive and (args.quick or args.suite or args.plot or args.against):
+    if exclusive and (args.quick or args.suite or args.plot or args.against or args.peers):
         parser.error(
-            f"{exclusive} measures no suite: it cannot be combined with --quick, --suite, --plot or --against"
+            f"{exclusive} measures no suite: give it without --quick, --suite, --plot, --peers and --against"
         )
+    if args.peers and (args.against or (args.suite and "idle" not in args.suite)):
+        parser.error("--peers belongs to the suite idle, and cannot be combined with --against")
     if args.json and args.against:
         parser.error("--json cannot be combined with --against")
     return args

@@ -94,6 +94,69 @@ def read_resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+def read_memory(pid: int) -> tuple[int, int]:
+    """Return RSS and PSS of a process [bytes]. Raises OSError if it has ended."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+    return kib["Rss:"] * 1024, kib["Pss:"] * 1024
+
+
+class ThreadUsage(NamedTuple):
+    """CPU time and context switches of one thread at one moment."""
+
+    name: str
+    run_ns: int
+    wakeups: int
+    """Voluntary context switches, in which the thread waited."""
+    preemptions: int
+
+
+SAMPLER: Final = "dh-sampler"
+
+
+def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
+    """Read CPU time and context switches of all threads of a process, and of its child processes.
+
+    Threads and child processes that end meanwhile are left out. Raises OSError if the process has ended.
+    ``role`` names all threads of the process; if it is empty, each thread has its own name.
+    """
+    found: dict[int, ThreadUsage] = {}
+    for child in child_pids(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= read_threads(child, "nvml")
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = (task / "status").read_text().splitlines()
+            fields = dict(line.split(":\t") for line in lines if ":\t" in line)
+            run_ns = int((task / "schedstat").read_text().split()[0])
+            name = role or _thread_role(fields["Name"], is_main=task.name == str(pid))
+            switches = (int(fields[f"{kind}_ctxt_switches"]) for kind in ("voluntary", "nonvoluntary"))
+            found[int(task.name)] = ThreadUsage(name, run_ns, *switches)
+    return found
+
+
+def child_pids(pid: int) -> Iterator[int]:
+    """Yield the child processes of a process; none if the kernel lacks CONFIG_PROC_CHILDREN."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended
+            yield from map(int, (task / "children").read_text().split())
+
+
+def _thread_role(name: str, *, is_main: bool) -> str:
+    """Return the role of a thread of the agent, which the name of a C thread shows."""
+    if name.startswith("dh-"):
+        return name if name == SAMPLER else "C"
+    return "main" if is_main else "I/O"
+
+
+def cpu_percent(
+    before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], duration_s: float
+) -> float:
+    """Return the CPU time that all threads used between two readings [% of one core]."""
+    thread_ids = before.keys() & after.keys()
+    return sum(after[tid].run_ns - before[tid].run_ns for tid in thread_ids) / duration_s / 1e7
+
+
 class ChildProcess:
     """Child process that reads lines and prints lines of JSON."""
 

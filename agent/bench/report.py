@@ -198,6 +198,9 @@ def text_report(host: HostFacts, outcomes: Mapping[str, SuiteOutcome], budgets: 
                 lines += align_columns(_table_grid(table, budgets))
                 for remark in _table_remarks(table, section):
                     lines += wrap_line(remark, "    ")
+        for published in outcome.published:
+            lines += ["", *wrap_line(f"{name}: {published.title}", ""), *align_columns(published.grid)]
+            lines += [line for source in published.sources for line in wrap_line(source, "    ")]
         for reason in dict.fromkeys(outcome.skipped):
             lines += ["", *wrap_line(f"not measured: {reason}", "")]
     lines += ["", *LEGEND, ""]
@@ -229,6 +232,9 @@ def markdown_report(
                 lines += markdown_table(_table_grid(table, budgets))
                 remarks = [*_table_remarks(table, section)]
                 lines += ["", *_bullet_points(remarks)] if remarks else []
+        for published in outcome.published:
+            lines += ["", f"### {published.title}", "", *markdown_table(published.grid)]
+            lines += ["", *_bullet_points(published.sources)]
         for reason in dict.fromkeys(outcome.skipped):
             lines += ["", f"Not measured: {reason}"]
     if plot:

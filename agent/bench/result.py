@@ -86,6 +86,15 @@ class ResultTable:
         return f"{self.section}; {self.title}" if self.section else self.title
 
 
+class PublishedTable(NamedTuple):
+    """Table of figures that other projects published, as texts with their sources."""
+
+    title: str
+    grid: list[tuple[str, ...]]
+    """Heading and rows."""
+    sources: list[str]
+
+
 @dataclass(slots=True)
 class SuiteOutcome:
     """Result tables of one benchmark suite."""
@@ -95,10 +104,12 @@ class SuiteOutcome:
     """Measurements skipped on this machine, with reasons."""
     reference_ns: list[float] = field(default_factory=list)
     """Times of a fixed computation during the run, which show how stable the machine was [ns]."""
+    published: list[PublishedTable] = field(default_factory=list)
 
     def merge(self, other: "SuiteOutcome") -> None:
         """Add the tables of another part of the same suite."""
         self.tables += other.tables
+        self.published += other.published
         self.skipped += other.skipped
         self.reference_ns += other.reference_ns
 
@@ -233,6 +244,8 @@ class RunSize:
     """Number of pods on the Kubernetes node that is audited."""
     soak_s: float
     """Duration of the churn in suite soak [s]."""
+    peers: bool = False
+    """Whether other installed node agents are measured after the idle agent, as long as it."""
 
 
 FULL: Final = RunSize(

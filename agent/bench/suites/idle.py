@@ -23,19 +23,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
+from agent.bench.peers import load_peers, measure_cost, measure_peers
 from agent.bench.processes import (
     HEALTH_METHOD,
+    SAMPLER,
     FakeNvmlUnavailable,
     ProcessError,
     ProcessRun,
+    ThreadUsage,
     agent_socket,
+    cpu_percent,
     drahealth_program,
     driver_socket,
     lower_bound_or_none,
+    read_memory,
     read_resident_bytes,
+    read_threads,
     run_program,
     start_agent,
     start_subscriber,
@@ -47,6 +53,7 @@ from agent.bench.result import (
     RunSize,
     SuiteOutcome,
     Unit,
+    find_checkout,
     row_from_samples,
     rows_from_latencies,
     seconds_from_ns,
@@ -62,7 +69,6 @@ LOWER_BOUND: Final = "lower bound: a bare timerfd thread of the same period"
 READY_S: Final = 60.0
 NEW_GROUP_S: Final = 120.0
 """Time after a cgroup's creation in which the agent reads all of its counters in each sweep [s]."""
-SAMPLER: Final = "dh-sampler"
 LABELS: Final = {
     SAMPLER: "the C sampler",
     "C": "all other C threads",
@@ -70,14 +76,6 @@ LABELS: Final = {
     "main": "the Trio thread",
     "I/O": "the asyncio thread",
 }
-
-
-class ThreadUsage(NamedTuple):
-    """CPU time and wakeups of one thread at one moment."""
-
-    name: str
-    run_ns: int
-    wakeups: int
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
@@ -115,12 +113,13 @@ def run(run_size: RunSize) -> SuiteOutcome:
             after, bound_after = read_threads(pid), read_threads(bound) if bound else {}
             duration_s = (time.monotonic_ns() - start_ns) / 1e9
             heartbeats = client.discard_lines()
-            rows = _cpu_rows(before, after, _cpu_percent(bound_before, bound_after, duration_s), duration_s)
+            rows = _cpu_rows(before, after, cpu_percent(bound_before, bound_after, duration_s), duration_s)
             if run_size.settle_s < NEW_GROUP_S:  # a key without a budget
                 rows[0] = replace(rows[0], key="idle.cpu.new", label=f"{rows[0].label}; all cgroups are new")
             rows.append(_row("heartbeats", "heartbeats in this time", heartbeats, "1"))
             rows += _heartbeat_rows(before, after, heartbeats)
             rows += _memory_rows(pid)
+            agent_cost = measure_cost(pid, before, after, duration_s) if run_size.peers else None
             rows += _call_rows(run_size, outcome, pid)
             # last: the request costs the agent an import, 20 ms and some memory
             rows += _status_rows(asyncio.run(fetch_status(agent_socket(directory))))
@@ -133,6 +132,8 @@ def run(run_size: RunSize) -> SuiteOutcome:
             client.library,
         )
         outcome.tables.append(ResultTable(title, tuple(rows), LOWER_BOUND if bound else "", notes=notes))
+        if agent_cost and (root := find_checkout()):
+            measure_peers(load_peers(root), run_size, outcome, agent_cost)
     return outcome
 
 
@@ -161,45 +162,6 @@ def _wait_for_watches(pid: int) -> None:
         time.sleep(0.1)
 
 
-def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
-    """Read CPU time and wakeups of all threads of a process, and of its child processes.
-
-    Args:
-        pid: Process.
-        role: Name to use for all threads of the process; empty: each thread has its own name.
-    """
-    found: dict[int, ThreadUsage] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
-            for child in (task / "children").read_text().split():
-                found |= read_threads(int(child), "nvml")
-        fields = dict(
-            line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line
-        )
-        run_ns = int((task / "schedstat").read_text().split()[0])
-        name = role or _thread_role(fields["Name"], is_main=task.name == str(pid))
-        found[int(task.name)] = ThreadUsage(name, run_ns, int(fields["voluntary_ctxt_switches"]))
-    return found
-
-
-def _thread_role(name: str, *, is_main: bool) -> str:
-    """Return the role of a thread, which is a key of LABELS.
-
-    The name of a C thread shows its role. A Python thread is the main thread or the I/O thread.
-    """
-    if name.startswith("dh-"):
-        return name if name == SAMPLER else "C"
-    return "main" if is_main else "I/O"
-
-
-def _cpu_percent(
-    before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], duration_s: float
-) -> float:
-    """Return the CPU time that all threads used between two readings [% of one core]."""
-    thread_ids = before.keys() & after.keys()
-    return sum(after[tid].run_ns - before[tid].run_ns for tid in thread_ids) / duration_s / 1e7
-
-
 def _cpu_rows(
     before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], bound: float, duration_s: float
 ) -> list[ResultRow]:
@@ -209,7 +171,7 @@ def _cpu_rows(
         old, new = before[tid], after[tid]
         cpu[new.name] = cpu.get(new.name, 0.0) + (new.run_ns - old.run_ns) / duration_s / 1e7
         wakeups[new.name] = wakeups.get(new.name, 0.0) + (new.wakeups - old.wakeups) * 60 / duration_s
-    total = _row("cpu", "CPU, % of one core", _cpu_percent(before, after, duration_s), "%")
+    total = _row("cpu", "CPU, % of one core", cpu_percent(before, after, duration_s), "%")
     rows = [total]
     rows += [_row(f"cpu.{name}", f"  of that, {LABELS[name]}", cpu[name], "%") for name in sorted(cpu)]
     if bound:
@@ -267,13 +229,11 @@ def _call_rows(run_size: RunSize, outcome: SuiteOutcome, pid: int) -> list[Resul
 
 
 def _memory_rows(pid: int) -> list[ResultRow]:
-    process = Path(f"/proc/{pid}")
-    lines = (process / "smaps_rollup").read_text().splitlines()
-    kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+    rss, pss = read_memory(pid)
     return [
-        _row("rss", "RSS", kib["Rss:"] * 1024, "B"),
-        _row("pss", "PSS", kib["Pss:"] * 1024, "B"),
-        _row("descriptors", "open descriptors", len(os.listdir(process / "fd")), "1"),
+        _row("rss", "RSS", rss, "B"),
+        _row("pss", "PSS", pss, "B"),
+        _row("descriptors", "open descriptors", len(os.listdir(f"/proc/{pid}/fd")), "1"),
         _row("watches", "inotify watches", count_inotify_watches(pid), "1"),
     ]
 
