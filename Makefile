@@ -171,7 +171,7 @@ bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.
 	@$(BIN)/python -m agent.bench --check
 
 .PHONY: bench-doc
-bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full and its peers for docs/performance.md and its plot (12 min)
+bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full and its peers for docs/performance.md and its plots (12 min)
 	@mkdir -p build
 	@$(BIN)/python -m agent.bench --peers --md --plot docs/performance.svg >build/performance.md
 	@sed -n '/^## A whole node/,$$p' docs/performance.md >>build/performance.md # the times of make test-node

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 
 from agent.bench import report
 from agent.bench.main import main
-from agent.bench.plot import GREY, plot_comparison, plot_suites, series_colours
+from agent.bench.plot import GREY, plot_comparison, plot_overview, plot_suites, series_colours
 from agent.bench.report import HostFacts
 from agent.bench.result import (
     ResultRow,
@@ -214,8 +214,10 @@ def test_tables_without_section_have_no_common_remarks() -> None:
 
 
 def test_markdown_rows_have_the_columns_of_their_heading() -> None:
-    lines = report.markdown_report(HOST, {"poll": outcome()}, {}, Path("docs/performance.svg")).splitlines()
-    assert lines[-1] == "![Distributions and curves](performance.svg)"
+    plots = (Path("docs/a.svg"), Path("docs/b.svg"))
+    lines = report.markdown_report(HOST, {"poll": outcome()}, {}, plots).splitlines()
+    assert lines.index("![Overview](a.svg)") < lines.index("## Summary")
+    assert lines[-1] == "![Distributions and curves](b.svg)"
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) == 2 * 2 + 4 + 3, "two headings with separators, and seven figures"
     assert [line.count("|") for line in tables] == [7] * 6 + [3] * 5
@@ -343,6 +345,69 @@ def test_plots_of_equal_results_are_equal() -> None:
     }
 
 
+# --- overview ---------------------------------------------------------------------------------------------
+
+
+def overview(outcomes: dict[str, SuiteOutcome], budgets: Any = None) -> ElementTree.Element:
+    return ElementTree.fromstring(plot_overview(["a CPU"], outcomes, budgets or {}))
+
+
+def single_rows(unit: Unit, figures: dict[str, float]) -> SuiteOutcome:
+    rows = (
+        row_from_samples(key, f"the {key.rpartition('.')[2]}", [value], unit)
+        for key, value in figures.items()
+    )
+    return SuiteOutcome([ResultTable("t", tuple(rows))])
+
+
+def test_overview_has_a_panel_per_subject_with_values_and_budget() -> None:
+    trace = {"trace.rung": 2e-3, "trace.woken": 3e-4, "trace.all": 2.4e-3, "trace.bare.trio": 1e-4}
+    idle = single_rows("%", {"idle.cpu": 0.2, "idle.cpu.main": 0.05, "idle.peers.cpu.agent": 0.3})
+    idle.merge(single_rows("B", {"idle.peers.pss.agent": 31 << 20, "idle.rss": 40 << 20}))
+    curve = [
+        replace(
+            row_from_samples(f"scale.{subject}.{size}", f"{size} devices", [size * 1e-6], "s"), x=float(size)
+        )
+        for subject in ("encode", "decide", "floor")
+        for size in (8, 1000)
+    ]
+    growth = SuiteOutcome([ResultTable("t", tuple(curve))])
+    budgets = {"goal": {"idle.cpu": {"max": 0.25, "why": "so"}}}
+    svg = overview({"trace": single_rows("s", trace), "idle": idle, "scale": growth}, budgets)
+    found = texts(svg)
+    assert panels(svg) == 5, "hops, CPU and memory of peers, CPU of the agent, durations"
+    assert {"2.00 ms", "300 us, lower bound 100 us", "2.40 ms"} <= {*found}
+    assert {"0.20 %", "0.05 %", "0.30 %", "31 MiB"} <= {*found}
+    assert {"encode, by devices", "decide, by devices"} <= {*found}
+    assert "40 MiB" not in found
+    assert sum("stroke-dasharray" in style for style in styles(svg)) == 1, "the budget"
+
+
+def test_overview_of_other_suites_has_no_panel_and_names_its_suites() -> None:
+    svg = overview({"poll": SuiteOutcome([race_table(20)])})
+    assert panels(svg) == 0
+    assert "No suite of the overview ran: trace, idle, scale." in texts(svg)
+
+
+@pytest.mark.parametrize("suites", [("trace",), ("trace", "idle"), ("idle", "scale")])
+def test_overview_of_some_suites_is_drawn_the_same_each_time(suites: tuple[str, ...]) -> None:
+    every = {
+        "trace": single_rows("s", {"trace.rung": 2e-3, "trace.all": 2e-3}),
+        "idle": single_rows("%", {"idle.cpu": 0.0}),
+        "scale": SuiteOutcome(
+            [
+                replace(
+                    curve_table(),
+                    rows=tuple(replace(row, key=f"scale.poll.{row.x:g}") for row in curve_table().rows),
+                )
+            ]
+        ),
+    }
+    outcomes = {suite: every[suite] for suite in suites}
+    assert panels(overview(outcomes)) == len(suites)
+    assert plot_overview([], outcomes, {}) == plot_overview([], outcomes, {})
+
+
 # --- the command ------------------------------------------------------------------------------------------
 
 
@@ -362,7 +427,11 @@ def test_command_with_json_prints_only_json(tmp_path: Path) -> None:
     assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= report.decode_figures(
         done.stdout
     ).keys()
-    assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
+    overview, distributions = (
+        ElementTree.parse(plot).getroot() for plot in (file, file.with_name("plot-distributions.svg"))
+    )
+    assert panels(overview) == 0, "no suite of the overview"
+    assert panels(distributions) > 0
 
 
 def test_failed_suite_is_named_and_other_results_are_kept(tmp_path: Path) -> None:

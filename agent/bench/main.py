@@ -87,6 +87,7 @@ def _run_suites(args: argparse.Namespace) -> int:
     run_size = replace(QUICK if args.quick else FULL, peers=args.peers)
     if args.soak_ns is not None:
         run_size = replace(run_size, soak_s=args.soak_ns / NS_PER_S)
+    plots = args.plot and (args.plot, args.plot.with_stem(f"{args.plot.stem}-distributions"))
     outcomes = {}
     failed = False
     for name in args.suite or _default_suites():
@@ -100,13 +101,14 @@ def _run_suites(args: argparse.Namespace) -> int:
     if args.json:
         print(report.pyperf_document(host, outcomes))
     elif args.md:
-        print(report.markdown_report(host, outcomes, limits, args.plot), end="")
+        print(report.markdown_report(host, outcomes, limits, plots), end="")
     else:
         print(report.text_report(host, outcomes, limits), end="")
-    if args.plot:
-        from agent.bench.plot import plot_suites
+    if plots:
+        from agent.bench.plot import plot_overview, plot_suites
 
-        _write_file(args.plot, plot_suites(outcomes, limits))
+        _write_file(plots[0], plot_overview(report.header_lines(host, outcomes.values()), outcomes, limits))
+        _write_file(plots[1], plot_suites(outcomes, limits))
     return MISSED if failed else 0
 
 
@@ -179,7 +181,8 @@ def _parse_arguments() -> argparse.Namespace:
         "--plot",
         type=Path,
         metavar="FILE.svg",
-        help="plot the results; needs matplotlib: pip install 'drahealth[bench]'",
+        help="plot an overview, and all distributions and curves in FILE-distributions.svg; "
+        "needs matplotlib: pip install 'drahealth[bench]'",
     )
     parser.add_argument(
         "--peers",

@@ -1,12 +1,14 @@
-"""Plots for ``--plot FILE.svg``, drawn by matplotlib: one panel for each table of timed samples or curves.
+"""Plots for ``--plot FILE.svg``, drawn by matplotlib: an overview on one screen, and all distributions.
 
-Tables with an independent variable are curves with confidence intervals; tables of times are empirical
-distributions; a comparison of two revisions is a list of ratios. Equal results give equal files.
+In the second plot, tables with an independent variable are curves with confidence intervals; tables of times
+are empirical distributions. A comparison is a list of ratios. Equal results give equal files.
 """
 
 import io
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from textwrap import fill
 from typing import Any, Final, Literal
@@ -16,7 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
-from agent.bench.result import ResultRow, SuiteOutcome, Unit, find_goal, short_labels, unit_scale
+from agent.bench.result import (
+    ResultRow,
+    SuiteOutcome,
+    Unit,
+    find_goal,
+    format_value,
+    short_labels,
+    unit_scale,
+)
 from agent.bench.revisions import RevisionComparison
 
 GREY: Final = "#6e7781"
@@ -191,3 +201,98 @@ def _render_svg(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Title": "drahealth bench"})
     return text.getvalue()
+
+
+# --- overview ----------------------------------------------------------------------------------------------
+
+SCREEN_STYLE: Final[Any] = STYLE | {"font.size": 11, "axes.titlesize": 13, "legend.fontsize": 9}
+BAR_LABEL: Final[Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+OVERVIEW_CAPTION: Final = "Grey in bars of hops and of threads: lower bound. Dashes: budget."
+HOPS_WITH_BOUND: Final = {"woken": "trio", "taken": "asyncio", "client": "socket"}
+"""Hops of a change whose lower bound is measured, with the key of the bound."""
+
+
+def plot_overview(
+    header: Sequence[str], outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]
+) -> str:
+    """Plot the main costs of the suites that ran on one screen; return the content of an SVG file."""
+    rows = {row.key: row for outcome in outcomes.values() for table in outcome.tables for row in table.rows}
+    groups = [group for group in _overview_groups(rows, budgets) if group]
+    is_odd = len(groups) % 2
+    with mpl.rc_context(SCREEN_STYLE):
+        figure = Figure((16, 10), layout="constrained")
+        caption = OVERVIEW_CAPTION if groups else "No suite of the overview ran: trace, idle, scale."
+        figure.suptitle("\n".join([*header, caption]), x=0.01, ha="left", fontsize=10)
+        grid = figure.add_gridspec(-(-len(groups) // 2) or 1, 2)
+        for number, group in enumerate(groups):
+            line, column = divmod(number + is_odd, 2)
+            cell = grid[0, :] if is_odd and number == 0 else grid[line, column]
+            panels = figure.add_subfigure(cell).subplots(1, len(group), squeeze=False)[0]
+            for axes, (title, draw) in zip(panels, group, strict=True):
+                axes.set_title(title)
+                draw(axes)
+        return _render_svg(figure)
+
+
+def _overview_groups(
+    rows: Mapping[str, ResultRow], budgets: Mapping[str, Any]
+) -> Iterator[list[tuple[str, Callable[[Axes], None]]]]:
+    """Yield the neighbouring panels of each subject; none if its suite did not run."""
+    hops = {key: row for key, row in rows.items() if re.fullmatch(r"trace\.\w+", key)}
+    yield [("from a change to a client, medians", partial(_draw_hops, hops, rows))] if hops else []
+    peers = (("idle.peers.cpu.", "idle CPU, % of one core"), ("idle.peers.pss.", "memory (PSS)"))
+    for subject in (peers, (("idle.cpu", "CPU of the idle agent, % of one core"),)):
+        yield [
+            (title, partial(_draw_bars, found, budgets))
+            for prefix, title in subject
+            if (found := [row for key, row in rows.items() if key.startswith(prefix)])
+        ]
+    curves = [
+        replace(row, label=f"{key.split('.')[1]}, by {row.label.split()[-1]}")
+        for key, row in rows.items()
+        if row.x is not None and key.startswith("scale.") and not key.startswith("scale.floor.")
+    ]
+    growth: tuple[tuple[Unit, str], ...] = (("s", "growth of durations"), ("B", "growth of memory (RSS)"))
+    yield [
+        (title, partial(_draw_curves, found, unit, "devices, cgroups or pods", budgets))
+        for unit, title in growth
+        if (found := [row for row in curves if row.unit == unit])
+    ]
+
+
+def _draw_hops(hops: Mapping[str, ResultRow], rows: Mapping[str, ResultRow], axes: Axes) -> None:
+    """Draw each hop of a change where the previous one ends, with its lower bound; draw the total last."""
+    start = 0.0
+    for line, (key, row) in enumerate(hops.items()):
+        name, duration = key.removeprefix("trace."), row.median.median
+        left = 0.0 if name == "all" else start
+        axes.barh(line, duration, left=left, color=COLOURS[1 if name == "all" else 0])
+        text = format_value(duration, "s")
+        if bound := rows.get(f"trace.bare.{HOPS_WITH_BOUND.get(name)}"):
+            axes.barh(line, bound.median.median, left=left, height=0.4, color=GREY)
+            text += f", lower bound {format_value(bound.median.median, 's')}"
+        axes.annotate(text, (left + duration, line), **BAR_LABEL)
+        start += duration
+    _list_bars(axes, short_labels([row.label for row in hops.values()]), 0.4)
+    axes.xaxis.set_major_formatter(EngFormatter("s"))
+
+
+def _draw_bars(rows: Sequence[ResultRow], budgets: Mapping[str, Any], axes: Axes) -> None:
+    """Draw a bar for each row, the first one in another colour, with values and goals."""
+    names = [
+        name.replace("CPU, % of one core", "total") for name in short_labels([row.label for row in rows])
+    ]
+    for line, (row, name) in enumerate(zip(rows, names, strict=True)):
+        colour = GREY if name.startswith(LOWER_BOUND) else COLOURS[2 if line else 0]
+        axes.barh(line, row.max, color=colour)
+        axes.annotate(format_value(row.max, row.unit), (row.max, line), **BAR_LABEL)
+        if goal := find_goal(row, budgets):
+            axes.axvline(goal.limit, color=colour, linestyle="--")
+    _list_bars(axes, names, 0.25)
+    axes.xaxis.set_visible(False)
+
+
+def _list_bars(axes: Axes, names: Sequence[str], margin: float) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, axes.dataLim.xmax * (1 + margin) or 1)
