@@ -423,6 +423,19 @@ def test_growing_driver_removes_no_devices_of_others(directory: Path) -> None:
     assert names(read(directory, before)) == names(before)
 
 
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_directory_whose_files_others_can_replace_is_not_read(directory: Path, *, is_foreign: bool) -> None:
+    write(directory, memories(1))
+    if is_foreign:
+        give_to_other_user(directory)
+        why = "belongs to uid 65534, who can replace its files"
+    else:
+        directory.chmod(0o777)
+        why = "has mode 0777: all users may write to it"
+    with pytest.raises(ProbeError, match=f"declaration directory {directory}: not read: {why}"):
+        read(directory)
+
+
 def test_room_freed_by_one_driver_is_available_to_others(directory: Path) -> None:
     path = write(directory, memories(DEVICES_MAX), "a.example.com")
     before = read(directory)

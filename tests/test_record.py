@@ -326,6 +326,18 @@ def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step
     assert steps + lost == 40 * len(short_day)
 
 
+def test_directory_whose_files_others_can_replace_gets_no_record(
+    short_day: list[Step], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record").chmod(0o777)
+    record_all(tmp_path / "record", short_day)
+    assert segment_paths(tmp_path / "record") == []
+    assert (
+        f"record {tmp_path}/record: snapshots not written: has mode 0777: all users may write" in caplog.text
+    )
+
+
 def test_disk_with_room_for_a_head_only_keeps_no_empty_segment(
     short_day: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

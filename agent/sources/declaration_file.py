@@ -45,6 +45,7 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.sources.pci import parse_pci_address
+from agent.system.files import UnsafeDirectory, check_directory
 
 VERSION: Final = 1
 DEVICES_MAX: Final = 4096
@@ -379,12 +380,15 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
         default_pool: Pool of devices that name no pool.
 
     Raises:
-        ProbeError: The directory cannot be read.
+        ProbeError: The directory cannot be read, or another user could replace its files.
     """
     try:
+        check_directory(directory)
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX) and name[0] != "."]
     except FileNotFoundError:
         return ()
+    except UnsafeDirectory as error:
+        raise ProbeError(f"declaration directory {directory}: not read: {error}") from None
     except OSError as error:
         raise ProbeError(f"declaration directory {directory}: cannot be listed: {error.strerror}") from None
     present = {_driver_of_file(name) for name in names}
