@@ -49,7 +49,7 @@ from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
 from agent.bench.suites.report_path import declare_cpus, snapshot_time, without_lowest_cpu
-from agent.bench.suites.scale import describe_fit, fit_line, measure_explain_and_audit
+from agent.bench.suites.scale import burstable_pods, describe_fit, fit_line, measure_explain_and_audit
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField
 from agent.model.settings import EngineSettings
@@ -280,6 +280,16 @@ def test_run_consumers_measures_explain_and_audit() -> None:
     assert {"scale.explain.10", "scale.floor.10.rss", "scale.audit.4", "scale.audit.4.rss"} <= found.keys()
     assert all(table.notes[0].startswith("fit: ") for table in outcome.tables)
     assert found["scale.explain.10.rss"].max > found["scale.floor.10.rss"].max
+
+
+@pytest.mark.parametrize("pods", [1, 3, 25])
+def test_audited_pods_request_the_cpu_weight_of_a_new_cgroup(pods: int) -> None:
+    """1024 shares are 1000m. With other requests, the audit waits for a minute."""
+    with temporary_directory() as root:
+        objects = burstable_pods(write_cgroup_files(root, 2 * pods))
+    requests = [pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in objects]
+    assert len(requests) == pods
+    assert sum(int(request.removesuffix("m")) for request in requests) == 1000
 
 
 # --- fits and ratios ---------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _measure_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
             if reason:
                 outcome.skipped.append(f"scale: {reason}; audited on {tree.backend}")
             file = directory / "pods.json"
-            file.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": _burstable_pods(tree)}))
+            file.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": burstable_pods(tree)}))
             roots = ("--cgroupfs-root", tree.cgroupfs, "--kubelet-cgroup-root", tree.kubelet_root)
             arguments = ("audit", "--all", "--pods", file, "--kubelet-dir", directory, "-o", "json", *roots)
             run = run_program(drahealth_program(*arguments), REPORT_EXIT_CODES)
@@ -176,11 +176,19 @@ def _measure_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
     _add_process_curves(outcome, title, "scale", runs)
 
 
-def _burstable_pods(tree: CgroupTree) -> list[dict[str, Any]]:
-    """Return the pods of ``tree`` as objects of the Kubernetes API."""
+def burstable_pods(tree: CgroupTree) -> list[dict[str, Any]]:
+    """Return the pods of ``tree`` as objects of the Kubernetes API; they request one CPU together.
+
+    The cgroup of their QoS class then has the weight of a new cgroup. Otherwise the audit waits for a minute,
+    in which the kubelet corrects the weight.
+    """
     containers = [group for group in tree.groups if group[1]]
-    resources = {"requests": {"cpu": "100m", "memory": "64Mi"}}
-    pods = [pod_object(f"pod-{index}", *group, resources) for index, group in enumerate(containers)]
+    milli, rest = divmod(1000, len(containers))
+    requests = [{"cpu": f"{milli + (index < rest)}m", "memory": "64Mi"} for index in range(len(containers))]
+    pods = [
+        pod_object(f"pod-{index}", *group, {"requests": requests[index]})
+        for index, group in enumerate(containers)
+    ]
     for pod in pods:
         pod["status"]["qosClass"] = "Burstable"
     return pods
