@@ -210,6 +210,14 @@ def test_end_of_stream_without_body_is_the_empty_request(serving: Serving) -> No
         assert listed(client, 3) == ["cpu-node0"]
 
 
+def test_empty_frame_in_a_request_is_ignored(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        for part in (b"", b"\0\0", b"", b"\0\0\0"):
+            client.send(frame(DATA, 0, 1, part))
+        assert listed(client) == ["cpu-node0"]
+
+
 def test_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())

@@ -10,6 +10,7 @@ following deficiencies of grpclib and h2:
   piled up without limit for a peer that sent them and read nothing;
 * a message could have any size; a compressed one was an "Internal Server Error", a missing one None; each
   connection could begin a hundred messages at once;
+* an empty DATA frame ended a message;
 * a request that failed before its handler ran got no answer, and a request for an unknown method got an
   answer without a content-type, which grpclib's own client refuses;
 * a request that was reset at its arrival was kept for as long as its connection;
@@ -41,7 +42,7 @@ from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
-from h2.events import Event, ResponseReceived
+from h2.events import DataReceived, Event, ResponseReceived
 from h2.exceptions import ProtocolError
 from h2.stream import StreamInputs
 from hyperframe.frame import (
@@ -580,6 +581,11 @@ class _Events(protocol.EventsProcessor):
         """Handle an event of an HTTP/2 connection; an event type that grpclib does not know is ignored."""
         if event.__class__ in getattr(self, "processors", ()):
             super().process(event)
+
+    def process_data_received(self, event: DataReceived) -> None:
+        """Pass on received data; an empty frame is ignored, which grpclib takes for the end of the stream."""
+        if event.flow_controlled_length:
+            super().process_data_received(event)
 
     def process_response_received(self, event: ResponseReceived) -> None:
         """Add missing response headers before grpclib's client reads them, which would raise a KeyError."""
