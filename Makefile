@@ -83,8 +83,14 @@ format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
 native-test: SKIPPED_BEFORE ?= /dev/null
 native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@echo "== native tests"
-	@# ThreadSanitizer needs fixed addresses; many containers forbid to ask for them
-	@tsan=tsan; setarch -R true 2>/dev/null || { tsan=; \
+	@# ThreadSanitizer needs fixed addresses, and LeakSanitizer traces its own process; containers may forbid both
+	@mkdir -p build; \
+	 if ! { echo 'int main(void) { return 0; }' | gcc -fsanitize=address -x c - -o build/leaks && build/leaks; } \
+	     >/dev/null 2>&1; then \
+	     export ASAN_OPTIONS=detect_leaks=0; \
+	     echo "LeakSanitizer: may not trace processes here" >>$(SKIPPED_BEFORE); \
+	 fi; \
+	 tsan=tsan; setarch -R true 2>/dev/null || { tsan=; \
 	     echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); }; \
 	 $(MAKE) -C native -j$(WORKERS) --silent test $$tsan
 

@@ -572,6 +572,7 @@ async def _for_ever_in_asyncio() -> None:
 def test_stop_does_not_wait_for_hung_checks_and_prepares(
     host: Host, root: Path, gate: threading.Event
 ) -> None:
+    before = threading.enumerate()
     monitor = monitor_of(root)
     looking = threading.Barrier(3)
 
@@ -604,7 +605,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         assert not monitor.stop(), "it says that something was left behind"
         gate.set()
         looking.abort()  # a check that began again meanwhile ends, too
-        eventually(lambda: not stacks_of_threads("dh-"), lambda: stacks_of_threads("dh-"))
+        eventually(lambda: not stacks_of_threads("dh-", before), lambda: stacks_of_threads("dh-", before))
 
 
 # --- a host that does not stop what it started --------------------------------------------------------------

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -125,13 +125,16 @@ def eventually(
         time.sleep(0.005)
 
 
-def stacks_of_threads(prefix: str) -> str:
-    """Return the names and stacks of this process's threads whose names begin with a text."""
+def stacks_of_threads(prefix: str, ignored: Collection[threading.Thread]) -> str:
+    """Return the names and stacks of this process's threads whose names begin with a text.
+
+    The threads `ignored` are left out: those of earlier tests.
+    """
     frames = sys._current_frames()
     return "\n".join(
         f"{one.name}\n{''.join(traceback.format_stack(frames[one.ident]))}"
         for one in threading.enumerate()
-        if one.name.startswith(prefix) and one.ident in frames
+        if one.name.startswith(prefix) and one.ident in frames and one not in ignored
     )
 
 
