@@ -6,7 +6,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from faults import Fault, markdown, read_faults, read_figures, read_results, unproven, with_figures
+from faults import (
+    Fault,
+    markdown,
+    read_faults,
+    read_figures,
+    read_results,
+    read_seconds,
+    unproven,
+    with_figures,
+)
 from faults.kills import Kept
 from faults.soak import Sample, evaluate, failures
 
@@ -99,3 +108,19 @@ def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:
         "fault 3: failure: test_a.py::test_fails",
         "fault 4: did not run: test_a.py::test_is_gone",
     ]
+
+
+def test_page_has_the_longest_time_of_each_test(tmp_path: Path) -> None:
+    results = tmp_path / "results.xml"
+    results.write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.test_a" name="test_one[x]" time="0.52"/>
+        <testcase classname="tests.test_a" name="test_one[y]" time="12.3"/>
+        <testcase classname="tests.test_a" name="test_other" time="0.004"/>
+        </testsuite></testsuites>"""
+    )
+    faults = [Fault("disk", name, "promise", f"test_a.py::test_{name}") for name in ("one", "other", "new")]
+    page = markdown(faults, {"seconds": read_seconds([results])})
+    assert "| one | promise | 12 s | `test_a.py::test_one` |" in page
+    assert "| other | promise | 0.1 s | `test_a.py::test_other` |" in page
+    assert "| new | promise | not measured | `test_a.py::test_new` |" in page

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 TABLE: Final = Path(__file__).with_name("faults.txt")
 PAGE: Final = TABLE.parents[2] / "docs/reliability.md"
 FIGURES: Final = Path(__file__).with_name("figures.json")
-"""Figures of the long runs, by name: ``soak`` and ``kills``."""
+"""Figures of the last runs, by name: ``soak``, ``kills``, and ``seconds`` of each test of a fault."""
 FIGURES_TITLE: Final = "## Long runs"
 
 
@@ -34,6 +34,11 @@ def read_figures() -> dict[str, dict[str, Any]]:
     """Return the saved figures of the long runs."""
     figures: dict[str, dict[str, Any]] = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     return figures
+
+
+def save_seconds(seconds: dict[str, float]) -> None:
+    """Replace the saved times of the tests [s]."""
+    FIGURES.write_text(json.dumps(read_figures() | {"seconds": seconds}, indent=2) + "\n", "utf-8")
 
 
 def save_figures(run: str, figures: dict[str, Any]) -> None:
@@ -68,6 +73,17 @@ def read_results(paths: Iterable[Path]) -> dict[str, list[str]]:
     return outcomes
 
 
+def read_seconds(paths: Iterable[Path]) -> dict[str, float]:
+    """Return the longest time of each test by the name in the table [s], from pytest's JUnit files."""
+    seconds: dict[str, float] = defaultdict(float)
+    for path in paths:
+        for case in ElementTree.parse(path).iter("testcase"):
+            file = case.get("classname", "").removeprefix("tests.").replace(".", "/")
+            test = f"{file}.py::{case.get('name', '').partition('[')[0]}"
+            seconds[test] = max(seconds[test], float(case.get("time", "0")))
+    return seconds
+
+
 def unproven(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
     """Return the rows whose test did not run, was skipped, or failed in any case."""
     problems = []
@@ -87,17 +103,29 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         "",
         f"Each of these {len(faults)} faults is injected by a test, which shows the promise. Generated from",
         "`tests/faults/faults.txt` with `make reliability`, which runs these tests, and fails for a row",
-        "whose test failed, was skipped or did not run.",
+        "whose test failed, was skipped or did not run. A client that is independent of the agent, or the",
+        "test itself, saw the promise kept within the time of the whole test in the last run, which starts",
+        "agents, waits for leases, or fails hundreds of calls one after the other.",
     ]
+    seconds = figures.get("seconds", {})
     if figures:
         lines += ["", FIGURES_TITLE, "", *_figure_lines(figures)]
     for theme in dict.fromkeys(fault.theme for fault in faults):
         title = theme[0].upper() + theme[1:]
-        lines += ["", f"## {title}", "", "| fault | promise | test |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| fault | promise | within | test |", "|---|---|---|---|"]
         lines += [
-            f"| {one.injected} | {one.promise} | `{one.test}` |" for one in faults if one.theme == theme
+            f"| {one.injected} | {one.promise} | {_shown_time(seconds.get(one.test))} | `{one.test}` |"
+            for one in faults
+            if one.theme == theme
         ]
     return "\n".join(lines) + "\n"
+
+
+def _shown_time(seconds: float | None) -> str:
+    """Return the time of a test as text; None: not measured."""
+    if seconds is None:
+        return "not measured"
+    return "0.1 s" if seconds < 0.1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:

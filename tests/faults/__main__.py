@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import markdown, read_faults, read_figures, read_results, unproven
+from . import markdown, read_faults, read_figures, read_results, read_seconds, save_seconds, unproven
 
 
 def main() -> None:
@@ -16,13 +16,19 @@ def main() -> None:
     form.add_argument("--list", action="store_true", help="one line per fault")
     form.add_argument("--tests", action="store_true", help="the tests, as arguments for pytest")
     form.add_argument(
-        "--markdown", nargs="+", type=Path, metavar="JUNIT", help="docs/reliability.md, if every test passed"
+        "--markdown",
+        nargs="+",
+        type=Path,
+        metavar="JUNIT",
+        help="docs/reliability.md, if every test passed; stores the times",
     )
     args = parser.parse_args()
     faults = read_faults()
     if args.markdown:
         if problems := unproven(faults, read_results(args.markdown)):
             raise SystemExit("\n".join([*problems, f"{len(problems)} of {len(faults)} faults are not shown"]))
+        seconds = read_seconds(args.markdown)
+        save_seconds({fault.test: round(seconds[fault.test], 1) for fault in faults})
         sys.stdout.write(markdown(faults, read_figures()))
     elif args.tests:
         sys.stdout.write("".join(f"tests/{test}\n" for test in dict.fromkeys(one.test for one in faults)))

@@ -33,9 +33,17 @@ CASES: Final = [
     for call in CALLS
     for error in CALLS[call]
 ]
-RUN_CASES: Final = [case for case in CASES if case.values[0] not in {"open", "read"}]
+RUN_CALLS: Final = {**CALLS, "open": (errno.EMFILE,), "read": (errno.EIO,)}
+"""Failed calls of an agent. The errors of files are few, because each is a start of an agent."""
+RUN_CASES: Final = [
+    pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
+    for call in RUN_CALLS
+    for error in RUN_CALLS[call]
+]
 RUN_CALLS_MAX: Final = 40
 """Number of calls of a kind that fail in an agent, which maps memory as long as it runs."""
+RUN_READS_MAX: Final = 20
+"""Number of opened files, and of reads, that fail in an agent, which reads as long as it runs."""
 CODES: Final = {0, 1, 2, 3, 69, 70, 74, 75, 77, 78}
 """Exit codes of docs/configuration.md that a failed call may cause; a signal is a negative one."""
 
@@ -46,9 +54,14 @@ def numbers() -> Iterator[int]:
     raise AssertionError("2000 calls, and no end")
 
 
+def healths_of(document: dict[str, Any]) -> dict[str, str]:
+    """Return the health of each device in a report."""
+    return {device["name"]: device["health"] for device in document["devices"]}
+
+
 def check_devices(document: dict[str, Any], where: str) -> None:
     """Assert that the pool with too few pages is not Healthy, and no device is missing without a reason."""
-    healths = {device["name"]: device["health"] for device in document["devices"]}
+    healths = healths_of(document)
     assert healths.get(POOL) != "Healthy", where
     assert POOL in healths or any(one["state"] != "ok" for one in document["sources"]), where
 
@@ -77,7 +90,9 @@ def test_scan_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, cal
 
 
 @pytest.mark.parametrize(("call", "error"), RUN_CASES)
-def test_run_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, call: str, error: int) -> None:
+def test_run_with_a_failed_call_neither_crashes_nor_lies_and_recovers(
+    node: FailingNode, call: str, error: int
+) -> None:
     flags = ["--runtime-dir", str(node.root / "run"), "--driver", DRIVER, "--table", "never"]
     log_file = node.mark.with_name("log")
     for number in numbers():
@@ -87,7 +102,7 @@ def test_run_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, call
                 env=node.environ(call, number, error), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            document = first_report(process, node.root / "run/agent.sock")
+            documents = reports_until_unhealthy(process, node.root / "run/agent.sock", f"{call} {number}")
             process.send_signal(signal.SIGTERM)
             code = process.wait(PATIENCE_S)
         finally:
@@ -96,28 +111,29 @@ def test_run_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, call
         failed = node.failed_call()
         where = f"{call} {number} ({failed}): exit code {code}: {log_file.read_text()}"
         assert code in CODES, where
-        if document is not None:
+        for document in documents:
             check_devices(document, where)
-        else:
+        if not documents or healths_of(documents[-1]).get(POOL) != "Unhealthy":
+            assert failed, where
             assert "drahealth: " in log_file.read_text(), where
-        if not failed:
-            assert document is not None, where
-        if not failed or number == RUN_CALLS_MAX:
+        if not failed or number == (RUN_READS_MAX if call in {"open", "read"} else RUN_CALLS_MAX):
             return
 
 
-def first_report(process: "subprocess.Popen[bytes]", socket: Path) -> dict[str, Any] | None:
-    """Wait for the first report of an agent; None: the agent has ended."""
-    found: dict[str, Any] = {}
+def reports_until_unhealthy(
+    process: "subprocess.Popen[bytes]", socket: Path, where: str
+) -> list[dict[str, Any]]:
+    """Return the reports of an agent until the pool is Unhealthy again, or the agent has ended."""
+    documents: list[dict[str, Any]] = []
 
-    def is_served_or_over() -> bool:
+    def is_unhealthy_or_over() -> bool:
         if process.poll() is not None:
             return True
         command = [sys.executable, "-m", "agent", "watch", "--once", "-o", "json", str(socket)]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.stdout:
-            found.update(json.loads(done.stdout))
-        return bool(done.stdout)
+            documents.append(json.loads(done.stdout))
+        return bool(documents) and healths_of(documents[-1]).get(POOL) == "Unhealthy"
 
-    eventually(is_served_or_over, "the first report or the end of the agent")
-    return found or None
+    eventually(is_unhealthy_or_over, lambda: f"{where}: an Unhealthy pool; last report: {documents[-1:]}")
+    return documents
