@@ -179,9 +179,13 @@ bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.
 .PHONY: bench-doc
 bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full and its peers for docs/performance.md and its plots (12 min)
 	@mkdir -p build
-	@$(BIN)/python -m agent.bench --peers --md --plot docs/performance.svg >build/performance.md
+	@$(BIN)/python -m agent.bench --peers --md --plot build/performance.svg >build/performance.md
+	@grep -q '^- stability of medians: good' build/performance.md || { \
+	    grep '^- stability of medians' build/performance.md; \
+	    echo "docs/performance.md is unchanged: it needs a quiet machine. The measured page: build/performance.md"; \
+	    exit 1; } >&2
 	@sed -n '/^## A whole node/,$$p' docs/performance.md >>build/performance.md # the times of make test-node
-	@mv build/performance.md docs/performance.md
+	@mv build/performance.md build/performance*.svg docs/
 
 .PHONY: wheel
 wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
