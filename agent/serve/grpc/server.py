@@ -43,9 +43,12 @@ CLOSING_LIMIT: Final = 16
 """Largest number of connections in the process of closing for a new one to be accepted."""
 HANDSHAKE_S: Final = 10.0
 """Time after which a connection is closed whose client has not sent the HTTP/2 preface [s]."""
-IDLE_S: Final = 1800.0
-"""Time after which a connection without a request is closed [s], as by a client of grpc-go. A client of gRPC
-connects again with its next request."""
+IDLE_S: Final = 3600.0
+"""Time after which a connection without a request is closed [s].
+
+A client of grpc-go, such as the kubelet, closes such a connection itself after 30 minutes. The server must
+not end a connection of the kubelet, which counts that as a loss of the driver.
+"""
 REQUEST_COUNT_LIMIT: Final = 1024
 """Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
