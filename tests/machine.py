@@ -51,6 +51,22 @@ def machine_lock() -> Iterator[None]:
         os.close(fd)
 
 
+KERNEL_LOG: Final = Path("/dev/kmsg")
+
+
+def skip_unless_kernel_log(flags: int) -> None:
+    """Skip the test unless this process may open the kernel log; some containers have a FIFO in its place."""
+    try:
+        fd = os.open(KERNEL_LOG, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"may not open {KERNEL_LOG}: {error.strerror}")
+    try:
+        if os.fstat(fd).st_rdev != os.makedev(1, 11):
+            pytest.skip(f"{KERNEL_LOG} is not the kernel log here")
+    finally:
+        os.close(fd)
+
+
 def _write_or_skip(path: Path, text: str) -> None:
     try:
         path.write_text(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from agents import HEALTHY, UNHEALTHY, print_figure, short_tmp, stream_end, wait_for_health
-from machine import machine_lock
+from machine import machine_lock, skip_unless_kernel_log
 from scenarios.row import INFO, Row
 from scenarios.stage import Stage
 from scenarios.steps import passes_done, xid_line
@@ -80,11 +80,9 @@ def test_reload_keeps_gpus_and_latched_faults(stages: Stages) -> None:
 
 def log_line(code: int) -> None:
     """A line about a GPU in a domain of its own, in the real kernel log."""
-    try:
-        with DEVICE.open("wb", buffering=0) as device:
-            device.write(f"{xid_line(code, 'of a test', gpu=15)}\n".encode())
-    except OSError as error:
-        pytest.skip(f"may not write {DEVICE}: {error.strerror}")
+    skip_unless_kernel_log(os.O_WRONLY)
+    with DEVICE.open("wb", buffering=0) as device:
+        device.write(f"{xid_line(code, 'of a test', gpu=15)}\n".encode())
 
 
 def test_real_kernel_log_line_is_read_if_any_facility_is_accepted(stages: Stages) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 from log_lines import CASES
-from machine import kubepods_tree, machine_lock
+from machine import kubepods_tree, machine_lock, skip_unless_kernel_log
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
@@ -74,10 +74,7 @@ def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
 @pytest.fixture
 def nonce() -> str:
     """Return a cgroup of this test alone."""
-    try:
-        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        pytest.skip(f"may not use {DEVICE}: {error.strerror}")
+    skip_unless_kernel_log(os.O_RDWR)
     return f"/drahealth-{os.getpid()}-{time.monotonic_ns()}"
 
 

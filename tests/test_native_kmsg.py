@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machine import machine_lock
+from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
@@ -197,7 +197,8 @@ def test_log_without_permission_fails() -> None:
 
 def test_real_log_needs_a_permission() -> None:
     restricted = Path("/proc/sys/kernel/dmesg_restrict")
-    if not DEVICE.exists() or not restricted.exists() or restricted.read_text() != "1\n":
+    skip_unless_kernel_log(os.O_RDONLY)
+    if not restricted.exists() or restricted.read_text() != "1\n":
         pytest.skip("every user may read the kernel log here")
     assert read_as_other_user(DEVICE) == "failing 0 1 /dev/kmsg: Operation not permitted"
 
@@ -205,10 +206,8 @@ def test_real_log_needs_a_permission() -> None:
 @pytest.fixture
 def open_log() -> Iterator[int]:
     """Yield the kernel log as a service manager opens it for the agent."""
-    try:
-        fd = os.open(DEVICE, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        pytest.skip(f"{DEVICE} cannot be opened here: {error.strerror}")
+    skip_unless_kernel_log(os.O_RDONLY)
+    fd = os.open(DEVICE, os.O_RDONLY | os.O_CLOEXEC)
     yield fd
     os.close(fd)
 
@@ -316,10 +315,7 @@ def write(text: str) -> None:
 @pytest.fixture
 def nonce(request: pytest.FixtureRequest) -> str:
     """Return a unique marker for lines of this test."""
-    try:
-        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        pytest.skip(f"may not use {DEVICE}: {error.strerror}")
+    skip_unless_kernel_log(os.O_RDWR)
     return f"drahealth-{os.getpid()}-{time.monotonic_ns()}"
 
 

@@ -382,7 +382,7 @@ def why_no_container() -> str | None:
 
 def has_kmsg() -> bool:
     """Return whether the machine has a kernel log for the container; systemd-nspawn makes none."""
-    return os.access("/dev/kmsg", os.R_OK)
+    return os.access("/dev/kmsg", os.R_OK) and os.stat("/dev/kmsg").st_rdev == os.makedev(1, 11)
 
 
 def write_program(path: Path, text: str) -> None:

@@ -75,6 +75,7 @@ def publisher(
 async def running(one: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.run)
+        await trio.testing.wait_all_tasks_blocked()  # it listens to other threads
         yield one
         nursery.cancel_scope.cancel()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from agents import HEALTHY, UNHEALTHY, print_figure
-from machine import machine_lock
+from machine import machine_lock, skip_unless_kernel_log
 
 from host_scenarios.declarations import device
 from host_scenarios.figures import EMULATED, REAL, Figures
@@ -131,7 +131,5 @@ def test_line_in_the_real_log_is_reported(directory: Path, figures: Figures) -> 
 
 def write_or_skip(text: str) -> None:
     """Write a record to the real kernel log, or skip the test."""
-    try:
-        DEVICE.write_text(text)
-    except OSError as error:
-        pytest.skip(f"may not write {DEVICE}: {error.strerror}")
+    skip_unless_kernel_log(os.O_WRONLY)
+    DEVICE.write_text(text)
