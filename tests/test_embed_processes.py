@@ -48,7 +48,7 @@ EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
-SLOW: Final = re.compile(r"^Executing <.*> took \d+\.\d+ seconds\n", re.MULTILINE)
+SLOW: Final = re.compile(r"^Executing <.*> took \d\.\d+ seconds\n", re.MULTILINE)
 
 
 # --- whole drivers ------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Program:
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
 
-        Not what asyncio says there of a busy machine, because programs run in Python's development mode.
+        Not what asyncio says there of a busy machine, up to 10 s: programs run in development mode.
         """
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S), SLOW.sub("", self.errors.read_text())

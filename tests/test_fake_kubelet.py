@@ -864,7 +864,9 @@ def test_call_has_the_kubelets_deadline(short_tmp: Path, make_kubelet: MakeKubel
         error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
         took_s = time.monotonic() - start_s
         ended.set()
-        assert error == f"{PREPARE}: rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+        # the driver's own server may answer first, at the same deadline
+        expected = f"{PREPARE}: rpc error: code = DeadlineExceeded desc = "
+        assert error in (f"{expected}context deadline exceeded", f"{expected}Deadline Exceeded")
         assert took_s >= kubelet.pace.call_s
 
 
