@@ -54,17 +54,26 @@ def machine_lock() -> Iterator[None]:
 KERNEL_LOG: Final = Path("/dev/kmsg")
 
 
-def skip_unless_kernel_log(flags: int) -> None:
-    """Skip the test unless this process may open the kernel log; some containers have a FIFO in its place."""
+def why_no_kernel_log(flags: int) -> str:
+    """Return why this process may not open the kernel log; empty: it may.
+
+    Some containers have a FIFO in its place.
+    """
     try:
         fd = os.open(KERNEL_LOG, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        pytest.skip(f"may not open {KERNEL_LOG}: {error.strerror}")
+        return f"may not open {KERNEL_LOG}: {error.strerror}"
     try:
-        if os.fstat(fd).st_rdev != os.makedev(1, 11):
-            pytest.skip(f"{KERNEL_LOG} is not the kernel log here")
+        is_log = os.fstat(fd).st_rdev == os.makedev(1, 11)
+        return "" if is_log else f"{KERNEL_LOG} is not the kernel log here"
     finally:
         os.close(fd)
+
+
+def skip_unless_kernel_log(flags: int) -> None:
+    """Skip the test unless this process may open the kernel log."""
+    if reason := why_no_kernel_log(flags):
+        pytest.skip(reason)
 
 
 def _write_or_skip(path: Path, text: str) -> None:

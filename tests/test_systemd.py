@@ -23,6 +23,7 @@ import fake_nvml
 import pytest
 from agents import Agent, short_tmp
 from hung_file import hung_file
+from machine import why_no_kernel_log
 from patience import PATIENCE_S
 
 from agent.cli.subcommand import EXIT_OF_ERROR
@@ -382,7 +383,7 @@ def why_no_container() -> str | None:
 
 def has_kmsg() -> bool:
     """Return whether the machine has a kernel log for the container; systemd-nspawn makes none."""
-    return os.access("/dev/kmsg", os.R_OK) and os.stat("/dev/kmsg").st_rdev == os.makedev(1, 11)
+    return not why_no_kernel_log(os.O_RDONLY)
 
 
 def write_program(path: Path, text: str) -> None:
