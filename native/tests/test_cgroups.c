@@ -4,6 +4,8 @@
  *
  * inotify is the kernel's own. Difference to cgroupfs: here every write to a file notifies.
  */
+#include <sys/inotify.h>
+
 #include "check.h"
 #include "fixture.h"
 
@@ -594,6 +596,57 @@ static void test_pod_event_reads_its_containers(void)
     machine_clear();
 }
 
+static int access_watch(int fd, const char *name)
+{
+    char path[FX_PATH];
+
+    snprintf(path, sizeof(path), "%s/%s", fx_root, name);
+    return inotify_add_watch(fd, path, IN_ACCESS);
+}
+
+/* Check that the queued accesses are of @first, then of @second; either may be read several times. */
+static void accesses_check(int fd, int first, int second)
+{
+    _Alignas(struct inotify_event) char buf[4096];
+    ssize_t n = read(fd, buf, sizeof(buf)), at = 0;
+    int changes = 0, last = first;
+
+    for (; at < n; at += (ssize_t)sizeof(struct inotify_event)) {
+        int wd = ((const struct inotify_event *)(const void *)(buf + at))->wd;
+
+        changes += wd != last;
+        last = wd;
+    }
+    CHECK_INT(changes, 1);
+    CHECK_INT(last, second);
+}
+
+/*
+ * The kernel counts a kill for the container before it counts it for the pod. So a kill that was read of the
+ * pod is also read of its container.
+ */
+static void test_pod_is_read_before_its_containers(void)
+{
+    int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC), pod, container;
+    struct fx f;
+
+    CHECK(fd >= 0);
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    pod = access_watch(fd, "cg/" POD "/memory.events");
+    container = access_watch(fd, "cg/" POD "/" ID "/memory.events");
+    fx_write("max 1\noom_kill 5\n", "cg/" POD "/memory.events");
+    fx_events(&f);
+    accesses_check(fd, pod, container);
+    f.s->cgroups->rescan = true;
+    fx_pass(&f);
+    accesses_check(fd, pod, container);
+    close(fd);
+    fx_close(&f);
+    machine_clear();
+}
+
 static void test_limits_are_read_at_resync(void)
 {
     struct fx f;
@@ -941,6 +994,7 @@ int main(void)
     test_containers_without_room_are_counted_once();
     test_watches_beyond_the_limit_are_swept_instead();
     test_pod_event_reads_its_containers();
+    test_pod_is_read_before_its_containers();
     test_limits_are_read_at_resync();
     test_new_group_is_read_again_after_a_second();
     test_frozen_container_is_found_by_its_own_watch();

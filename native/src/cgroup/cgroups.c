@@ -268,7 +268,10 @@ static void age_activity(struct dh_cg_group *p)
 
 enum sweep_kind { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_BARE, POD_BARE_OPENS };
 
-/* Sweep one pod and its containers. Adds up its groups. Return: in a bare sweep, the number of reads. */
+/*
+ * Sweep one pod and then its containers: pending_pass() says why in this order. Adds up its groups. Return:
+ * in a bare sweep, the number of reads.
+ */
 static int64_t pod_sweep(struct dh_sampler *s, uint32_t pod, enum sweep_kind kind, uint32_t *groups)
 {
     struct dh_cgroups *c = s->cgroups;
@@ -378,15 +381,16 @@ static bool is_share_used(const struct dh_sampler *s, uint64_t begun_ns)
     return dh_now_ns() - begun_ns > s->opt.period_ns / 2;
 }
 
-/* Read every group, over as many passes as it takes. A new group is read when it is found. */
+/* Read every pod, over as many passes as it takes. A new group is read when it is found. */
 static void reread(struct dh_sampler *s)
 {
     struct dh_cgroups *c = s->cgroups;
     uint64_t begun_ns = dh_now_ns();
+    uint32_t groups = 0;
 
     while (c->reread) {
-        if (c->group[--c->reread].hiers)
-            resync_group(s, c->reread);
+        if (is_pod(c, --c->reread))
+            pod_sweep(s, c->reread, POD_RESYNC, &groups);
         if (is_share_used(s, begun_ns))
             return;
     }
@@ -400,6 +404,11 @@ static void rescan(struct dh_sampler *s)
     reread(s);
 }
 
+/*
+ * Read the files that the kernel notified about, of each pod and then of its containers. The kernel counts an
+ * event for the container before it counts it for the pod. If the containers were read first, a kill between
+ * the two reads would be counted for the pod alone, and the report would blame the pod's limit.
+ */
 static void pending_pass(struct dh_sampler *s)
 {
     struct dh_cgroups *c = s->cgroups;
@@ -410,13 +419,13 @@ static void pending_pass(struct dh_sampler *s)
 
         c->group[slot].pending = 0;
         c->group[slot].active = ~0ull;
+        if (c->group[slot].hiers && pending)
+            files_read(s, slot, pending);
         for (uint32_t child = c->group[slot].child; child; child = next) {
             next = c->group[child - 1].next;
             c->group[child - 1].active = ~0ull;
             files_read(s, child - 1, pending);
         }
-        if (c->group[slot].hiers && pending)
-            files_read(s, slot, pending);
     }
     c->pending_num = 0;
 }
