@@ -17,6 +17,7 @@ import pytest
 from claim_samples import at
 from golden.files import RELEASE
 from other_user import become_other_user
+from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from usage_samples import GOOD, LOST, SLOW, device_usage
 from verdict_samples import GPU, HEALTHY, OTHER_GPU, STALLED, START_S, SimulatedNode, node_with
@@ -582,8 +583,9 @@ print("ready", flush=True)
 number = 0
 while True:
     number += 2
+    begun_s = time.monotonic()
     history.write_uses((device_usage(number), device_usage(number + 1)), (), float(number), delete_by_age=False)
-    time.sleep(0.005)
+    time.sleep(0.005 + time.monotonic() - begun_s)  # readers have half of the time, however slow the disk is
 """  # noqa: E501
 
 
@@ -607,7 +609,7 @@ def test_reader_during_writes_sees_complete_transactions(path: Path) -> None:
         seen = set()
         while len(seen) < 20:
             if path.exists() and path.stat().st_size:
-                found = read_history(path)
+                found = read_history(path, wait_s=PATIENCE_S)
                 ids = [int(one.id.removeprefix("run-")) for one in found.ended]
                 assert len(ids) % 2 == 0
                 assert ids == sorted(ids, reverse=True)

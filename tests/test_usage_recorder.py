@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from claim_samples import at, known_pod, prepared, use
+from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from usage_samples import UNREADABLE, checkpoint_map
 
@@ -173,9 +174,10 @@ agent.take(train(*range(30)))
 print("ready", flush=True)
 number = 30
 while True:
+    begun_s = time.monotonic()
     agent.take(train(*range(number - 29, number + 1)))
     number += 1
-    time.sleep(0.01)  # readers have their turn
+    time.sleep(0.01 + time.monotonic() - begun_s)  # readers have half of the time, however slow the disk is
 """
 
 
@@ -186,7 +188,7 @@ def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
         assert process.stdout
         process.stdout.readline()
         try:
-            while len(read_history(state / HISTORY_FILE).ended) < ended:
+            while len(read_history(state / HISTORY_FILE, wait_s=PATIENCE_S).ended) < ended:
                 pass
         finally:
             process.send_signal(signal.SIGKILL)
