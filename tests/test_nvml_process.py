@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Final
 import psutil
 import pytest
 from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, NvmlReturnCode, NvmlSample
@@ -54,7 +56,8 @@ class Watched:
     @property
     def child(self) -> psutil.Process:
         """Child process that runs now."""
-        return next(p for p in psutil.Process().children() if p.cmdline()[:1] == ["drahealth-nvml"])
+        assert self.nvml._child is not None
+        return psutil.Process(self.nvml._child.pid)
 
     def stop(self) -> bool:
         """End the process. Returns False if it hangs."""
@@ -67,7 +70,23 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setenv("FAKE_NVML", str(made.scenario))
     monkeypatch.setattr(nvml_process, "BACKOFF_S", (0.05,))
     monkeypatch.setattr(nvml_process, "FIRST_PASS_S", PATIENCE_S)
+    monkeypatch.setattr(nvml_process, "INVENTORY_S", PATIENCE_S)
     return made
+
+
+@pytest.fixture
+def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Event without which no child process starts: a test that clears it sees the time without a child."""
+    event, spawn = threading.Event(), nvml_process._spawn
+
+    def wait_and_spawn(sources: tuple[int, int, int]) -> int:
+        assert event.wait(PATIENCE_S)
+        return spawn(sources)
+
+    monkeypatch.setattr(nvml_process, "_spawn", wait_and_spawn)
+    event.set()
+    yield event
+    event.set()
 
 
 @pytest.fixture
@@ -85,7 +104,7 @@ def start() -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.fixture
-def watched(fake: FakeNvml, start: Callable[..., Watched]) -> Watched:
+def watched(fake: FakeNvml, start: Callable[..., Watched], may_start: threading.Event) -> Watched:
     return start(replace(QUICK, library=str(fake.library)))
 
 
@@ -106,9 +125,10 @@ ENDS: Final = {
 
 @pytest.mark.parametrize(("command", "end"), ENDS.items(), ids=list(ENDS))
 def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
-    watched: Watched, fake: FakeNvml, command: str, end: str
+    watched: Watched, fake: FakeNvml, may_start: threading.Event, command: str, end: str
 ) -> None:
     before = watched.until_read(2)
+    may_start.clear()
     fake.scenario.write_text(fake.scenario.read_text() + "gpu 0 set temperature=77\n")
     end_process(fake, command)
     away = watched.until(lambda s: bool(s.process))
@@ -117,6 +137,7 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
     assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
     assert {gpu.status for gpu in away.gpus} == {NvmlReturnCode.UNINITIALIZED}
     assert all(isinstance(reading, Missing) for gpu in away.gpus for reading in gpu.readings.values())
+    may_start.set()
     after = watched.until(lambda s: not s.process)
     assert all(gpu.passes for gpu in after.gpus)  # never a sample in which a known GPU was not read yet
     assert watched.until_read(2).gpus[0][GpuField.TEMP] == 77
@@ -128,7 +149,7 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
 
 
 def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
-    watched: Watched, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process hangs in nvmlInit past its limit, and ends before it has listed a GPU."""
     monkeypatch.setattr(nvml_process, "FIRST_PASS_S", 0.0)
@@ -137,14 +158,18 @@ def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
     before = watched.until(lambda s: s.generation == 2 and [gpu.handles for gpu in s.gpus] == [2, 2])
     scenario = fake.scenario.read_text()
     fake.scenario.write_text(scenario + f"init hang {PATIENCE_S:g}s\n")
+    may_start.clear()
     end_process(fake, "crash segv")
     watched.until(lambda s: bool(s.process))
+    may_start.set()
     hung = watched.until(lambda s: not s.process and bool(s.call_ns))
     assert (hung.nvml.state, hung.generation) == (SourceState.STARTING, 2)
     monkeypatch.setattr(nvml_process, "FIRST_PASS_S", PATIENCE_S)
     fake.scenario.write_text(scenario)
+    may_start.clear()
     watched.child.send_signal(signal.SIGKILL)
     away = watched.until(lambda s: bool(s.process))
+    may_start.set()
     assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
     after = watched.until(lambda s: not s.process and s.nvml.state is SourceState.OK)
     assert (after.generation, [gpu.handles for gpu in after.gpus]) == (2, [2, 2])
@@ -152,33 +177,48 @@ def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
 
 
 def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(
-    fake: FakeNvml, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+    fake: FakeNvml,
+    start: Callable[..., Watched],
+    may_start: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml_process, "MEMORY_MAX", 128 << 20)
     watched = start(replace(QUICK, library=str(fake.library)))
     watched.until_read(2)
+    may_start.clear()
     end_process(fake, "leak 200")
     assert watched.until(lambda s: bool(s.process)).process == "the NVML process was killed by SIGSEGV"
 
 
-def test_nvml_process_that_ends_again_and_again_is_counted(watched: Watched) -> None:
+def test_nvml_process_that_ends_again_and_again_is_counted(
+    watched: Watched, may_start: threading.Event
+) -> None:
     for times in (1, 2, 3):
         watched.until_read(2)
+        may_start.clear()
         watched.child.send_signal(signal.SIGKILL)
         away = watched.until(lambda s: bool(s.process))
+        may_start.set()
         assert away.process.endswith(f"{times} times since the agent started") or times == 1
     watched.until_read(2)
 
 
-def test_nvml_process_inherits_three_descriptors_and_standard_error_only(watched: Watched) -> None:
+def test_nvml_process_inherits_three_descriptors_and_standard_error_only(
+    watched: Watched, may_start: threading.Event
+) -> None:
     with open(os.devnull) as unrelated:  # open while the next child starts
         watched.until_read(2)
+        may_start.clear()
         watched.child.send_signal(signal.SIGKILL)
         watched.until(lambda s: bool(s.process))
+        may_start.set()
         watched.until_read(2)
         mine = os.fstat(unrelated.fileno())
         fds = Path(f"/proc/{watched.child.pid}/fd")
-        links = {entry.name: os.readlink(entry) for entry in fds.iterdir()}
+        links = {}
+        for entry in fds.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a file of a GPU that was just closed
+                links[entry.name] = os.readlink(entry)
         inherited = [name for name in links if int(name) <= 5]
         assert sorted(inherited) == ["0", "1", "2", "3", "4", "5"]
         assert links["0"] == os.devnull
@@ -254,14 +294,16 @@ def test_inventory_without_nvml_process_is_an_error(
 
 
 def test_node_without_gpu_driver_and_library_starts_no_process(
-    tmp_path: Path, start: Callable[..., Watched]
+    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spawned: list[object] = []
+    monkeypatch.setattr(nvml_process, "_spawn", spawned.append)
     (tmp_path / "bus/pci/devices").mkdir(parents=True)
     options = replace(QUICK, library=str(tmp_path / "libnvidia-ml.so.1"), sysfs_root=tmp_path)
     watched = start(options, procfs_root=tmp_path)
     sample = watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
     assert (sample.gpus, sample.err) == ((), 0)
-    assert not [p for p in psutil.Process().children() if p.cmdline()[:1] == ["drahealth-nvml"]]
+    assert spawned == []
 
 
 class CountedProcfs:
@@ -293,6 +335,59 @@ def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
     assert len(listed) == 1
     watched.nvml.check_count()  # the PCI bus changed
     watched.until(lambda s: len(listed) == 2)
+
+
+class RequestAfterTimeout(threading.Event):
+    """Event of which a wait times out, and which is set before the thread that waited goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        if self.waits > 1:
+            return super().wait(timeout)
+        self.set()
+        return False
+
+
+def test_request_right_after_a_wait_lists_the_pci_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[Path] = []
+
+    def list_bus(root: Path) -> NvidiaPciDevices:
+        listed.append(root)
+        return NvidiaPciDevices((), (), 0)
+
+    monkeypatch.setattr(nvml_process, "read_nvidia_devices", list_bus)
+    monkeypatch.setattr(nvml_process, "DRIVER_CHECK_S", 2 * PATIENCE_S)
+    wake_fd = os.eventfd(0)
+    nvml = NvmlProcess(replace(QUICK, library=str(tmp_path / "none.so")), tmp_path, wake_fd)
+    nvml._check_driver = RequestAfterTimeout()
+    nvml.start()
+    try:
+        eventually(lambda: len(listed) == 2, "the PCI bus is listed again")
+    finally:
+        assert nvml.stop(PATIENCE_S)
+        os.close(wake_fd)
+
+
+def test_process_that_starts_while_the_agent_stops_is_ended(
+    fake: FakeNvml, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stop() finds no child process when it is called between the start and the note of the child."""
+    start_child = NvmlProcess._start_child
+
+    def start_child_during_stop(nvml: NvmlProcess) -> nvml_process._Child:
+        nvml._stop.set()
+        return start_child(nvml)
+
+    monkeypatch.setattr(NvmlProcess, "_start_child", start_child_during_stop)
+    thread = start(replace(QUICK, library=str(fake.library))).nvml._thread
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_driver_that_is_loaded_later_starts_the_process(

@@ -265,7 +265,8 @@ class NvmlProcess:
         while not self._stop.is_set():
             if not self._find_driver(is_bus_new):
                 is_bus_new = self._check_driver.wait(DRIVER_CHECK_S)
-                self._check_driver.clear()
+                if is_bus_new:  # otherwise a request that comes right after the wait would be lost
+                    self._check_driver.clear()
                 continue
             is_bus_new = True
             started_ns = time.monotonic_ns()
@@ -312,6 +313,8 @@ class NvmlProcess:
             return self._set_end(f"could not be started: {error}")
         with self._lock:
             self._child = child
+            if self._stop.is_set():  # stop() found no child
+                child.channel.shutdown(socket.SHUT_RDWR)
         self._wake()
         # The error: this program ignores SIGCHLD, or waits for all its children elsewhere
         with contextlib.suppress(ChildProcessError):
