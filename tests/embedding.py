@@ -73,7 +73,7 @@ class Hosting:
             await _cut_off()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread.start(PATIENCE_S)
         return self
 
     def __exit__(

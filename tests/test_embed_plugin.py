@@ -26,7 +26,14 @@ import trio.testing
 from embedding import DRIVER, NODE, until
 from patience import PATIENCE_S
 from wire.google import names, watch_health
-from wire.plugin import DRA, SHORT_S, Kubelet, claim, encode_field
+from wire.plugin import (
+    DRA,
+    Kubelet,
+    answer_unfinished_claims_soon,
+    claim,
+    encode_field,
+    refuse_waiting_claims,
+)
 from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_headers
 from wire.serving import device, eventually, report
 
@@ -398,7 +405,7 @@ def test_exceptions_of_the_claims_function_are_classified(
         return "no claim"  # type: ignore[return-value]
 
     with serving(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
-        answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"), timeout_s=SHORT_S)
+        answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"))
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
     assert "function `get_claim` returned str, not a Claim" in answers["uid-wrong"].error
@@ -593,28 +600,38 @@ def test_unfetchable_claim_delays_no_other(monitor: Monitor, driver: Driver, kub
         assert slow.result().claims["uid-slow"].error == ""
 
 
-def test_lock_timeout_is_an_unrecorded_error(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
+def test_lock_timeout_is_an_unrecorded_error(
+    monitor: Monitor, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = threading.Event()
     driver.behaviour["slow"] = release.wait
     slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
+    refuse_waiting_claims(monkeypatch)
     for call in (kubelet.prepare, kubelet.unprepare):
-        error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
+        error = call(claim("next"))["uid-next"].error
         assert "class=transient code=deadline" in error
         assert "earlier prepares or unprepares of this driver still hang" in error
     assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
+    monkeypatch.undo()
     release.set()
     assert slow.result().claims["uid-slow"].error == ""
     assert kubelet.prepare(claim("next"))["uid-next"].error == ""
 
 
 def test_lock_of_another_instance_times_out_until_released(
-    monitor: Monitor, driver: Driver, server: PluginServer, kubelet: Kubelet
+    monitor: Monitor,
+    driver: Driver,
+    server: PluginServer,
+    kubelet: Kubelet,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (server.paths.plugin_dir / FILE).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        error = kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+        refuse_waiting_claims(monkeypatch)
+        error = kubelet.prepare(claim("a"))["uid-a"].error
+        monkeypatch.undo()
         assert "class=transient code=lock.timeout" in error
         assert (driver.prepared, monitor.tracker.outcomes()) == ([], ())
         waiting = kubelet.prepare_async(claim("a"))
@@ -735,8 +752,9 @@ async def test_cancelled_trio_driver_unregisters(kubelet_dir: Path, driver: Driv
 
 
 def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
-    kubelet_dir: Path,
+    kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer_unfinished_claims_soon(monkeypatch)
     release = threading.Event()
 
     class Blocking(AsyncDriver):
@@ -752,7 +770,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
             call = kubelet.prepare_async(claim("a"))
             for _ in range(3):
                 watcher.next()  # a check of every 100 ms goes on, and so do its verdicts
-            assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+            assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=None)["uid-a"].error
             assert not call.done()
             release.set()
             assert call.result().claims["uid-a"].error == ""

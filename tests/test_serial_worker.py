@@ -10,21 +10,27 @@ from wire.serving import eventually
 from agent.system.threads.worker_threads import SerialWorker
 
 
-def ends(worker: SerialWorker) -> None:
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Return a name of this test's threads alone: those of other tests may hang on purpose."""
+    return str(request.node.name)
+
+
+def ends(worker: SerialWorker, name: str) -> None:
     worker.close()
-    eventually(lambda: not any(one.name.startswith("dh-files") for one in threading.enumerate()), "it ends")
+    eventually(lambda: not any(one.name.startswith(f"{name}-") for one in threading.enumerate()), "it ends")
 
 
-def test_call_returns_the_result_or_raises_the_exception() -> None:
+def test_call_returns_the_result_or_raises_the_exception(name: str) -> None:
     async def main() -> None:
-        worker = SerialWorker()
-        assert (await worker.call(lambda: threading.current_thread().name)).startswith("dh-files-")
+        worker = SerialWorker(name)
+        assert (await worker.call(lambda: threading.current_thread().name)).startswith(f"{name}-")
         with pytest.raises(FileNotFoundError):
             await worker.call(Path("/no/such/file").read_bytes)
         with pytest.raises(SystemExit):
             await worker.call(leave)
         assert await worker.call(lambda: 1) == 1, "no exception ends the worker"
-        ends(worker)
+        ends(worker, name)
 
     asyncio.run(main())
 
@@ -33,11 +39,11 @@ def leave() -> None:
     raise SystemExit(3)
 
 
-def test_abandoned_calls_run_in_order() -> None:
+def test_abandoned_calls_run_in_order(name: str) -> None:
     release, done = threading.Event(), list[str]()
 
     async def main() -> SerialWorker:
-        worker = SerialWorker()
+        worker = SerialWorker(name)
         waiting = asyncio.create_task(worker.call(release.wait))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -48,11 +54,11 @@ def test_abandoned_calls_run_in_order() -> None:
 
     worker = asyncio.run(main())  # and the loop is closed
     release.set()
-    ends(worker)
+    ends(worker, name)
     assert done == ["remove", "leave"]
 
 
-def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call() -> None:
+def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call(name: str) -> None:
     """The asyncio.timeout of Python 3.11.0 to 3.11.2 raises CancelledError in a cancelled task."""
     release, done = threading.Event(), list[str]()
 
@@ -65,7 +71,7 @@ def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call() -> None:
             done.append("goodbye")
 
     async def main() -> SerialWorker:
-        worker = SerialWorker()
+        worker = SerialWorker(name)
         serving = asyncio.create_task(serve(worker))
         await asyncio.sleep(0)
         serving.cancel()
@@ -76,29 +82,29 @@ def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call() -> None:
     worker = asyncio.run(main())
     assert done == ["goodbye"]
     release.set()
-    ends(worker)
+    ends(worker, name)
     assert done == ["goodbye", "remove", "leave"]
 
 
-def test_error_of_the_last_call_is_raised() -> None:
+def test_error_of_the_last_call_is_raised(name: str) -> None:
     async def main() -> None:
-        worker = SerialWorker()
+        worker = SerialWorker(name)
         with pytest.raises(FileNotFoundError):
             await worker.finish(Path("/no/such/file").read_bytes)
-        ends(worker)
+        ends(worker, name)
 
     asyncio.run(main())
 
 
-def test_slow_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_disk_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        worker = SerialWorker(slow_s=0.01)
+        worker = SerialWorker(name, slow_s=0.01)
         release = threading.Event()
         waiting = asyncio.create_task(worker.call(release.wait))
         await asyncio.to_thread(eventually, lambda: bool(caplog.records), "the slow disk is logged")
         release.set()
         assert await waiting
-        ends(worker)
+        ends(worker, name)
 
     asyncio.run(main())
     assert caplog.messages == [

@@ -7,7 +7,6 @@ import random
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,7 @@ from wire.serving import DRIVER, Serving, at, device, eventually, report, unheal
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDeniedError
 from agent.model.health import Health, Severity
 from agent.model.report import AgentStatus, Report
+from agent.serve.agent_api import client
 from agent.serve.agent_api.client import fetch_status, first_report, watch_reports
 from agent.serve.grpc.channel import RawChannel
 from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
@@ -132,6 +132,11 @@ def refusal(path: Path, call: Callable[[Path], object] = first) -> str:
     return text
 
 
+@pytest.fixture(autouse=True)
+def patient_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STATUS_TIMEOUT_S", PATIENCE_S)
+
+
 def read_status(path: Path) -> AgentStatus:
     return asyncio.run(fetch_status(path))
 
@@ -202,8 +207,8 @@ def test_shutdown_of_agent_is_reported(tmp_path: Path, which: str) -> None:
 
 
 @contextlib.contextmanager
-def slow_proxy(path: Path, target: Path, chunk: int, pause_s: float) -> Iterator[Path]:
-    """Serve a socket that passes one connection on, and the server's bytes in chunks with pauses."""
+def slow_proxy(path: Path, target: Path, chunk: int, pause: Callable[[], None]) -> Iterator[Path]:
+    """Serve a socket that passes one connection on: the server's bytes in chunks, with a pause after each."""
 
     def upload(client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -221,36 +226,43 @@ def slow_proxy(path: Path, target: Path, chunk: int, pause_s: float) -> Iterator
             uploading.start()
             while data := server.recv(chunk):
                 client.sendall(data)
-                ended.wait(pause_s)
+                pause()
 
-    ended = threading.Event()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         yield path
-        ended.set()
-
-
-def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
-    """Longer than both timeouts in all, without a pause as long as one of them."""
-    with Serving(tmp_path) as serving:
-        serving.publish(*(device(f"device-{number}") for number in range(300)))
-        with slow_proxy(tmp_path / "slow.sock", serving.agent, 400, 0.05) as slow:
-            began_s = time.monotonic()
-            found = asyncio.run(first_report(slow, first_byte_s=PATIENCE_S, silence_s=1.5))
-            assert time.monotonic() - began_s > 1.5, "a fixed timeout would have ended it"
-    assert len(found.devices) == 300
 
 
 class LateLoop(asyncio.SelectorEventLoop):
-    """Event loop whose clock a test sets forward, as after a callback that took so long."""
+    """Event loop whose clock a test sets forward, as after a callback or a pause that took so long."""
 
     late_s = 0.0
 
     def time(self) -> float:
         return super().time() + self.late_s
+
+
+def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
+    """Longer than both timeouts in all, without a pause as long as one of them."""
+
+    def pause() -> None:
+        loop.late_s += PATIENCE_S / 4
+        has_run = threading.Event()
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(has_run.set)
+        while not (has_run.wait(0.05) or loop.is_closed()):
+            pass
+
+    with Serving(tmp_path) as serving, contextlib.closing(LateLoop()) as loop:
+        serving.publish(*(device(f"device-{number}") for number in range(300)))
+        with slow_proxy(tmp_path / "slow.sock", serving.agent, 400, pause) as slow:
+            reading = first_report(slow, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
+            found = loop.run_until_complete(reading)
+        assert loop.late_s > 2 * PATIENCE_S, "a fixed timeout would have ended it"
+    assert len(found.devices) == 300
 
 
 def test_block_of_the_own_event_loop_is_no_pause_of_the_server(tmp_path: Path) -> None:

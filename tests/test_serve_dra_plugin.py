@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from wire.claims import Serving
 from wire.google import message_class
-from wire.plugin import DRA, SHORT_S, Kubelet, claim, encode_field, unknown_fields
+from wire.plugin import (
+    DRA,
+    Kubelet,
+    answer_unfinished_claims_soon,
+    claim,
+    encode_field,
+    refuse_waiting_claims,
+    unknown_fields,
+)
 from wire.serving import eventually
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
@@ -29,6 +37,7 @@ from agent.serve.dra_plugin.prepared_devices import (
     validate_prepared_devices,
 )
 from agent.serve.dra_plugin.service import ClaimOperation
+from agent.system.threads import worker_threads
 
 PREPARE = f"/{DRA}.v1.DRAPlugin/NodePrepareResources"
 UNPREPARE = f"/{DRA}.v1.DRAPlugin/NodeUnprepareResources"
@@ -183,13 +192,15 @@ def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str,
 
 
 def test_unfinished_claim_has_deadline_error_and_next_call_joins_it(
-    serving: Serving, kubelet: Kubelet
+    serving: Serving, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer_unfinished_claims_soon(monkeypatch)
     release = serving.claims.hold("slow")
-    answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=SHORT_S)
+    answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=None)
     assert answers["uid-quick"].error == ""
     assert "class=transient code=deadline" in answers["uid-slow"].error
     second_call = kubelet.prepare_async(claim("slow"))
+    assert kubelet.prepare(claim("later"))["uid-later"].error == "", "the second call has arrived before it"
     assert not second_call.done()
     release.set_result(None)
     assert [device.device_name for device in second_call.result().claims["uid-slow"].devices] == ["slow"]
@@ -202,16 +213,22 @@ def test_cancelled_call_does_not_end_the_run(serving: Serving, kubelet: Kubelet)
     eventually(lambda: bool(serving.claims.calls), "the run has begun")
     call.cancel()
     second_call = kubelet.prepare_async(claim("slow"))
+    assert kubelet.prepare(claim("later"))["uid-later"].error == "", "the second call has arrived before it"
     release.set_result(None)
     assert second_call.result().claims["uid-slow"].error == ""
-    assert serving.claims.calls == [("prepare", "slow")]
+    assert serving.claims.calls == [("prepare", "slow"), ("prepare", "later")]
 
 
-def test_claim_is_never_prepared_and_unprepared_concurrently(tmp_path: Path) -> None:
+def test_claim_is_never_prepared_and_unprepared_concurrently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Serving(tmp_path) as serving, Kubelet(serving.paths.service) as kubelet:
         release = serving.claims.hold("a")
-        assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
-        error = kubelet.unprepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+        answer_unfinished_claims_soon(monkeypatch)
+        assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=None)["uid-a"].error
+        refuse_waiting_claims(monkeypatch)
+        error = kubelet.unprepare(claim("a"))["uid-a"].error
+        monkeypatch.undo()
         assert "code=deadline" in error
         assert "the claim's previous prepare is not done yet" in error
         release.set_result(None)
@@ -233,9 +250,10 @@ def test_claims_of_a_call_run_concurrently(serving: Serving, kubelet: Kubelet) -
     assert [answer.error for answer in answers.values()] == ["", "", ""]
 
 
-def test_shutdown_waits_for_open_calls(tmp_path: Path) -> None:
+def test_shutdown_waits_for_open_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_threads, "SHUTDOWN_S", PATIENCE_S)  # the disk may be slow
     serving = Serving(tmp_path)
-    serving.thread.start()
+    serving.thread.start(PATIENCE_S)
     release = serving.claims.hold("slow")
     with Kubelet(serving.paths.service) as kubelet, ThreadPoolExecutor() as pool:
         call = kubelet.prepare_async(claim("slow"))
@@ -266,7 +284,7 @@ def test_shutdown_waits_for_open_calls(tmp_path: Path) -> None:
 
 def test_interrupted_shutdown_leaves_no_socket(tmp_path: Path) -> None:
     serving = Serving(tmp_path)
-    serving.thread.start()
+    serving.thread.start(PATIENCE_S)
     release = serving.claims.hold("slow")
     with Kubelet(serving.paths.service) as kubelet:
         call = kubelet.prepare_async(claim("slow"))
@@ -277,12 +295,12 @@ def test_interrupted_shutdown_leaves_no_socket(tmp_path: Path) -> None:
         assert serving.thread.stop(PATIENCE_S)
         assert call.exception() is not None
     release.set_result(None)
-    assert not serving.paths.service.exists()
+    eventually(lambda: not serving.paths.service.exists(), "the socket is removed")
 
 
 def test_hanging_call_does_not_delay_shutdown(tmp_path: Path) -> None:
     serving = Serving(tmp_path)
-    serving.thread.start()
+    serving.thread.start(PATIENCE_S)
     release = serving.claims.hold("slow")
     with Kubelet(serving.paths.service) as kubelet:
         call = kubelet.prepare_async(claim("slow"))

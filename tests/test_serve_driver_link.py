@@ -27,7 +27,7 @@ from agent.store.state_files import StateWriteError
 from agent.system.threads.worker_threads import QUEUE_MAX
 
 ARRIVAL_S = 2.0
-"""Deadline of a call that gets no answer; the call has arrived by then, also on a busy machine."""
+"""Deadline of a call that gets no answer; the call may arrive later on a busy machine."""
 CONTRACT = Path(__file__).parent / "wire" / "driver_link_contract.txt"
 
 Status = grpc.StatusCode
@@ -228,14 +228,15 @@ def test_abandoned_reports_are_recorded_in_order(serving: Serving, driver: Drive
     eventually(lambda: len(serving.handler.calls) == 1, "the first report hangs")
     for uid in ("a", "b"):
         outcome = message("PrepareOutcome", claim=claim(uid))
-        with pytest.raises(grpc.RpcError) as raised:
-            driver.call_async("ReportPrepare", timeout_s=ARRIVAL_S, step=1, outcomes=[outcome]).result()
-        assert raised.value.code() is Status.DEADLINE_EXCEEDED
-    calls[0].cancel()
+        calls.append(driver.call_async("ReportPrepare", step=1, outcomes=[outcome]))
+        driver.call("CheckClaims")  # arrives after it
+    for call in calls:
+        call.cancel()
+    driver.call("CheckClaims")  # arrives after the end of all of them
     release.set()
     driver.call("ReportPrepare", step=2)
-    uids = [[one.claim.uid for one in error_status] for _, error_status in serving.handler.calls]
-    assert uids == [[], ["a"], ["b"], []]
+    reports = [given for method, given in serving.handler.calls if method != "check"]
+    assert [[one.claim.uid for one in report] for report in reports] == [[], ["a"], ["b"], []]
 
 
 def test_cancelled_call_leaves_the_queue(serving: Serving, driver: Driver) -> None:

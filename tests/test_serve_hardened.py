@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -192,10 +193,12 @@ def test_deadline_below_a_millisecond_is_deadline_exceeded(
 
 def test_deadline_is_kept(serving: Serving) -> None:
     with RawClient(serving.health) as client:
+        began_s = time.monotonic()
         client.headers(1, [*request_headers(), (b"grpc-timeout", b"1S")])
         client.send(frame(DATA, END_STREAM, 1, message()))
-        assert "grpc-status" not in client.next_headers()
-        assert client.next_headers()["grpc-status"] == "4"
+        answer = client.next_headers()
+        assert (answer.get("grpc-status") or client.next_headers()["grpc-status"]) == "4"
+        assert time.monotonic() - began_s > 0.9, "the deadline has not passed"
 
 
 # --- requests
@@ -397,7 +400,7 @@ def test_leaked_connections_give_way_to_new_ones_idle_first(
             leaked[-1].next_frame()  # accepted; the queue holds fewer than the limit
         leaked[0].call()
         assert listed(leaked[0]) == ["cpu-node0"]
-        assert connections(serving.health) == CONNECTION_LIMIT
+        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "all are listed")
         assert still_serves(serving)
         read_to_the_end(leaked[1])
         (logged,) = [record.getMessage() for record in caplog.records]
@@ -457,12 +460,21 @@ def test_connection_whose_requests_have_ended_is_idle(serving: Serving) -> None:
         read_to_the_end(called[0])
 
 
+def client_with_stream(path: Path) -> RawClient:
+    """Return a client with an open stream, connected again if the server's limit was too short for it."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
+            client = stack.enter_context(RawClient(path))
+            client.call()
+            assert listed(client) == ["cpu-node0"]
+            stack.pop_all()
+            return client
+
+
 def test_idle_connection_is_closed_after_its_time(serving: Serving, monkeypatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)  # time enough for the clients below
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(server, "IDLE_S", 0.05)
-    with RawClient(serving.health) as idle, RawClient(serving.health) as client:
-        client.call()
-        assert listed(client) == ["cpu-node0"]
+    with RawClient(serving.health) as idle, client_with_stream(serving.health) as client:
         _, payload = idle.next_of(GOAWAY, 0)
         assert struct.unpack(">II", payload) == (0, 0)
         read_to_the_end(idle)
@@ -473,10 +485,8 @@ def test_idle_connection_is_closed_after_its_time(serving: Serving, monkeypatch)
 
 
 def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)  # time enough for the other client
-    with RawClient(serving.health) as client, socket.socket(socket.AF_UNIX) as silent:
-        client.call()
-        assert listed(client) == ["cpu-node0"]
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
+    with client_with_stream(serving.health) as client, socket.socket(socket.AF_UNIX) as silent:
         silent.settimeout(PATIENCE_S)
         silent.connect(str(serving.health))
         with contextlib.suppress(ConnectionResetError):
@@ -744,7 +754,7 @@ def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
     with stuck_client(serving.health) as client:
         for second in range(4):
             serving.publish(*many_devices(second))
-        assert connections(serving.health) == 1
+        eventually(lambda: connections(serving.health) == 1, "the connection is listed")
         client.send(frame(GOAWAY, 0, 0, bytes(8)))
         eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
 

@@ -209,7 +209,7 @@ def test_list_above_1_mib_is_sent_in_parts(serving: Serving, kubelet: Watcher) -
 
 def test_invalid_report_is_passed_to_the_owner(tmp_path: Path) -> None:
     serving = Serving(tmp_path)
-    serving.thread.start()
+    serving.thread.start(PATIENCE_S)
     with watch_health(serving.health) as kubelet:
         kubelet.wait_opened()
         serving.publish(device("a"), device("a"))
@@ -339,7 +339,7 @@ def test_killed_reader_leaves_no_stream_or_descriptor(
     with watch_health(serving.health) as healthy:
         healthy.next()
         assert streams(serving) == 2
-        assert connections(serving.health) == 2
+        eventually(lambda: connections(serving.health) == 2, "both connections are listed")
         reader.kill()
         reader.wait()
         eventually(lambda: streams(serving) == 1, "its stream has ended")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
@@ -69,10 +70,10 @@ def test_timed_out_run_keeps_hanging_run_in_front() -> None:
         for _ in range(3):
             timed_out = await runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now())
             assert summary(timed_out).startswith("deadline: the claim's previous prepare is not done yet")
-            assert runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10) is hanging
+            assert runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + PATIENCE_S) is hanging
         driver.released.set()
         assert await hanging == ()
-        assert await runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now() + 10) == ()
+        assert await runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now() + PATIENCE_S) == ()
         assert driver.calls == [(ClaimOperation.PREPARE, "u"), (ClaimOperation.UNPREPARE, "u")]
 
     run(test)
@@ -82,7 +83,7 @@ def test_run_behind_timed_out_run_waits_for_hanging_run() -> None:
     async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
         hanging = runs.join_or_start(ClaimOperation.PREPARE, ref(), now())
         timed_out = runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now())
-        waiting = runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10)
+        waiting = runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + PATIENCE_S)
         await timed_out
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -96,14 +97,16 @@ def test_run_behind_timed_out_run_waits_for_hanging_run() -> None:
 
 def test_run_is_unawaited_while_no_call_waits() -> None:
     async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
-        first, second = (runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10) for _ in range(2))
+        first, second = (
+            runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + PATIENCE_S) for _ in range(2)
+        )
         await asyncio.sleep(0)
         unawaited = driver.unawaited["u"]
         seen = [unawaited.is_set()]
         for task in (first, second):
             runs.leave(task)
             seen.append(unawaited.is_set())
-        runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10)
+        runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + PATIENCE_S)
         assert [*seen, unawaited.is_set()] == [False, False, True, False]
         driver.released.set()
         await first
@@ -128,7 +131,7 @@ def test_hanging_driver_is_called_up_to_the_limit(
         assert len(driver.calls) == RUNS_LIMIT
         driver.released.set()
         assert set(await asyncio.gather(*hanging)) == {()}
-        assert await runs.join_or_start(ClaimOperation.PREPARE, ref("v-0"), now() + 10) == ()
+        assert await runs.join_or_start(ClaimOperation.PREPARE, ref("v-0"), now() + PATIENCE_S) == ()
 
     caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.service")
     run(test)

@@ -2,13 +2,11 @@
 
 import hashlib
 import os
-import shutil
 import socket
 import stat
 import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -20,7 +18,7 @@ from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import device, eventually, report
+from wire.serving import device, eventually, remove_tree, report
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
@@ -152,12 +150,12 @@ def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
     serving = Serving(kubelet_dir)
     serving.paths.registry_dir.rmdir()
     with pytest.raises(ConfigError) as raised:
-        serving.thread.start()
+        serving.thread.start(PATIENCE_S)
     assert str(raised.value) == (
         f"registration directory {kubelet_dir}/plugins_registry: does not exist; set the kubelet's directory "
         "with --registry-dir or --kubelet-dir"
     )
-    assert list(serving.paths.plugin_dir.iterdir()) == []
+    eventually(lambda: list(serving.paths.plugin_dir.iterdir()) == [], "the lock file is removed")
 
 
 def test_failed_registration_socket_removes_service_socket(kubelet_dir: Path) -> None:
@@ -166,8 +164,8 @@ def test_failed_registration_socket_removes_service_socket(kubelet_dir: Path) ->
     with pytest.raises(
         ConfigError, match="is not a socket, but a socket must be created there; remove the file"
     ):
-        serving.thread.start()
-    assert not serving.paths.service.exists()
+        serving.thread.start(PATIENCE_S)
+    eventually(lambda: not serving.paths.service.exists(), "the service socket is removed")
 
 
 def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
@@ -183,7 +181,7 @@ def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
 def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
     second = Serving(kubelet_dir)
     with pytest.raises(ResourceBusyError, match="another process serves it; stop that process"):
-        second.thread.start()
+        second.thread.start(PATIENCE_S)
     with Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
@@ -197,7 +195,7 @@ def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> Non
         with pytest.raises(
             PermissionDeniedError, match="cannot be created: no permission; choose another with --plugin-dir"
         ):
-            serving.thread.start()
+            serving.thread.start(PATIENCE_S)
     finally:
         os.seteuid(0)
 
@@ -213,8 +211,10 @@ def test_shutdown_ends_streams_and_removes_all_files(kubelet_dir: Path) -> None:
             grpc.StatusCode.UNAVAILABLE,
             "driver shutting down",
         )
-    assert list(serving.paths.registry_dir.iterdir()) == []
-    assert [path.name for path in serving.paths.plugin_dir.iterdir()] == []
+    directories = (serving.paths.registry_dir, serving.paths.plugin_dir)
+    eventually(  # the shutdown waits less than a second for the disk
+        lambda: not any(list(directory.iterdir()) for directory in directories), "all files are removed"
+    )
 
 
 # --- restoring ----------------------------------------------------------------------------------------------
@@ -240,18 +240,9 @@ def test_removed_service_socket_returns_and_streams_continue(serving: Serving) -
         assert names(watcher.next()) == ["a"]
 
 
-def remove_tree(directory: Path) -> bool:
-    """Remove a directory; return whether the driver created no file in it meanwhile."""
-    try:
-        shutil.rmtree(directory)
-    except OSError:
-        return False
-    return True
-
-
 def test_driver_returns_after_kubelet_directory_is_recreated(serving: Serving, kubelet_dir: Path) -> None:
     for directory in ("plugins", "plugins_registry"):
-        eventually(partial(remove_tree, kubelet_dir / directory), f"{directory} is removed")
+        remove_tree(kubelet_dir / directory)
     eventually(serving.paths.service.exists, "the service socket is created again")
     assert not serving.paths.registration.exists()
     serving.paths.registry_dir.mkdir()

@@ -27,7 +27,7 @@ class Registrar:
         self.raises: Exception | None = None
         self._listener = UnixListener(path)
         self._thread = AsyncioThread(self._run, on_failure=lambda error: None)
-        self._thread.start()
+        self._thread.start(PATIENCE_S)
 
     def stop(self) -> None:
         assert self._thread.stop(PATIENCE_S)

@@ -1,7 +1,6 @@
 """Unix sockets: their mode, stale sockets that are replaced, and served sockets that are kept."""
 
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -12,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from other_user import OTHER_USER, become_other_user, give_to_other_user
-from wire.serving import Serving, eventually
+from patience import PATIENCE_S
+from wire.serving import Serving, eventually, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
+from agent.serve import sockets
 from agent.serve.grpc_servers import GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
 from agent.system.files import DirectoryLock, LockHeld
@@ -64,7 +65,8 @@ def test_socket_of_a_starting_server_is_kept(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as starting:
         starting.bind(str(path))
-        monkeypatch.setattr(time, "time", lambda: path.stat().st_ctime)  # the machine may be slow
+        monkeypatch.setattr(sockets, "STARTUP_S", PATIENCE_S)  # the machine may be slow
+        monkeypatch.setattr(time, "time", lambda: path.stat().st_ctime)
         monkeypatch.setattr(time, "sleep", lambda _: starting.listen())
         with pytest.raises(ResourceBusyError, match="another process serves it"):
             UnixListener(path)
@@ -255,8 +257,8 @@ def test_removed_sockets_and_lock_are_created_again(tmp_path: Path, caplog: pyte
     with serving:
         for remove in (
             serving.health.unlink,
-            partial(shutil.rmtree, run / "drivers"),
-            partial(shutil.rmtree, run),
+            partial(remove_tree, run / "drivers"),
+            partial(remove_tree, run),
         ):
             eventually(lambda: is_connected(serving.health) and is_connected(serving.agent), "served")
             caplog.clear()

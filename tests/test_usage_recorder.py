@@ -1,6 +1,7 @@
 """Recorder of device uses: on real files, and on disks that refuse writes."""
 
 import logging
+import os
 import signal
 import sqlite3
 import subprocess
@@ -61,7 +62,7 @@ class Agent:
     def __init__(self, state: Path, limits: UsageHistoryLimits | None = None, first: int = 1000) -> None:
         limits = limits or UsageHistoryLimits()
         self.path = state / HISTORY_FILE
-        self.recorder = UsageRecorder(HistoryFile(self.path, limits), limits=limits)
+        self.recorder = UsageRecorder(HistoryFile(self.path, limits, wait_s=PATIENCE_S), limits=limits)
         self.second = first
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
@@ -98,6 +99,7 @@ def test_ended_use_is_recorded_with_pod_device_and_state(agent: Agent) -> None:
 
 def test_unchanged_uses_cause_one_write_in_five_minutes(agent: Agent) -> None:
     agent.take(train(1))
+    os.utime(agent.path, (0, 0))  # the kernel's time of a file moves on in steps of milliseconds
     written = agent.path.stat().st_mtime_ns
     for _ in range(10):
         agent.take(train(1))
@@ -115,13 +117,13 @@ def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
 def test_zero_rows_disable_the_record(state: Path) -> None:
     agent = Agent(state, UsageHistoryLimits(rows=0))
     agent.take(train(1))
-    assert agent.recorder.close(10)
+    assert agent.recorder.close(PATIENCE_S)
     assert not state.exists()
 
 
 def test_node_without_device_use_creates_no_file(agent: Agent) -> None:
     agent.take(NO_PODS)
-    assert agent.recorder.close(10)
+    assert agent.recorder.close(PATIENCE_S)
     assert not agent.path.exists()
 
 
@@ -131,7 +133,7 @@ def test_node_without_device_use_creates_no_file(agent: Agent) -> None:
 def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
     agent.take(train(1, 2))
     agent.take(train(1, 2))
-    assert agent.recorder.close(10)
+    assert agent.recorder.close(PATIENCE_S)
     left = agent.record
     assert left.last_write_s == at(agent.second).wall_s
     following = Agent(state, first=5000)
@@ -262,7 +264,7 @@ def test_file_of_later_version_is_logged_once_and_not_written(
     following = Agent(state, first=5000)
     for number in range(3):
         following.take(train(number))
-    assert following.recorder.close(10)
+    assert following.recorder.close(PATIENCE_S)
     assert agent.path.read_bytes() == before
     assert len(caplog.records) == 1
     assert "file has format version 2, this agent reads up to 1" in caplog.text
@@ -294,11 +296,11 @@ print(len(agent.record.running), len(agent.record.ended))
 
 def test_stop_does_not_wait_for_hung_disk(agent: Agent) -> None:
     agent.take(train(1))
-    with closing(sqlite3.connect(agent.path, isolation_level=None)) as db:
+    with closing(sqlite3.connect(agent.path, timeout=PATIENCE_S, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         assert not agent.recorder.close(0.05)
         db.execute("ROLLBACK")
-    assert agent.recorder.close(10)
+    assert agent.recorder.close(PATIENCE_S)
 
 
 # --- clocks ------------------------------------------------------------------------------------------------

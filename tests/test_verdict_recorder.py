@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from claim_samples import at
+from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
@@ -54,7 +55,7 @@ class Agent:
         limits: UsageHistoryLimits | None = None,
         second: int = 1000,
         boot: str = "boot-1",
-        wait_s: float = 5.0,
+        wait_s: float = PATIENCE_S,
     ) -> None:
         limits = limits or UsageHistoryLimits()
         self.path = state / HISTORY_FILE
@@ -82,7 +83,7 @@ class Agent:
             self.report(device("gpu-3", code), after_s=after_s)
 
     def stop(self) -> None:
-        assert self.recorder.close(60)
+        assert self.recorder.close(PATIENCE_S)
 
     @property
     def clocks(self) -> ClockReading:
@@ -101,14 +102,19 @@ def agent(state: Path) -> Iterator[Agent]:
     agent.stop()
 
 
+def recorded(path: Path) -> StoredVerdicts:
+    """Return the content of the file, on which a commit may take long."""
+    return read_verdicts(path, wait_s=PATIENCE_S)
+
+
 def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
     """Return device, state before and state after of each stored change."""
-    return [(one.device.device, one.before, one.verdict.state) for one in read_verdicts(agent.path).changes]
+    return [(one.device.device, one.before, one.verdict.state) for one in recorded(agent.path).changes]
 
 
 def lasted(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
-    stored = read_verdicts(agent.path)
+    stored = recorded(agent.path)
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     found = listed_changes(verdict_spans(stored, timeline))
     return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
@@ -126,7 +132,7 @@ def test_changes_are_recorded_with_causes_and_durations(agent: Agent) -> None:
         ("gpu-3", "unhealthy", "healthy"),
     ]
     assert lasted(agent) == [("unhealthy", 20), ("healthy", 0)]
-    (cause,) = read_verdicts(agent.path).changes[1].verdict.causes
+    (cause,) = recorded(agent.path).changes[1].verdict.causes
     assert cause == (BAD, Severity.UNHEALTHY, "1 time")
 
 
@@ -135,7 +141,7 @@ def test_new_evidence_is_no_change_and_another_code_is(agent: Agent) -> None:
     agent.report(device("gpu-3", BAD, "2 times"))
     agent.report(device("gpu-3", LOST))
     agent.stop()
-    assert [one.verdict.causes[0].code for one in read_verdicts(agent.path).changes] == [BAD, LOST]
+    assert [one.verdict.causes[0].code for one in recorded(agent.path).changes] == [BAD, LOST]
 
 
 def test_incomplete_report_is_not_recorded(agent: Agent) -> None:
@@ -167,7 +173,7 @@ def test_restart_without_a_change_adds_no_row(agent: Agent, state: Path) -> None
     following.follow(BAD, BAD)
     following.stop()
     assert len(stored_states(agent)) == 2
-    assert len(read_verdicts(agent.path).periods) == 2
+    assert len(recorded(agent.path).periods) == 2
 
 
 def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: Path) -> None:
@@ -176,7 +182,7 @@ def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: 
     following = Agent(state, second=2000)
     following.follow(BAD)
     following.stop()
-    changes = read_verdicts(agent.path).changes[-2:]
+    changes = recorded(agent.path).changes[-2:]
     assert [(one.device.device, one.before, one.verdict.state, one.offset_s) for one in changes] == [
         ("gpu-4", RecordedState.HEALTHY, RecordedState.ABSENT, 0.0),
         ("gpu-3", RecordedState.HEALTHY, RecordedState.UNHEALTHY, 0.0),
@@ -189,7 +195,7 @@ def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> Non
     following = Agent(state, second=2000)
     following.follow(OK, OK)
     following.stop()
-    stored = read_verdicts(agent.path)
+    stored = recorded(agent.path)
     timeline = ObservedTimeAxis(stored.periods, following.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
@@ -230,18 +236,18 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
             assert process.stdout.readline() == f"{number}\n"
             path = state / HISTORY_FILE
             eventually(
-                lambda: path.exists() and len(read_verdicts(path).changes) == number + 1,  # noqa: B023
+                lambda: path.exists() and len(recorded(path).changes) == number + 1,  # noqa: B023
                 "the change is written",
             )
             process.stdin.write("\n")
             process.stdin.flush()
         process.send_signal(signal.SIGKILL)
         process.wait()
-    before = read_verdicts(state / HISTORY_FILE)
+    before = recorded(state / HISTORY_FILE)
     following = Agent(state, second=100_000)
     following.follow(OK)
     following.stop()
-    after = read_verdicts(state / HISTORY_FILE)
+    after = recorded(state / HISTORY_FILE)
     assert after.changes[: len(before.changes)] == before.changes
     keys = [(one.period, one.number) for one in after.changes]
     assert len(set(keys)) == len(keys)
@@ -261,13 +267,13 @@ def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> N
     eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the first report is written")
     for _ in range(5):
         agent.follow(OK)
-    eventually(lambda: read_verdicts(agent.path).periods[-1].lasted_s == 50, "the mark is written")
+    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == 50, "the mark is written")
     following = Agent(state, second=5000)
     following.follow(OK)
     following.stop()
     period_file_path(agent.path).unlink()
-    assert [one.lasted_s for one in read_verdicts(agent.path).periods] == [50, 0]
-    agent.recorder.close(60)
+    assert [one.lasted_s for one in recorded(agent.path).periods] == [50, 0]
+    agent.recorder.close(PATIENCE_S)
 
 
 # --- clocks ------------------------------------------------------------------------------------------------
@@ -278,7 +284,7 @@ def test_silence_of_the_agent_is_not_observed(agent: Agent) -> None:
     agent.follow(OK)
     agent.report(device("gpu-3", BAD), after_s=3600)
     agent.stop()
-    stored = read_verdicts(agent.path)
+    stored = recorded(agent.path)
     assert len(stored.periods) == 2
     assert ObservedTimeAxis(stored.periods, agent.clocks).unobserved_s(0, agent.clocks.wall_s) > 3600
     assert stored.changes[-1].before is RecordedState.HEALTHY
@@ -325,7 +331,7 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     agent.follow(HOT, OK)
     agent.stop()
     assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
-    stored = read_verdicts(agent.path)
+    stored = recorded(agent.path)
     assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
@@ -363,12 +369,12 @@ def test_hung_disk_delays_no_report_and_no_stop(state: Path) -> None:
     agent = Agent(state, wait_s=3600)
     agent.follow(OK)
     eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the report is written")
-    with closing(sqlite3.connect(agent.path, isolation_level=None)) as db:
+    with closing(sqlite3.connect(agent.path, timeout=PATIENCE_S, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         agent.follow(*[BAD, OK] * 50)
         assert not agent.recorder.close(0.05)
         db.execute("ROLLBACK")
-    assert agent.recorder.close(60)
+    assert agent.recorder.close(PATIENCE_S)
     assert len(stored_states(agent)) == 101
 
 

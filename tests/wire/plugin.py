@@ -6,19 +6,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import pytest
 from google.protobuf.unknown_fields import UnknownFieldSet
 from patience import PATIENCE_S
 
+from agent.serve.dra_plugin import service
 from wire.google import message_class
 
 DRA = "k8s.io.kubelet.pkg.apis.dra"
 REGISTRATION = "/pluginregistration.Registration"
 
-CALL_S = 30.0
+CALL_S = PATIENCE_S
 """Deadline of a call; transient failures are retried until shortly before it."""
-SHORT_S = 4.0
-"""Deadline of a call that is expected to time out. The plugin answers in half of it, also on a busy
-machine."""
 
 ClaimRef = tuple[str, str, str]
 """Namespace, name and uid."""
@@ -27,6 +26,22 @@ ClaimRef = tuple[str, str, str]
 def claim(name: str = "c", *, namespace: str = "ns", uid: str = "") -> ClaimRef:
     """Return a claim whose uid follows from its name, unless another is given."""
     return (namespace, name, uid or f"uid-{name}")
+
+
+def answer_unfinished_claims_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make plugins of this process answer a call without a deadline after two seconds.
+
+    On a busy machine, a client's deadline could end the call before the answer to its unfinished claims.
+    """
+    monkeypatch.setattr(service, "KUBELET_S", 4.0)
+
+
+def refuse_waiting_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make plugins of this process refuse at once each claim that would wait for other claims.
+
+    Otherwise such a claim gets its error 0.2 s before its call is answered, which a busy machine may miss.
+    """
+    monkeypatch.setattr(service, "REPORT_S", 2 * CALL_S)
 
 
 class Kubelet:
@@ -43,12 +58,14 @@ class Kubelet:
     ) -> None:
         self._channel.close()
 
-    def prepare(self, *claims: ClaimRef, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
+    def prepare(
+        self, *claims: ClaimRef, version: str = "v1", timeout_s: float | None = CALL_S
+    ) -> Mapping[str, Any]:
         """Return the answers by uid. Raises grpc.RpcError."""
         return self._claims("NodePrepareResources", claims, version, timeout_s)
 
     def unprepare(
-        self, *claims: ClaimRef, version: str = "v1", timeout_s: float = CALL_S
+        self, *claims: ClaimRef, version: str = "v1", timeout_s: float | None = CALL_S
     ) -> Mapping[str, Any]:
         """Return the answers by uid. Raises grpc.RpcError."""
         return self._claims("NodeUnprepareResources", claims, version, timeout_s)
@@ -80,7 +97,7 @@ class Kubelet:
         return answer
 
     def _claims(
-        self, method: str, claims: Iterable[ClaimRef], version: str, timeout_s: float
+        self, method: str, claims: Iterable[ClaimRef], version: str, timeout_s: float | None
     ) -> Mapping[str, Any]:
         package = f"{DRA}.{version}"
         request, call = self._call(package, f"/{package}.DRAPlugin/{method}", method)

@@ -1,6 +1,7 @@
 """Agent's servers in a thread, and reports for them."""
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -67,7 +68,7 @@ class ServerThread:
     failures: list[BaseException]
 
     def __enter__(self) -> Self:
-        self.thread.start()
+        self.thread.start(PATIENCE_S)
         return self
 
     def __exit__(
@@ -123,6 +124,19 @@ def eventually(
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s} s: {event if isinstance(event, str) else event()}")
         time.sleep(0.005)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory of a server, which may create files in it meanwhile."""
+
+    def is_removed() -> bool:
+        try:
+            shutil.rmtree(directory)
+        except OSError:  # a new file
+            return False
+        return True
+
+    eventually(is_removed, f"{directory} is removed")
 
 
 def stacks_of_threads(prefix: str, ignored: Collection[threading.Thread]) -> str:
