@@ -30,6 +30,7 @@ from agent.embed.devices import Device
 from agent.errors import ConfigError
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Finding, Repair, Severity
+from agent.system.threads.trio_calls import call_in_thread
 
 DRIVER: Final = "demo.example.com"
 BAD: Final = unhealthy("demo.bad", "1 of 2")
@@ -41,7 +42,7 @@ def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> 
         "name": "link",
         "function": function,
         "every_s": 0.1,
-        "timeout_s": 5.0,
+        "timeout_s": PATIENCE_S,
         "devices": ("*",),
         "raise_after": 1,
         "clear_after": 1,
@@ -269,7 +270,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 async def test_check_has_no_passes_before_its_first_result(gate: threading.Event) -> None:
-    async with looking(check_of(lambda _: gate.wait())) as found:
+    async with looking(check_of(lambda _: gate.wait(), timeout_s=5)) as found:
         sample = found.checks()["d-0"]
         assert (sample.check, sample.subject) == ("link", f"{DRIVER}/node-a/d-0")
         assert (sample.passes, sample.finding, sample.no_result_reason) == (0, None, "")
@@ -352,18 +353,39 @@ async def test_raising_check_has_no_result_and_harms_no_other(check: HealthCheck
 
 async def test_hung_check_is_not_called_again_but_its_periods_count(gate: threading.Event) -> None:
     calls: list[Device] = []
+    called = threading.Event()
 
     def hang(device: Device) -> None:
         calls.append(device)
+        called.set()
         gate.wait()
 
     async with looking(check_of(hang, timeout_s=0.05, raise_after=3)) as found:
         silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
         assert silent["d-0"].no_result_reason == "no answer within 0.05 s"
+        assert called.wait(PATIENCE_S), "the thread may begin late"
         assert calls == [Device("d-0")]
         gate.set()
         await found.until(lambda checks: not checks["d-0"].no_result_reason)
         assert len(calls) > 1
+
+
+async def test_check_whose_thread_begins_late_is_not_called_again(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Device] = []
+
+    async def call_late(function: Callable[[], object], name: str) -> object:
+        return await call_in_thread(lambda: gate.wait() and function(), name)
+
+    monkeypatch.setattr("agent.embed.checks.call_in_thread", call_late)
+    async with looking(check_of(calls.append, timeout_s=0.05, raise_after=3)) as found:
+        silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
+        assert silent["d-0"].no_result_reason == "no answer within 0.05 s"
+        assert found.rounds.hung_calls(0) == ["health check link of device d-0"]
+    gate.set()
+    assert found.rounds.hung_calls(PATIENCE_S) == []
+    assert calls == [Device("d-0")]
 
 
 async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
@@ -518,9 +540,11 @@ async def test_readded_device_is_not_called_twice_while_its_call_hangs(
     gate: threading.Event,
 ) -> None:
     calls: list[Device] = []
+    called = threading.Event()
 
     def hang(device: Device) -> None:
         calls.append(device)
+        called.set()
         gate.wait()
 
     async with looking(check_of(hang, timeout_s=0.05)) as found:
@@ -528,6 +552,7 @@ async def test_readded_device_is_not_called_twice_while_its_call_hangs(
         found.rounds.remove_devices("d-0")
         found.rounds.add_devices(Device("d-0"))
         await found.until(lambda checks: checks["d-0"].no_result_reason)
+        assert called.wait(PATIENCE_S), "the thread may begin late"
         assert len(calls) == 1
 
 
@@ -558,7 +583,8 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
             broken = False
             await found.until(lambda checks: not checks["d-0"].no_result_reason)
     text = "health check link of device d-0"
-    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+    records = [one for one in caplog.records if one.name == "agent.embed.checks"]
+    assert [(one.levelname, one.getMessage()) for one in records] == [
         (
             "WARNING",
             f"{text}: no result: OSError: [Errno 5] Input/output error; it runs again after its period",
@@ -566,7 +592,7 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
         ("DEBUG", f"{text}: no result; the exception follows"),
         ("INFO", f"{text}: has a result again, after runs without one"),
     ]
-    assert caplog.records[1].exc_info is not None
+    assert records[1].exc_info is not None
 
 
 async def test_hung_calls_are_named_at_shutdown(gate: threading.Event) -> None:

@@ -487,7 +487,6 @@ class _CheckCall:
         self.scope = trio.CancelScope()
         self._check = check
         self._device = device
-        self._begun = False
 
     def __str__(self) -> str:
         return f"health check {self._check.name} of device {self._device.name}"
@@ -504,14 +503,12 @@ class _CheckCall:
                 else:
                     self.result = await call_in_thread(self._call_plain, "dh-check")
         except ThreadStartError as error:
+            self.returned.set()
             self.result = HealthCheckResult(unread=str(error))
         finally:
-            if not self._begun:
-                self.returned.set()
             self.ended.set()
 
     async def _call_async(self) -> HealthCheckResult:
-        self._begun = True
         try:
             answer = self._check.function(self._device)
             if inspect.isawaitable(answer):
@@ -525,7 +522,6 @@ class _CheckCall:
             self.returned.set()
 
     def _call_plain(self) -> HealthCheckResult:
-        self._begun = True
         try:
             return result_from_answer(self._check.function(self._device))
         except BaseException as error:  # a SystemExit of a check must not end the driver
