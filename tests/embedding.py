@@ -7,16 +7,32 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import grpclib.server
+import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.embed.monitor import Monitor
+from agent.embed.plugin import PluginServer
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER: Final = "demo.example.com"
 NODE: Final = "node-a"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the limits of starts, stops and waits that a busy machine may exceed."""
+    for method in (PluginServer.start, PluginServer.stop, PluginServer.aclose, PluginServer._stop):
+        monkeypatch.setattr(method, "__defaults__", (PATIENCE_S,))
+    for method in (Monitor.stop, Monitor.aclose):
+        monkeypatch.setattr(method, "__defaults__", (PATIENCE_S,))
+    monkeypatch.setattr("agent.embed.plugin.START_S", PATIENCE_S)
+    monkeypatch.setattr("agent.embed.core_components.SOURCES_STOP_S", PATIENCE_S)
+    for name in ("DELIVERY_S", "EVALUATION_WAIT_S"):
+        monkeypatch.setattr(f"agent.driver.prepare_failure_tracker.{name}", PATIENCE_S)
+    monkeypatch.setattr("agent.driver.ledger_writer.MAX_DISK_WAIT_S", PATIENCE_S)
 
 
 def ref(name: str) -> DeviceRef:

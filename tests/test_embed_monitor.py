@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 from agents import PlainSysfs, short_tmp, thread_names
-from embedding import DRIVER, NODE, codes, health_of, ref, until
+from embedding import DRIVER, NODE, codes, health_of, patient, ref, until
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
 
@@ -30,8 +30,10 @@ from agent.model.prepare import DriverFault
 from agent.model.time import Instant
 from agent.prepare.errors import FailedDeviceError
 
-__all__ = ["short_tmp"]
+__all__ = ["patient", "short_tmp"]
+pytestmark = pytest.mark.usefixtures("patient")
 
+CoreThreads = Callable[[], list[threading.Thread]]
 CONFIG: Final = Config(node_name=NODE, heartbeat_s=0.5, coalesce_ns=0)
 BAD: Final = unhealthy("demo.bad", "1 of 2", "replace it")
 
@@ -48,6 +50,13 @@ def gate() -> Iterator[threading.Event]:
     made = threading.Event()
     yield made
     made.set()
+
+
+@pytest.fixture
+def core_threads() -> CoreThreads:
+    """Return a function that lists the core threads of the test, without those of earlier tests."""
+    before = threading.enumerate()
+    return lambda: [one for one in threading.enumerate() if one.name == "dh-core" and one not in before]
 
 
 def fault(name: str) -> DriverFault:
@@ -72,7 +81,7 @@ def test_checks_determine_the_health_of_a_device() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
-    @monitor.check(every_s=0.1, timeout_s=5, raise_after=1, clear_after=1)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, raise_after=1, clear_after=1)
     def link(_: Device) -> Finding | None:
         return answer[0]
 
@@ -90,13 +99,15 @@ def test_checks_determine_the_health_of_a_device() -> None:
 
 
 def test_fault_is_reported_after_raise_after_results_in_a_row() -> None:
-    answers: list[Finding | None] = [None, BAD, BAD, None, BAD, BAD, BAD]
-    sixth, release = threading.Event(), threading.Event()
+    answers: list[Finding | None] = [BAD, BAD, None, BAD, BAD, BAD]
+    healthy, sixth, release = threading.Event(), threading.Event(), threading.Event()
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
     @monitor.check(every_s=0.1, timeout_s=60, raise_after=3, clear_after=3)
     def link(_: Device) -> Finding | None:
+        if not healthy.is_set():
+            return None
         if len(answers) == 1:
             sixth.set()
             release.wait(PATIENCE_S)
@@ -104,6 +115,8 @@ def test_fault_is_reported_after_raise_after_results_in_a_row() -> None:
         return answers.pop(0)
 
     with monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+        healthy.set()
         assert sixth.wait(PATIENCE_S)
         assert health_of(monitor, "d-0").health is Health.HEALTHY, "two of three"
         release.set()
@@ -134,15 +147,15 @@ def test_raising_check_ends_no_thread() -> None:
         def __str__(self) -> str:
             raise SystemExit
 
-    @monitor.check(every_s=0.1, timeout_s=5, devices="d-0", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-0", raise_after=1)
     def plain(_: Device) -> None:
         raise SystemExit(1)
 
-    @monitor.check(every_s=0.1, timeout_s=5, devices="d-2", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-2", raise_after=1)
     async def speechless(_: Device) -> None:
         raise Ending
 
-    @monitor.check(every_s=0.1, timeout_s=5, devices="d-1", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-1", raise_after=1)
     async def in_loop(_: Device) -> None:
         raise KeyboardInterrupt
 
@@ -167,7 +180,7 @@ def test_device_without_checks_is_unknown() -> None:
 def test_devices_can_be_added_and_removed_at_run_time() -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
-        monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+        monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
         monitor.add(Device("d-0"), Device("d-1", pool="rack-1"))
         until(monitor, "d-0", Health.HEALTHY)
         monitor.remove("d-0")
@@ -213,8 +226,8 @@ def test_invalid_arguments_are_rejected_at_once(make: Callable[[], object], text
 def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
     monitor = monitor_of()
     monitor.add(Device("bad"), Device("well"), Device("unseen"))
-    monitor.check(every_s=0.1, timeout_s=5, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
-    monitor.check(every_s=0.1, timeout_s=5, devices="well", name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="well", name="well")(lambda _: None)
     monitor.require_healthy("bad")  # not evaluated yet
     with monitor:
         until(monitor, "bad", Health.UNHEALTHY)
@@ -230,7 +243,7 @@ def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
 def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         monitor.report_faults([fault("d-0")])
@@ -245,7 +258,7 @@ def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
 def test_require_healthy_ignores_driver_reported_faults() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
     with monitor:
         monitor.report_faults([fault("d-0")])
         until(monitor, "d-0", Health.UNHEALTHY, "demo.dead")
@@ -265,7 +278,7 @@ def test_taints_are_passed_to_the_callback() -> None:
     published: list[Taints] = []
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every_s=0.1, timeout_s=5, raise_after=1, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, raise_after=1, name="bad")(lambda _: BAD)
     assert monitor.taints == Taints()
     monitor.on_taints(published.append)
     with monitor:
@@ -299,7 +312,9 @@ def hardware(short_tmp: Path, sysfs: PlainSysfs) -> dict[str, Any]:
     return {"config": config, "hardware": True, "state_dir": short_tmp / "state"}
 
 
-def test_hardware_of_a_device_is_evaluated_by_host_rules(sysfs: PlainSysfs, hardware: Any) -> None:
+def test_hardware_of_a_device_is_evaluated_by_host_rules(
+    sysfs: PlainSysfs, hardware: Any, core_threads: CoreThreads
+) -> None:
     monitor = monitor_of(**hardware)
     monitor.add(Device("pages", Hugepages("2Mi", pages=8)))
     with monitor:
@@ -312,7 +327,7 @@ def test_hardware_of_a_device_is_evaluated_by_host_rules(sysfs: PlainSysfs, hard
         report = monitor.report
     assert report is not None
     assert {device.driver for device in report.devices} == {"", DRIVER}
-    assert [thread.name for thread in threading.enumerate() if thread.name == "dh-core"] == []
+    assert core_threads() == []
 
 
 def test_without_hardware_the_host_is_unknown() -> None:
@@ -351,7 +366,7 @@ def test_failed_core_makes_every_device_unknown() -> None:
         clock=clock, on_error=lambda error: errors.append((error, threading.current_thread().name))
     )
     monitor.add(Device("d-0"), Device("d-1"))
-    monitor.check(every_s=0.1, timeout_s=5, devices="d-0", name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-0", name="well")(lambda _: None)
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         clock.broken = True
@@ -444,7 +459,7 @@ def test_two_monitors_are_independent(hardware: Any) -> None:
     )
     for monitor in (one, other):
         monitor.add(Device("d-0"))
-        monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+        monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
     with one, other:
         until(one, "d-0", Health.HEALTHY)
         eventually(lambda: other.report is not None and len(other.report.devices) == 1, "one device")
@@ -458,7 +473,7 @@ def test_blocked_asyncio_loop_does_not_delay_verdicts() -> None:
     async def program() -> bool:
         monitor = monitor_of()
         monitor.add(Device("d-0"))
-        monitor.check(every_s=0.1, timeout_s=5, raise_after=2, name="bad")(lambda _: BAD)
+        monitor.check(every_s=0.1, timeout_s=PATIENCE_S, raise_after=2, name="bad")(lambda _: BAD)
         async with monitor:
             until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
         return monitor.is_up
@@ -469,13 +484,13 @@ def test_blocked_asyncio_loop_does_not_delay_verdicts() -> None:
 async def test_blocked_trio_loop_does_not_delay_verdicts() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every_s=0.1, timeout_s=5, raise_after=2, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, raise_after=2, name="bad")(lambda _: BAD)
     async with monitor:
         until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
     assert not monitor.is_up
 
 
-async def test_cancelled_program_still_stops_the_monitor() -> None:
+async def test_cancelled_program_still_stops_the_monitor(core_threads: CoreThreads) -> None:
     monitor = monitor_of()
     with trio.CancelScope() as scope:
         async with monitor:
@@ -484,14 +499,10 @@ async def test_cancelled_program_still_stops_the_monitor() -> None:
     assert not core_threads()
 
 
-def core_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "dh-core"]
-
-
 # --- the end -----------------------------------------------------------------------------------------------
 
 
-def test_stopped_monitor_cannot_be_started_again() -> None:
+def test_stopped_monitor_cannot_be_started_again(core_threads: CoreThreads) -> None:
     monitor = monitor_of()
     monitor.start()
     assert monitor.wait_ready(PATIENCE_S)
@@ -512,7 +523,9 @@ def test_stop_before_start_is_final() -> None:
         monitor.start()
 
 
-def test_hung_check_is_abandoned_and_logged(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
+def test_hung_check_is_abandoned_and_logged(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture, core_threads: CoreThreads
+) -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every_s=0.1, timeout_s=0.1, raise_after=1, name="hangs")(lambda _: gate.wait())
@@ -527,21 +540,23 @@ def test_hung_check_is_abandoned_and_logged(gate: threading.Event, caplog: pytes
 
 
 def test_hung_core_is_not_up_and_is_abandoned(
-    gate: threading.Event, caplog: pytest.LogCaptureFixture
+    gate: threading.Event, caplog: pytest.LogCaptureFixture, core_threads: CoreThreads
 ) -> None:
     monitor = monitor_of(config=Config(node_name=NODE, heartbeat_s=0.5, lease_s=3))
     monitor.add(Device("d-0"))
-    blocks = threading.Event()
+    blocks, hangs = threading.Event(), threading.Event()
 
-    @monitor.check(every_s=0.1, timeout_s=5)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S)
     async def check(_: Device) -> None:
         if blocks.is_set():
+            hangs.set()
             gate.wait()  # what no async function may do
 
     monitor.start()
     until(monitor, "d-0", Health.HEALTHY)
-    assert monitor.is_up
+    eventually(lambda: monitor.is_up, "the report is younger than a lease")
     blocks.set()
+    assert hangs.wait(PATIENCE_S)
     eventually(lambda: not monitor.is_up, "the report is older than a lease")
     assert not monitor.stop(0.1)
     assert "shutdown: core thread did not stop in time; abandoning its thread" in caplog.text
@@ -550,7 +565,7 @@ def test_hung_core_is_not_up_and_is_abandoned(
 
 
 def test_subscriber_starts_with_the_newest_report() -> None:
-    with monitor_of(config=Config(node_name=NODE)) as monitor:
+    with monitor_of(config=Config(node_name=NODE, lease_s=180, heartbeat_s=60)) as monitor:
         assert monitor.wait_ready(PATIENCE_S)
         latest = monitor.subscribe()
         assert latest.peek() == (1, monitor.report)
@@ -566,7 +581,7 @@ def test_stop_in_the_core_thread_is_rejected() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
-    @monitor.check(every_s=0.1, timeout_s=5)
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S)
     async def ends(_: Device) -> None:
         try:
             monitor.stop()
@@ -583,7 +598,7 @@ def test_stop_closes_all_descriptors(hardware: Any) -> None:
     for _ in range(2):
         with monitor_of(**hardware) as monitor:
             assert monitor.wait_ready(PATIENCE_S)
-    assert descriptors() <= before
+    eventually(lambda: descriptors() <= before, lambda: f"open: {descriptors() - before}")
 
 
 def test_state_is_saved_in_the_drivers_directory() -> None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +23,7 @@ import grpc
 import pytest
 import trio
 import trio.testing
-from embedding import DRIVER, NODE, until
+from embedding import DRIVER, NODE, patient, until
 from patience import PATIENCE_S
 from wire.google import names, watch_health
 from wire.plugin import (
@@ -53,6 +53,9 @@ from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.instance_locks import FILE
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
 from agent.system.threads.latest_value import LatestValue
+
+__all__ = ["patient"]
+pytestmark = pytest.mark.usefixtures("patient")
 
 KUBELETS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kubelet")
 """Threads of kubelets, for drivers that need the test's own thread."""
@@ -104,8 +107,9 @@ def ours() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name.startswith("dh-")}
 
 
-def threads(name: str) -> int:
-    return sum(one.name == name for one in threading.enumerate())
+def threads(name: str, ignored: Collection[threading.Thread] = ()) -> int:
+    """Return the number of threads with this name, without those of other tests that are `ignored`."""
+    return sum(one.name == name for one in threading.enumerate() if one not in ignored)
 
 
 @pytest.fixture
@@ -124,7 +128,7 @@ def monitor(kubelet_dir: Path) -> Iterator[Monitor]:
 def new_monitor(kubelet_dir: Path, config: Config | None = None) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state", config=config)
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every_s=0.1, timeout_s=5)(well)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S)(well)
     return monitor
 
 
@@ -255,7 +259,7 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
 
 def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir: Path) -> None:
     published: list[set[str]] = []
-    driver, monitor = Driver(), new_monitor(kubelet_dir)
+    driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=10))
     monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
     driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
     with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
@@ -299,7 +303,7 @@ class Link:
 def checked_monitor(kubelet_dir: Path, link: Link) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state")
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every_s=3600, timeout_s=5, raise_after=3, name="link")(link)
+    monitor.check(every_s=3600, timeout_s=PATIENCE_S, raise_after=3, name="link")(link)
     return monitor
 
 
@@ -516,6 +520,13 @@ def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driv
         assert {one.error for one in call(*map(claim, names)).values()} == {""}
 
 
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let many tries of a prepare fit into the deadline of its call."""
+    monkeypatch.setattr("agent.prepare.step_runners.MAX_PAUSE_S", 0.1)
+
+
+@pytest.mark.usefixtures("short_pauses")
 def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Kubelet) -> None:
     holders = ["b"]
 
@@ -565,6 +576,7 @@ def test_failure_in_a_fetch_ends_with_the_other_claims(
     assert "code=api.429" in answers["uid-unread"].error
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, kubelet: Kubelet) -> None:
     """Another call with a failed claim shares the run, and does not end it."""
     release = threading.Event()
@@ -607,14 +619,14 @@ def test_lock_timeout_is_an_unrecorded_error(
     driver.behaviour["slow"] = release.wait
     slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
-    refuse_waiting_claims(monkeypatch)
-    for call in (kubelet.prepare, kubelet.unprepare):
-        error = call(claim("next"))["uid-next"].error
-        assert "class=transient code=deadline" in error
-        assert "earlier prepares or unprepares of this driver still hang" in error
+    with monkeypatch.context() as patches:
+        refuse_waiting_claims(patches)
+        for call in (kubelet.prepare, kubelet.unprepare):
+            error = call(claim("next"))["uid-next"].error
+            assert "class=transient code=deadline" in error
+            assert "earlier prepares or unprepares of this driver still hang" in error
     assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
-    monkeypatch.undo()
     release.set()
     assert slow.result().claims["uid-slow"].error == ""
     assert kubelet.prepare(claim("next"))["uid-next"].error == ""
@@ -629,9 +641,9 @@ def test_lock_of_another_instance_times_out_until_released(
 ) -> None:
     with (server.paths.plugin_dir / FILE).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        refuse_waiting_claims(monkeypatch)
-        error = kubelet.prepare(claim("a"))["uid-a"].error
-        monkeypatch.undo()
+        with monkeypatch.context() as patches:
+            refuse_waiting_claims(patches)
+            error = kubelet.prepare(claim("a"))["uid-a"].error
         assert "class=transient code=lock.timeout" in error
         assert (driver.prepared, monitor.tracker.outcomes()) == ([], ())
         waiting = kubelet.prepare_async(claim("a"))
@@ -758,7 +770,10 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
     release = threading.Event()
 
     class Blocking(AsyncDriver):
+        begun = False
+
         async def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
+            self.begun = True
             release.wait()  # noqa: ASYNC251, RUF100  # on purpose: it holds up its whole loop
             return prepared(of)
 
@@ -768,6 +783,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
         with Kubelet(socket) as kubelet, watch_health(socket) as watcher:
             watcher.next()
             call = kubelet.prepare_async(claim("a"))
+            eventually(lambda: driver.begun, "the prepare blocks the loop")
             for _ in range(3):
                 watcher.next()  # a check of every 100 ms goes on, and so do its verdicts
             assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=None)["uid-a"].error
@@ -779,7 +795,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
         monitor = new_monitor(kubelet_dir)
         turning = [0]
 
-        @monitor.check(every_s=0.1, timeout_s=5, raise_after=1, clear_after=1)
+        @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, raise_after=1, clear_after=1)
         def turns(device: Device) -> object:
             turning[0] += 1
             return degraded("test.turns", f"turn {turning[0]}")
@@ -853,6 +869,7 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
 
 
 def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+    before = ours()
     for number in range(20):
         server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
@@ -861,7 +878,7 @@ def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, ku
         with suppress(RuntimeError):  # it was stopped before it was ready
             starting.result(PATIENCE_S)
         assert server.stop(PATIENCE_S)
-        assert threads("dh-io") == 0
+        assert threads("dh-io", before) == 0
         assert not server.paths.registration.exists()
 
 
@@ -933,7 +950,7 @@ def test_running_calls_finish_before_the_stop(server: PluginServer, driver: Driv
     driver.behaviour["a"] = release.wait
     call = kubelet.prepare_async(claim("a"))
     eventually(lambda: driver.prepared == ["a"], "it has begun")
-    stopping = KUBELETS.submit(server.stop, 10)
+    stopping = KUBELETS.submit(server.stop)
     eventually(lambda: not server.paths.registration.exists(), "the registration is removed first")
     release.set()
     assert call.result().claims["uid-a"].error == ""
@@ -941,13 +958,13 @@ def test_running_calls_finish_before_the_stop(server: PluginServer, driver: Driv
 
 
 def test_claim_after_the_stop_does_not_begin(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
-    release = threading.Event()
+    before, release = ours(), threading.Event()
     driver.behaviour["slow"] = release.wait
     slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
     late = kubelet.prepare_async(claim("late"))
-    eventually(lambda: threads("dh-prepare") == 2, "it is under way")
-    stopping = KUBELETS.submit(server.stop, 10)
+    eventually(lambda: threads("dh-prepare", before) == 2, "it is under way")
+    stopping = KUBELETS.submit(server.stop)
     eventually(lambda: not server.paths.registration.exists(), "the end has begun")
     release.set()
     assert slow.result().claims["uid-slow"].error == ""
@@ -958,8 +975,9 @@ def test_claim_after_the_stop_does_not_begin(server: PluginServer, driver: Drive
 
 @pytest.mark.parametrize("run", [asyncio.run, lambda coroutine: trio.run(lambda: coroutine)])
 def test_stop_in_the_drivers_loop_is_rejected_in_favor_of_aclose(
-    kubelet_dir: Path, run: Callable[[Any], None]
+    kubelet_dir: Path, run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.embed.monitor.CHECKS_STOP_S", PATIENCE_S)
     driver = Driver()
 
     async def main() -> None:
@@ -998,9 +1016,10 @@ def test_state_is_saved_below_the_kubelets_directory(
 
 
 def test_hung_driver_is_abandoned_and_not_called_again(
-    server: PluginServer, driver: Driver, kubelet: Kubelet
+    server: PluginServer, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = threading.Event()
+    monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
+    before, release = ours(), threading.Event()
 
     def behave() -> None:
         release.wait()
@@ -1009,10 +1028,10 @@ def test_hung_driver_is_abandoned_and_not_called_again(
     driver.behaviour["a"] = behave
     call = kubelet.prepare_async(claim("a"))
     eventually(lambda: driver.prepared == ["a"], "it has begun")
-    assert server.stop(2)
+    assert server.stop(PATIENCE_S)
     assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
     release.set()
-    eventually(lambda: not threads("dh-prepare"), "it has given up")
+    eventually(lambda: not threads("dh-prepare", before), "it has given up")
     assert driver.prepared == ["a"]
 
 
