@@ -19,6 +19,7 @@ import pynvml
 import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from patience import PATIENCE_S
 
 from agent.errors import AgentUnreachable
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
@@ -189,7 +190,7 @@ def slow_program(_: Path) -> None:
 def no_server(path: Path) -> None:
     """Raise grpcio's error of a call to a socket without a server."""
     with grpc.insecure_channel(f"unix:{path}/none.sock") as channel:
-        channel.unary_unary("/a.B/C")(b"", timeout=5)
+        channel.unary_unary("/a.B/C")(b"", timeout=PATIENCE_S)
 
 
 def nvml(code: int) -> Callable[[Path], object]:

@@ -28,11 +28,16 @@ def unexpected(error: BaseException) -> None:
 
 
 def test_loop_runs_in_a_named_thread_until_stopped() -> None:
+    before = set(threading.enumerate())
+
+    def names() -> list[str]:
+        return [one.name for one in set(threading.enumerate()) - before]
+
     thread = AsyncioThread(forever, on_failure=unexpected)
-    thread.start()
-    assert "dh-io" in [one.name for one in threading.enumerate()]
+    thread.start(PATIENCE_S)
+    assert "dh-io" in names()
     assert thread.stop(PATIENCE_S)
-    assert "dh-io" not in [one.name for one in threading.enumerate()]
+    assert "dh-io" not in names()
 
 
 def test_failure_before_ready_is_raised_by_start() -> None:
@@ -41,7 +46,7 @@ def test_failure_before_ready_is_raised_by_start() -> None:
 
     thread = AsyncioThread(main, on_failure=unexpected)
     with pytest.raises(OSError, match="no such luck"):
-        thread.start()
+        thread.start(PATIENCE_S)
     assert thread.stop(PATIENCE_S)
 
 
@@ -56,7 +61,7 @@ def test_later_failure_goes_to_on_failure_in_the_thread() -> None:
     thread = AsyncioThread(
         main, on_failure=lambda error: failures.put((threading.current_thread().name, error))
     )
-    thread.start()
+    thread.start(PATIENCE_S)
     name, error = failures.get(timeout=PATIENCE_S)
     assert (name, str(error)) == ("dh-io", "later")
     assert thread.stop(PATIENCE_S)
@@ -69,7 +74,7 @@ def test_return_without_stop_is_a_failure() -> None:
         ready()
 
     thread = AsyncioThread(main, on_failure=failures.put)
-    thread.start()
+    thread.start(PATIENCE_S)
     assert "ended before stop() was called" in str(failures.get(timeout=PATIENCE_S))
     assert thread.stop(PATIENCE_S)
 
@@ -82,9 +87,9 @@ def test_failure_during_shutdown_is_raised_by_stop() -> None:
             raise OSError("cannot even stop")
 
     thread = AsyncioThread(main, on_failure=unexpected)
-    thread.start()
+    thread.start(PATIENCE_S)
     with pytest.raises(OSError, match="cannot even stop"):
-        thread.stop()
+        thread.stop(PATIENCE_S)
 
 
 def test_hung_thread_is_abandoned() -> None:
@@ -95,7 +100,7 @@ def test_hung_thread_is_abandoned() -> None:
         release.wait()
 
     thread = AsyncioThread(main, on_failure=unexpected)
-    thread.start()
+    thread.start(PATIENCE_S)
     assert not thread.stop(timeout_s=0.05)
     release.set()
     assert thread.stop(PATIENCE_S)
@@ -115,8 +120,8 @@ def test_stop_before_start_is_final() -> None:
     thread = AsyncioThread(forever, on_failure=unexpected)
     assert thread.stop(PATIENCE_S)
     with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
-        thread.start()
-    assert "dh-io" not in [one.name for one in threading.enumerate()]
+        thread.start(PATIENCE_S)
+    assert not thread.is_alive
 
 
 def test_start_raises_if_stopped_meanwhile() -> None:
@@ -128,7 +133,7 @@ def test_start_raises_if_stopped_meanwhile() -> None:
 
     thread = AsyncioThread(main, on_failure=unexpected)
     with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(thread.start, 30)
+        starting = pool.submit(thread.start, PATIENCE_S)
         assert begun.wait(PATIENCE_S)
         assert thread.stop(PATIENCE_S)
         with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
@@ -150,7 +155,7 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
             await asyncio.Event().wait()
 
     thread = AsyncioThread(main, on_failure=unexpected)
-    thread.start()
+    thread.start(PATIENCE_S)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE_S)
@@ -161,14 +166,14 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
                 while True:
                     held.append(os.dup(client.fileno()))
             client.connect(path)
-            while not caplog.records:
+            while path not in caplog.text:
                 time.sleep(0.01)
         finally:
             for fd in held:
                 os.close(fd)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert client.recv(1) == b""
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if path in record.getMessage()] == [
         f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed, retrying"
     ]
     assert thread.stop(PATIENCE_S)
@@ -181,7 +186,7 @@ def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixtu
         await forever(ready)
 
     thread = AsyncioThread(main, on_failure=unexpected)
-    thread.start()
+    thread.start(PATIENCE_S)
     assert thread.stop(PATIENCE_S)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 

@@ -28,6 +28,12 @@ SICK = ("gpu-0", XID)
 __all__ = ["short_tmp"]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of a busy machine is late."""
+    monkeypatch.setattr("agent.serve.platform_connector.SEND_S", PATIENCE_S)
+
+
 class PlatformConnector:
     """Server of NVSentinel's API by grpcio, which decodes with Google's protobuf."""
 

@@ -35,6 +35,14 @@ TAINTS: Final = tuple(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    """No answer of a busy machine is late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent.serve.kube_api.api_server.TIMEOUT_S", PATIENCE_S)
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKubeApi]:
     with real_kube_api(tmp_path_factory.mktemp("kube-api")) as server:
