@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from machine import hotplug
+from machine import hotplug, machine_lock
 from patience import PATIENCE_S
 
 from agent.model.machine_samples import MachineSample, PerCpuSample
@@ -70,12 +70,12 @@ def core_on_disk(cpu: int, checks: Reading) -> PerCpuSample:
 
 
 def test_online_cpus_match_their_files() -> None:
-    with watch() as machine:
+    with machine_lock(), watch() as machine:  # no other test takes a CPU offline meanwhile
         seen = rescanned(machine)
-    checks = machine_checks()
-    online = cpu_list((CPUS / "online").read_text())
-    assert seen.cores == tuple(core_on_disk(cpu, checks.get(cpu, ABSENT)) for cpu in online)
-    assert seen.smt_active == number(CPUS / "smt/active")
+        checks = machine_checks()
+        online = cpu_list((CPUS / "online").read_text())
+        assert seen.cores == tuple(core_on_disk(cpu, checks.get(cpu, ABSENT)) for cpu in online)
+        assert seen.smt_active == number(CPUS / "smt/active")
 
 
 def test_cpu_going_offline_keeps_its_place() -> None:

@@ -25,7 +25,7 @@ from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
-from wire.serving import descriptors
+from wire.serving import descriptors, eventually
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.host.machine.rules import LOG_RULES
@@ -149,7 +149,9 @@ def test_log_that_appears_later_is_found(tmp_path: Path) -> None:
         absent = one.until(lambda s: s.source.state is SourceState.ABSENT).source
         assert absent.detail == f"{path}: No such file or directory"
         assert absent.failures == 0
-        path.write_text(record(0, "lost a"))
+        whole = tmp_path / "whole"
+        whole.write_text(record(0, "lost a"))
+        whole.rename(path)
         found = one.until(lambda s: s.source.state is SourceState.OK)
         assert times(found) == [1]
         assert found.source.detail == ""
@@ -313,10 +315,11 @@ def write(text: str) -> None:
 
 
 @pytest.fixture
-def nonce(request: pytest.FixtureRequest) -> str:
-    """Return a unique marker for lines of this test."""
+def nonce() -> Iterator[str]:
+    """Yield a unique marker for lines of this test, which no other run of the tests overwrites meanwhile."""
     skip_unless_kernel_log(os.O_RDWR)
-    return f"drahealth-{os.getpid()}-{time.monotonic_ns()}"
+    with machine_lock():
+        yield f"drahealth-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def test_record_of_the_real_log_arrives(nonce: str) -> None:
@@ -394,10 +397,11 @@ def overrun_child(nonce: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_overwritten_records_are_counted_and_reading_continues(nonce: str) -> None:
     """A signal stops the reader while the log is overwritten more than once."""
+    write(f"{nonce} first")
     with unlimited_rate(), overrun_child(nonce) as child:
         assert child.stdout is not None
-        write(f"{nonce} first")
-        assert json.loads(child.stdout.readline()) == [0, "ok", 0]
+        before, *state = json.loads(child.stdout.readline())  # a full log loses a record for each new one
+        assert state == ["ok", 0]
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
@@ -407,7 +411,7 @@ def test_overwritten_records_are_counted_and_reading_continues(nonce: str) -> No
         write(f"{nonce} last")
         child.send_signal(signal.SIGCONT)
         lost, state, failures = json.loads(child.stdout.readline())
-        assert 1000 < lost <= RECORDS
+        assert 1000 < lost - before <= RECORDS
         assert (state, failures) == ("ok", 0)
         assert child.wait(PATIENCE_S) == 0
 
@@ -429,7 +433,7 @@ def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
     assert kmsg.stop(PATIENCE_S)
     assert kmsg.stop(PATIENCE_S)  # a second stop has nothing to do
     os.close(fd)
-    assert descriptors() <= before
+    eventually(lambda: descriptors() <= before, "no descriptor is left; other threads open some for a while")
 
 
 @pytest.mark.parametrize(

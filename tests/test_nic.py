@@ -303,7 +303,8 @@ async def test_changed_port_wakes_the_engine_with_the_next_read(files: NicFiles)
         nics.watch.note_inputs(declarations(BY_NAME))
         await until(lambda: nics.passes >= 3)
         assert nics.wakes == 1  # equal readings do not wake the engine
-        files.write(f"{device}/ports/1/counters/link_downed", 1)
+        files.write("whole", 1)
+        os.rename(files.root / "whole", files.root / device / "ports/1/counters/link_downed")
         await until(lambda: nics.wakes == 2)
 
 

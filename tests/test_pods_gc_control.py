@@ -12,6 +12,7 @@ from agent.node.pods.poller import GC_FREEZE_SIZE, GC_FREEZES_MAX, GcControl
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
+    gc.unfreeze()  # objects that a former test froze would end meanwhile, and count no longer
     yield
     gc.unfreeze()
     gc.enable()
