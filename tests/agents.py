@@ -280,8 +280,10 @@ def strace(tids: list[int], *arguments: str) -> Iterator[None]:
 
     def traced(tid: int) -> bool:
         """Return whether the thread is traced or has ended."""
-        status = Path(f"/proc/{tid}/status")
-        return not status.exists() or f"TracerPid:\t{tracer.pid}\n" in status.read_text()
+        try:
+            return f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{tid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
 
     try:
         eventually(lambda: all(map(traced, tids)) or tracer.poll() is not None, "every thread traced")

@@ -119,8 +119,14 @@ class Prometheus:
 
     def wait_for(self, expression: str) -> list[dict[str, Any]]:
         """Return the result of a query once it has a series."""
-        eventually(lambda: bool(self.query(expression)), expression)
-        return self.query(expression)
+        found: list[dict[str, Any]] = []
+
+        def is_found() -> bool:
+            found[:] = self.query(expression)
+            return bool(found)
+
+        eventually(is_found, expression)
+        return found
 
     def get(self, path: str) -> Any:
         """Return the data of another endpoint of the API."""

@@ -39,7 +39,7 @@ def monitor(tmp_path: Path) -> drahealth.Monitor:
 
 
 def monitor_in(root: Path) -> drahealth.Monitor:
-    config = drahealth.Config(node_name=NODE)
+    config = drahealth.Config(node_name=NODE, taint_wait_s=10.0)  # the API server may be slow
     return drahealth.Monitor(DRIVER, config=config, hardware=False, kubelet_dir=root)
 
 
@@ -378,7 +378,7 @@ def started(
         publisher.publish(taints_of("card-0"))
         eventually(lambda: any("watch=true" in call.target for call in kube_api.calls), "watch")
         yield publisher
-    assert publisher.stop()
+    assert publisher.stop(PATIENCE_S)
 
 
 def test_slices_that_the_kubelet_deletes_return(
@@ -524,10 +524,16 @@ def test_stop_ends_both_threads_and_keeps_the_slices(
     quick: None, api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> None:
     publisher = drahealth.SlicePublisher(api, monitor, CARDS)
+    earlier = set(threading.enumerate())
     with publisher:
         publisher.publish(drahealth.Taints())
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("dh-slices")]
+        threads = [
+            thread
+            for thread in threading.enumerate()
+            if thread.name.startswith("dh-slices") and thread not in earlier
+        ]
         assert len(threads) == 2
+        assert publisher.stop(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert len(kube_api.all_slices()) == 1
     with pytest.raises(RuntimeError, match="can be started only once"):
@@ -542,7 +548,7 @@ def test_taint_is_published_before_a_failed_device_is_answered(
 ) -> None:
     """The scheduler must not choose the device for the pod's next attempt."""
     monitor.add(drahealth.Device("card-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="link")(lambda device: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="link")(lambda device: None)
     claim = drahealth.Claim(
         "default", "one", "uid-1", devices=(drahealth.ClaimDevice("it", DRIVER, NODE, "card-0"),)
     )
@@ -552,7 +558,7 @@ def test_taint_is_published_before_a_failed_device_is_answered(
         raise drahealth.FailedDeviceError("card-0", "link is down, not up", code="card.link")
 
     with drahealth.SlicePublisher(api, monitor, CARDS[:1]), monitor:
-        assert monitor.wait_ready(60)
+        assert monitor.wait_ready(PATIENCE_S)
         eventually(lambda: len(kube_api.all_slices()) == 1, "first publication")
         with pytest.raises(drahealth.PrepareError) as caught:
             prepare(claim)
@@ -566,7 +572,7 @@ def test_hanging_api_server_delays_the_error_and_does_not_prevent_it(
     config = drahealth.Config(node_name=NODE, taint_wait_s=0.2)
     monitor = drahealth.Monitor(DRIVER, config=config, hardware=False, kubelet_dir=tmp_path)
     monitor.add(drahealth.Device("card-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="link")(lambda device: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="link")(lambda device: None)
     release = threading.Event()
 
     def hang(call: ApiCall) -> None:
@@ -581,7 +587,7 @@ def test_hanging_api_server_delays_the_error_and_does_not_prevent_it(
     )
     drahealth.SlicePublisher(api, monitor, CARDS[:1])
     with monitor:
-        assert monitor.wait_ready(60)
+        assert monitor.wait_ready(PATIENCE_S)
         eventually(lambda: len(kube_api.all_slices()) == 1, "first publication")
         kube_api.refuse = hang
         with suppress(drahealth.PrepareError):

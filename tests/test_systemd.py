@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import agents
@@ -25,6 +26,7 @@ from agents import Agent, short_tmp
 from hung_file import hung_file
 from machine import why_no_kernel_log
 from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.cli.subcommand import EXIT_OF_ERROR
 from agent.config.config import HELD_MAX, Config
@@ -264,6 +266,7 @@ cd /results
 echo $? >1-status-rc
 until /opt/drahealth/bin/drahealth watch --once | grep -q 'gpu-0 *Healthy'; do sleep 0.05; done
 until grep -qs '"vbios"' 1-report; do /opt/drahealth/bin/drahealth watch --once -o json >1-report; done
+until [ -e /var/lib/drahealth/gpu-faults.json ]; do sleep 0.05; done
 show DeviceAllow >1-devices
 find /var/lib/drahealth -printf '%M %U %P\n' >1-state
 
@@ -279,7 +282,7 @@ rm -r /etc/drahealth/config.d
 
 # A frozen agent: systemd must miss its watchdog, end it and start another.
 mkdir -p /etc/systemd/system/drahealth.service.d
-printf '[Service]\nWatchdogSec=2\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+printf '[Service]\nWatchdogSec=10\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
 systemctl daemon-reload
 systemctl restart drahealth
 kill -STOP "$(show MainPID)"
@@ -317,16 +320,16 @@ mkdir -p /etc/drahealth/config.d
 printf '[[check]]\nname = "rights"\nperiod = "1s"\ncommand = ["/bin/sh", "-c", "%s"]\n' \
     'id -u; grep ^0:: /proc/self/cgroup; sleep 999 & exit 1' >/etc/drahealth/config.d/20-check.toml
 checked() {
-    until drahealth watch --once -o json >"$1"; grep -q custom.rights "$1"; do sleep 0.1; done
+    until drahealth watch --once -o json >"$1"; grep -q "$2" "$1"; do sleep 0.1; done
 }
 systemctl daemon-reload
 systemctl start drahealth
-checked 7-refused
+checked 7-refused 'may not run it as user'
 systemctl stop drahealth
 cp /opt/test/custom-checks.conf /etc/systemd/system/drahealth.service.d/
 systemctl daemon-reload
 systemctl start drahealth
-checked 7-checked
+checked 7-checked '"custom.rights"'
 cat "/sys/fs/cgroup$(show ControlGroup)/cgroup.subtree_control" >7-controllers 2>/dev/null
 systemctl stop drahealth
 facts 7-stopped
@@ -402,6 +405,17 @@ def left_behind() -> set[Path]:
     return {group for group in groups if not {"payload", "supervisor"}.isdisjoint(group.parts)}
 
 
+def is_removed(group: Path) -> bool:
+    """Remove a group; return False while it has processes, if only such that are ending."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of the probe's records, after the container has ended."""
@@ -451,13 +465,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
-            console, _ = container.communicate(timeout=5 * PATIENCE_S)  # a boot, and a dozen starts
+            console, _ = container.communicate(timeout=8 * PATIENCE_S)  # a boot, and two dozen starts
         except subprocess.TimeoutExpired:
             container.terminate()  # systemd-nspawn powers the container off
             console, _ = container.communicate(timeout=PATIENCE_S)
         finally:
             for group in sorted(left_behind() - before, reverse=True):  # children first
-                group.rmdir()
+                with suppress(AssertionError):  # it belongs to another container that runs now
+                    eventually(partial(is_removed, group), f"{group} is removed", 5.0)
     failed = re.search(r"^Failed to .*", console, re.MULTILINE)  # a message of systemd-nspawn, not of systemd
     if failed and not any(results.iterdir()):
         pytest.skip(f"systemd-nspawn cannot boot here: {failed[0]}")
@@ -552,7 +567,8 @@ def test_only_gpus_and_kernel_log_devices_are_allowed(results: Path) -> None:
 
 
 def test_state_is_readable_by_root_only(results: Path) -> None:
-    state = set((results / "1-state").read_text().splitlines())
+    lines = (results / "1-state").read_text().splitlines()
+    state = {line for line in lines if not line.endswith(".new")}  # a file that is being written
     files = {f"-rw------- 0 {name}" for name in ("agent.lock", "gpu-faults.json")}
     history = {f"-rw------- 0 history.sqlite{end}" for end in ("", "-journal", ".observed")}
     assert state - history == {"drwx------ 0 ", *files}
@@ -560,7 +576,8 @@ def test_state_is_readable_by_root_only(results: Path) -> None:
 
 def test_frozen_agent_is_restarted_by_the_watchdog(results: Path) -> None:
     restarted = facts(results, "2-restarted")
-    assert (restarted["ActiveState"], restarted["NRestarts"]) == ("active", "1")
+    assert restarted["ActiveState"] == "active"
+    assert int(restarted["NRestarts"]) >= 1
     assert "Watchdog timeout" in (results / "journal").read_text()
 
 

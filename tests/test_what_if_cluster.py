@@ -236,17 +236,18 @@ def test_scheduler_lost_during_the_comparison_is_named_in_one_line(
     )
 
 
-def refused(address: str, limit_s: str) -> None:
+def refused(address: str, connect_s: str, workers_s: str) -> None:
     """Print the error of a comparison on a cluster with short limits. Part of a process of its own."""
-    what_if_cluster.CONNECT_S = what_if_cluster.WORKERS_S = float(limit_s)  # type: ignore[misc]
+    what_if_cluster.CONNECT_S = float(connect_s)  # type: ignore[misc]
+    what_if_cluster.WORKERS_S = float(workers_s)  # type: ignore[misc]
     with pytest.raises(DrahealthError) as found:
         what_if_cluster.compare_on_cluster(address, [[Path("x")]], replace, lambda _done, _total: None)
     raise SystemExit(f"{type(found.value).__name__}: {found.value}")
 
 
-def refusal(address: str, limit_s: float = 0.5) -> str:
+def refusal(address: str, *, connect_s: float = PATIENCE_S, workers_s: float = PATIENCE_S) -> str:
     with pytest.raises(AssertionError) as found:
-        in_own_process(refused, address, limit_s)
+        in_own_process(refused, address, connect_s, workers_s)
     return str(found.value)
 
 
@@ -254,7 +255,7 @@ def refusal(address: str, limit_s: float = 0.5) -> str:
 def test_unreachable_scheduler_is_named_after_a_bounded_wait() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    text = refusal(f"tcp://127.0.0.1:{port}")
+    text = refusal(f"tcp://127.0.0.1:{port}", connect_s=0.5)
     assert f"ProbeError: scheduler tcp://127.0.0.1:{port}: no connection: " in text
 
 
@@ -276,12 +277,14 @@ def test_scheduler_that_cannot_be_a_dask_address_is_refused(address: str, text: 
 @needs_dask
 def test_cluster_without_workers_of_this_version_is_refused(stack: ExitStack, tmp_path: Path) -> None:
     cluster = Cluster(stack, tmp_path)
-    assert "ProbeError: dask cluster: no worker for 0.5 s; start workers with: " in refusal(cluster.address)
+    assert "ProbeError: dask cluster: no worker for 0.5 s; start workers with: " in refusal(
+        cluster.address, workers_s=0.5
+    )
     (tmp_path / "old/agent").mkdir(parents=True)
     (tmp_path / "old/agent/__init__.py").touch()
     (tmp_path / "old/agent/version.py").write_text('VERSION = "0.0.9"\n')
     worker = cluster.worker(tmp_path / "old", PYTHONPATH="")
-    text = refusal(cluster.address, PATIENCE_S)
+    text = refusal(cluster.address)
     assert re.search(r"ConfigError: worker tcp://\S+: has drahealth 0\.0\.9 instead of " + VERSION, text)
     kill(worker)
 

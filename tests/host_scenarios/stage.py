@@ -58,6 +58,8 @@ class Stage:
         self.directory = directory
         self._figures = figures
         self._cause: Cause | None = None
+        self._followed_ns: dict[tuple[str, str], int] = {}
+        """Time of arrival of the last document with an expected health, by name and driver of the device."""
         if declared:
             self.declare(declared)
         others = [word for name in DRIVERS[1:] for word in ("--driver", name)]
@@ -134,6 +136,7 @@ class Stage:
         """
         expected = f"{HEALTH_WORDS[health]} {name}: {text!r}"
         kubelet = self.kubelets[driver or DRIVER]
+        since_ns = self._cause.at_ns if self._cause else self._followed_ns.get((name, driver), 0)
 
         def matches() -> bool:
             found = kubelet.entries.get(name)
@@ -157,7 +160,8 @@ class Stage:
                 published.message,
             )
 
-        self.follower.wait_for(matches, expected)
+        # not the newest document: the message may have changed since the kubelet got it
+        self._followed_ns[name, driver], _ = self.follower.first(matches, expected, since_ns)
 
     def expect_cause(self, name: str, severity: str, text: str, more_s: float = 0) -> None:
         """Wait until ``agent.sock`` reports a cause of the host's device with this code and beginning of its
