@@ -191,7 +191,10 @@ def test_bus_is_polled_without_events(directory: Path, figures: Figures) -> None
         ) as stage,
     ):
         stage.expect_health("nic", HEALTHY, "", OWNER)
-        uevents = source_of(stage.follower.newest, "uevents")
+        document = stage.follower.wait_for(
+            lambda one: source_of(one, "uevents")["state"] != "starting", "the source of events has begun"
+        )
+        uevents = source_of(document, "uevents")
         assert uevents["state"] == "absent"
         assert "the kernel sends no device events to this network namespace" in uevents["detail"]
         assert uevents["detail"].endswith("devices are polled instead")
