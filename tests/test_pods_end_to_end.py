@@ -23,6 +23,7 @@ from explain_node import Node as Kubelet
 from kubelet_files import claim, device
 from machine import Kubepods, kubepods_tree
 from wire.kubelet_apis import ListingApi, message_class
+from wire.serving import eventually
 
 from agent.serve.kubelet import pods_api
 
@@ -100,16 +101,37 @@ def agent(kubelet: Kubelet, tree: Kubepods, short_tmp: Path) -> Iterator[Any]:
         yield running
 
 
+def nth_line(agent: Any, text: str, number: int) -> str:
+    """Wait until so many lines of the log have a text; return the last of them."""
+
+    def found() -> list[str]:
+        return [line for line in agent.log.splitlines(keepends=True) if text in line and line.endswith("\n")]
+
+    eventually(lambda: len(found()) >= number, f"{number} lines with {text!r}")
+    lines = found()
+    assert len(lines) == number
+    return lines[-1].rstrip()
+
+
 def test_unhealthy_device_logs_its_pod(agent: Any) -> None:
+    """A busy machine may not answer within the 2 s that the agent waits for owners of pods."""
+    name = f"{DRIVER}/{NODE}/{PAGES}"
+    who = "ml/train-0 (Job train, claim ml/pages: container main)"
+    expected = [f"{name} is Unhealthy (mem.hugepages.pool_shrunk): affects {who}"]
+    expected += [f"{name} is Healthy again; used by {who}"]
+    found: list[str] = []
     with agent.kubelet() as listener:
         wait_for_health(listener, PAGES, HEALTHY)
-        agent.sysfs.resize(3)
-        wait_for_health(listener, PAGES, UNHEALTHY)
-    who = "ml/train-0 (Job train, claim ml/pages: container main)"
-    agent.wait_for_log(f"{DRIVER}/{NODE}/{PAGES} is Unhealthy (mem.hugepages.pool_shrunk): affects {who}")
-    agent.sysfs.resize(8)
-    agent.wait_for_log(f"{DRIVER}/{NODE}/{PAGES} is Healthy again; used by {who}")
-    assert agent.log.count("is Unhealthy") == 1
+        for number in range(1, 6):
+            agent.sysfs.resize(3)
+            wait_for_health(listener, PAGES, UNHEALTHY)
+            found = [nth_line(agent, f"{name} is Unhealthy", number)]
+            agent.sysfs.resize(8)
+            wait_for_health(listener, PAGES, HEALTHY)
+            found += [nth_line(agent, f"{name} is Healthy again", number)]
+            if all(text in line for text, line in zip(expected, found, strict=True)):
+                return
+    pytest.fail(f"no lines with {who} among\n{agent.log}")
 
 
 def test_audit_finding_appears_in_device_health_and_clears(agent: Any, tree: Kubepods) -> None:

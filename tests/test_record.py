@@ -480,18 +480,21 @@ def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_pat
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
-        while True:
-            for one in short_day:
-                recorder.record(*one)
-            wait_written(recorder)
-            os.write(writer, b".")
-    for _ in range(3):
-        os.read(reader, 1)
+        try:
+            recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+            while True:
+                for one in short_day:
+                    recorder.record(*one)
+                wait_written(recorder)
+                os.write(writer, b".")
+        finally:
+            os._exit(1)  # an error must not go on to the other tests in this copy of the process
+    os.close(writer)
+    answers = [os.read(reader, 1) for _ in range(3)]
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(reader)
-    os.close(writer)
+    assert answers == [b"."] * 3, "the recorder failed"
     (path,) = segment_paths(tmp_path)
     steps, reason = count_steps(path)
     assert steps >= 2 * len(short_day)
