@@ -23,6 +23,13 @@ ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 asyncio retries every second and would log a hundred tracebacks each time.
 """
 
+START_LIMIT_S: Final = 60.0
+"""Default of the longest wait until an asyncio thread is ready [s].
+
+Only a thread that hangs takes so long. systemd waits 90 s for the agent, and the manifests' startup probes
+wait 120 s: a busy node must not end the agent earlier.
+"""
+
 log = logging.getLogger(__name__)
 
 AsyncioMain = Callable[[Callable[[], None]], Awaitable[None]]
@@ -92,7 +99,7 @@ class AsyncioThread(LoopThread):
         self._task: asyncio.Task[None] | None = None
         self._complaints = LogRateLimiter()
 
-    def start(self, timeout_s: float = 5.0) -> None:
+    def start(self, timeout_s: float = START_LIMIT_S) -> None:
         """Start the thread and block until ``main`` is ready.
 
         Raises:
