@@ -54,10 +54,8 @@ __all__ = ["short_tmp"]  # a fixture
 
 DRIVER: Final = "a.example.com"
 FAST: Final = Pace.fast()
-LEASE_S: Final = 5
 NUMBERS: Final = count()
 """Numbers for names of devices; each is used once."""
-"""Lease of devices that a test lets expire."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
 EVENT: Final = "Failed to prepare dynamic resources: prepare dynamic resources: "
@@ -82,6 +80,11 @@ def make_kubelet(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Ma
 @pytest.fixture
 def kubelet(make_kubelet: MakeKubelet) -> FakeKubelet:
     return make_kubelet()
+
+
+def lease_of(kubelet: FakeKubelet) -> int:
+    """Return the lease of devices that a test lets expire [s]: long where the clock can be advanced."""
+    return 1000 if type(kubelet) is FakeKubelet else 5
 
 
 def only(*versions: str) -> pytest.MarkDecorator:
@@ -172,7 +175,8 @@ def test_removed_socket_deregisters_and_ends_the_connection(
     """TestHandleWatchResourcesStream/ContextCanceled"""
     plugin.unregister()
     kubelet.wait_for(lambda: kubelet.history.of(Deregistered), "de-registration")
-    kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the stream's end")
+    kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the cleared health")
+    kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")
     kubelet.wait_for(lambda: plugin.connections() == 0, "the connection's end")
     assert kubelet.plugins == []
     assert [ended.code for ended in kubelet.history.of(StreamEnded)] == [grpc.StatusCode.CANCELLED]
@@ -273,7 +277,7 @@ def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path, make_k
     with socket.socket(socket.AF_UNIX) as unserved:
         unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
     failed = kubelet.history
-    kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) == 4, "four failures")
+    kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) >= 4, "four failures")
     assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
     times = failed.times(RegistrationFailed)
     for number in range(3):
@@ -412,12 +416,16 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestConnectionHandling/wipe-on-disconnect"""
-    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped) == [SlicesWiped("")], "the first wipe")
+    kubelet.wait_for(lambda: SlicesWiped("") in kubelet.history.of(SlicesWiped), "the first wipe")
+    seen = len(kubelet.history)  # a connection that is made late is a long disconnect, too
     plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
     plugin.stop()
-    kubelet.wait_for(lambda: SlicesWiped(DRIVER) in kubelet.history.of(SlicesWiped), "slices wiped")
-    lost, wiped = kubelet.history.times(Disconnected)[0], kubelet.history.times(SlicesWiped)[1]
-    assert wiped - lost >= kubelet.pace.wipe_s
+    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped, since=seen), "slices wiped")
+    entries = kubelet.history.timed()[seen:]
+    (lost_s,) = (at_s for at_s, entry in entries if isinstance(entry, Disconnected))
+    ((wiped_s, wiped),) = (timed for timed in entries if isinstance(timed.entry, SlicesWiped))
+    assert wiped == SlicesWiped(DRIVER)
+    assert wiped_s - lost_s >= kubelet.pace.wipe_s
     assert kubelet.history.of(Deregistered) == []
 
 
@@ -452,12 +460,13 @@ def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: Sample
 
 def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPlugin_WatchResources"""
+    lease_s = lease_of(kubelet)
     plugin.send_health(
-        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": LEASE_S}
+        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": lease_s}
     )
     found = kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
-    assert (found.message, found.lease_ns) == ("hot", LEASE_S * NS)
-    kubelet.pass_time(LEASE_S + 0.5)
+    assert (found.message, found.lease_ns) == ("hot", lease_s * NS)
+    kubelet.pass_time(lease_s + 0.5)
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
 
 
@@ -511,7 +520,7 @@ def assert_retries_unimplemented(kubelet: FakeKubelet, sample: SamplePlugin) -> 
     sample.services = ["v1.DRAPlugin"]
     sample.health_status = grpc.StatusCode.UNIMPLEMENTED
     with sample:
-        kubelet.wait_for(lambda: len(sample.opened) == 3, "three streams")
+        kubelet.wait_for(lambda: len(sample.opened) >= 3, "three streams")
     assert set(sample.opened) == {"v1alpha1"}
     assert kubelet.history.of(StreamEnded)[0].logged
 
@@ -570,7 +579,7 @@ def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
         second = SamplePlugin(short_tmp, "b.example.com")
         second.health_status = grpc.StatusCode.UNAVAILABLE
         with second:  # retried after the same time, with calls on the first connection meanwhile
-            kubelet.wait_for(lambda: len(second.opened) == 2, "another stream of the other plugin")
+            kubelet.wait_for(lambda: len(second.opened) >= 2, "another stream of the other plugin")
             kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
             kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
         assert sample.opened == ["v1"]
@@ -583,7 +592,7 @@ def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
 def test_kubelet_retries_unavailable_health(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     sample.health_status = grpc.StatusCode.UNAVAILABLE
     with sample:
-        kubelet.wait_for(lambda: len(sample.opened) == 2, "two streams")
+        kubelet.wait_for(lambda: len(sample.opened) >= 2, "two streams")
 
 
 def test_end_of_old_instance_clears_health_from_the_new_one(
@@ -618,7 +627,7 @@ def change_counts(kubelet: FakeKubelet, lists: int) -> list[int]:
     return [entry.count for entry in kubelet.history.of(HealthChanged)]
 
 
-@pytest.mark.parametrize("seconds", [10, 0, -5, 86_400, 10_000_000_000])
+@pytest.mark.parametrize("seconds", [600, 0, -5, 86_400, 10_000_000_000])
 def test_lease_is_30_s_for_0_or_less_and_overflows(
     kubelet: FakeKubelet, plugin: SamplePlugin, seconds: int
 ) -> None:
@@ -682,12 +691,13 @@ def test_device_missing_in_lists_becomes_unknown_after_its_lease(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestUpdateHealthInfo; 1.37 removes the device from the cache."""
+    lease_s = 5  # shorter than that of the last device of a list
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     send_and_wait(
-        kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S}
+        kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s}
     )
     kubelet.wait_for(lambda: kubelet.history.of(PodsNotified), "the notified pod")
-    kubelet.pass_time(LEASE_S + 0.5)
+    kubelet.pass_time(lease_s + 0.5)
     send_and_wait(kubelet, plugin)
     assert change_counts(kubelet, 2)[-1] == 2
     kubelet.wait_for(lambda: len(kubelet.history.of(PodsNotified)) == 2, "another notification")
@@ -1031,7 +1041,7 @@ def test_failing_pod_gets_one_event_with_a_count(kubelet: FakeKubelet, plugin: S
     plugin.prepare = lambda claim: "no pages"
     pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
-    kubelet.wait_for(lambda: len(kubelet.history.of(EventWritten)) == 2, "two attempts")
+    kubelet.wait_for(lambda: len(kubelet.history.of(EventWritten)) >= 2, "two attempts")
     event = kubelet.events_of(pod)[0]
     assert event.reason == "FailedPrepareDynamicResources"
     assert event.message == f"{EVENT}{PREPARE} failed for ResourceClaim gpu-0: no pages"
@@ -1073,9 +1083,10 @@ def test_pod_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plug
 
 def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     kubelet = make_kubelet(resync_s=(600, 900))
+    lease_s = lease_of(kubelet)
     with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.wait_registered(DRIVER)
         pod = add_pod(kubelet, "gpu-0")
@@ -1085,11 +1096,11 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_ku
         def shown() -> str:
             return kubelet.pod_status(pod).resources["main"]["claim:my-gpu-0"][0].health
 
-        kubelet.pass_time(LEASE_S + 0.5)
+        kubelet.pass_time(lease_s + 0.5)
         assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
-        kubelet.pass_time(LEASE_S + 0.5)
+        kubelet.pass_time(lease_s + 0.5)
         kubelet.sync_pod(pod)
         kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
 
@@ -1098,9 +1109,8 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_ku
 
 
 def send_unhealthy(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    plugin.send_health(
-        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": LEASE_S}
-    )
+    fields = {"message": "hot", "health_check_timeout_seconds": lease_of(kubelet)}
+    plugin.send_health({"name": "gpu-0", "health": UNHEALTHY, **fields})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
 
 
@@ -1117,7 +1127,7 @@ def test_cache_after_a_crash_makes_the_same_list_no_change(
 ) -> None:
     send_unhealthy(kubelet, plugin)
     kubelet.stop(graceful=False)
-    kubelet.pass_time(LEASE_S + 0.5)
+    kubelet.pass_time(lease_of(kubelet) + 0.5)
     seen = len(kubelet.history)
     kubelet.start()
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
@@ -1131,7 +1141,8 @@ def test_restarted_kubelet_registers_the_plugin_again(kubelet: FakeKubelet, plug
     kubelet.restart()
     kubelet.wait_registered(DRIVER)
     kubelet.wait_for(lambda: plugin.statuses == [(True, ""), (True, "")], "the second status")
-    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped) == 2 * [SlicesWiped("")], "two wipes")
+    # a connection that is made late is a wipe of the driver's slices
+    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped).count(SlicesWiped("")) == 2, "two wipes")
     assert kubelet.history.of(Deregistered) == []
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,8 @@ from conform.running import ConformRun, Runs, concurrent_runs, conform_driver
 from conform.servers import Driver
 
 POOL: Final = "node-a"
+PACE: Final = replace(Pace.fast(), get_info_s=Pace().get_info_s)
+"""With the real deadline of GetInfo, which one of the drivers misses."""
 
 Trouble = Callable[[FakeKubelet], bool]
 Implementation = tuple[str, Callable[[str], NewKubelet]]
@@ -75,7 +78,7 @@ def _run_with_kubelet(faulty: type[Driver], trouble: Trouble) -> ConformRun:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
         faulty(Path(directory)) as driver,
-        FakeKubelet(Path(directory), version="1.37", pace=Pace.fast()) as kubelet,
+        FakeKubelet(Path(directory), version="1.37", pace=PACE) as kubelet,
     ):
         run = conform_driver(driver, for_s=FAULTS[faulty.__name__].for_s)
         kubelet.wait_for(lambda: trouble(kubelet), f"trouble with {faulty.__name__}")

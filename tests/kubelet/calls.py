@@ -15,6 +15,8 @@ from wire.google import message_class
 from kubelet.pace import Pace
 
 RECEIVE_LIMIT: Final = 4 << 20
+CONNECT_MS: Final = 20_000
+"""Time that grpc-go gives to each attempt to connect [ms]."""
 DRA_PACKAGES: Final = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1",
@@ -44,7 +46,7 @@ def open_channel(socket: str, pace: Pace) -> grpc.Channel:
         "grpc.use_local_subchannel_pool": 1,
         "grpc.max_receive_message_length": RECEIVE_LIMIT,
         "grpc.initial_reconnect_backoff_ms": int(pace.reconnect_first_s * 1000),
-        "grpc.min_reconnect_backoff_ms": int(min(20.0, pace.reconnect_limit_s) * 1000),
+        "grpc.min_reconnect_backoff_ms": CONNECT_MS,
         "grpc.max_reconnect_backoff_ms": int(pace.reconnect_limit_s * 1000),
     }
     return grpc.insecure_channel(f"unix:{Path(socket)}", list(options.items()))

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
+from patience import PATIENCE_S
+
 NS: Final = 1_000_000_000
 
 
@@ -40,11 +42,14 @@ class Pace:
 
     @classmethod
     def fast(cls) -> Self:
-        """Returns waiting times of tenths of a second. Deadlines stay as they are, so that slow machines do
-        not fail.
+        """Returns waiting times of tenths of a second, and patient deadlines of registrations, so that slow
+        machines do not fail.
         """
         return replace(
             cls(),
+            dial_s=PATIENCE_S,
+            get_info_s=PATIENCE_S,
+            notify_s=PATIENCE_S,
             reconcile_s=0.05,
             backoff_first_s=0.05,
             backoff_limit_s=0.4,

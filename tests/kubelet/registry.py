@@ -236,10 +236,10 @@ class Registry:
             raise ValueError(
                 f"RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}"
             ) from error
-        with self._lock:
+        self._history.add(Registered(info.name, endpoint, services))
+        with self._lock:  # after the entry, so that a test that has seen this finds it
             if path in self._actual:
                 self._notified[path] = self._actual[path]
-        self._history.add(Registered(info.name, endpoint, services))
 
     def _refuse(self, channel: grpc.Channel, path: Path, reason: str) -> None:
         """Notifies the plugin. The kubelet's own error says that this failed, although it did not."""
