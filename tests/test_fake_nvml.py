@@ -284,11 +284,12 @@ def test_event_reaches_only_earlier_registrations(tmp_path: Path) -> None:
 
 
 def test_wait_is_woken_by_the_timeline(tmp_path: Path) -> None:
+    numbers = range(200, 0, -1)  # a busy machine may miss the first ones: the time counts from nvmlInit
     answer = play(
-        fake_nvml(tmp_path, "at 300ms gpu 0 xid 79", "at 100ms gpu 0 xid 45"),
+        fake_nvml(tmp_path, *(f"at {100 * number}ms gpu 0 xid {number}" for number in numbers)),
         "events = watch(gpus[0])\nanswer = [event(events)[2], event(events)[2]]",
     )
-    assert answer == [45, 79]
+    assert answer[0] + 1 == answer[1]
 
 
 def test_wait_returns_the_scenarios_code_then_recovers(tmp_path: Path) -> None:
@@ -310,10 +311,11 @@ def test_storm_delivers_all_of_its_events(tmp_path: Path) -> None:
         fake_nvml(tmp_path),
         """
         events, seen = watch(gpus[0]), 0
-        send("storm gpu 0 xid 31 rate=10000 for=200ms")
-        while refused(event, events, 200) == 0:
+        send("storm gpu 0 xid 31 rate=1000 for=1s")
+        while seen < 1000:
+            event(events)
             seen += 1
-        answer = seen
+        answer = refused(event, events, 200)
         """,
     )
-    assert answer == 2000
+    assert answer == pynvml.NVML_ERROR_TIMEOUT

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from patience import PATIENCE_S
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
@@ -95,12 +96,12 @@ async def test_start_of_a_later_instance_is_not_uncounted(path: Path, autojump_c
 def test_last_update_is_written_at_close(path: Path) -> None:
     writer = GpuFaultWriter(path, PersistentState())
     writer.set_newest(ONE)
-    assert writer.close(10)
+    assert writer.close(PATIENCE_S)
     assert load_gpu_faults(path)[0] == ONE
 
 
 def test_saved_faults_are_not_written_again(path: Path) -> None:
-    assert GpuFaultWriter(path, ONE).close(10)
+    assert GpuFaultWriter(path, ONE).close(PATIENCE_S)
     assert not path.exists()
 
 
@@ -126,6 +127,6 @@ def test_writes_are_serialized_and_the_newest_is_last(path: Path) -> None:
     reader = os.open(
         hanging, os.O_RDONLY | os.O_NONBLOCK
     )  # the first write goes on, and fails to sync the FIFO
-    assert writer.close(10)
+    assert writer.close(PATIENCE_S)
     os.close(reader)
     assert load_gpu_faults(path)[0] == TWO

@@ -105,12 +105,12 @@ def test_changed_file_wakes_python() -> None:
         sampler = Sampler(options)
         try:
             sampler.start()
-            assert readable(sampler, 5.0)
+            assert readable(sampler, PATIENCE_S)
             sampler.clear()
             pool = root / "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
             with pool.open("r+b", buffering=0) as file:
                 file.write(b"7\n")
-            assert readable(sampler, 5.0)
+            assert readable(sampler, PATIENCE_S)
         finally:
             sampler.stop(PATIENCE_S)
 

@@ -48,7 +48,8 @@ def test_report_on_a_unix_socket_equals_that_of_the_agent(short_tmp: Path) -> No
         assert devices["cpu-node0"] == "Healthy"
         assert get(path, "/nothing").status == 404
         assert agent.end() == 0
-        assert not path.exists()
+        is_abandoned = "the HTTP thread did not stop within 0.2 s" in agent.log  # of a busy machine
+        assert is_abandoned or not path.exists()
         assert "Traceback" not in agent.log
 
 
@@ -119,8 +120,7 @@ def test_removed_socket_file_is_created_again(fake: FakeAgent, short_tmp: Path) 
             path.unlink()
             eventually(lambda: is_served(path), "a server at the path")
             assert get(path, "/healthz").status == 200
-        path.unlink()
-        path.parent.rmdir()
+        path.parent.rename(short_tmp / "moved")  # at once: the server creates a missing file each moment
         eventually(path.is_socket, "the socket's file and directory")
     assert not path.exists()
 
@@ -160,7 +160,7 @@ def test_connections_above_the_limit_are_closed_and_counted(fake: FakeAgent) -> 
         eventually(lambda: server.connections == CONNECTIONS_MAX, "all connections accepted")
         with connect(address) as above, suppress(ConnectionResetError):
             assert above.recv(1) == b""
-        assert server.refused == 1
+        eventually(lambda: server.refused == 1, "the refused connection")
         assert server.connections == CONNECTIONS_MAX
 
 
@@ -172,7 +172,7 @@ def test_client_that_does_not_read_is_disconnected() -> None:
 
     with serving(app, unsent_s=1) as server, connect(server.addresses[0], receive_buffer=4096) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        eventually(lambda: server.connections == 1, "the connection")
+        assert client.recv(1)
         eventually(lambda: server.connections == 0, "the end of the connection")
 
 
@@ -206,8 +206,8 @@ def test_http2_connection_without_progress_is_closed(
     begin(client)
     options = {"idle_s": 0.2, "check_s": 0.05}
     with serving(fake.app, **options) as server, connect(server.addresses[0]) as connection:
-        connection.sendall(client.data_to_send())
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionError):  # on a busy machine the server may close it before the request
+            connection.sendall(client.data_to_send())
             while connection.recv(65_536):
                 pass
         eventually(lambda: server.connections == 0, "the end of the connection")
@@ -220,13 +220,18 @@ def test_client_of_a_unix_socket_that_does_not_read_is_disconnected(short_tmp: P
             await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
 
     path = short_tmp / "http.sock"
-    with (
-        serving(endless, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server,
-        connect(path) as client,
-    ):
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.recv(1)
-        eventually(lambda: server.connections == 0, "the end of the connection")
+    with serving(endless, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server:
+
+        def is_answered_and_closed() -> bool:
+            """Return False if the server closed the connection before the request of a slow client."""
+            with connect(path) as client, suppress(ConnectionError):
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                if client.recv(1):
+                    eventually(lambda: server.connections == 0, "the end of the connection")
+                    return True
+            return False
+
+        eventually(is_answered_and_closed, "an answer")
 
 
 def test_event_stream_sends_parts_within_the_idle_time() -> None:

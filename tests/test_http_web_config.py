@@ -242,8 +242,11 @@ def test_changed_keys_of_tls_apply_to_new_connections(short_tmp: Path) -> None:
         assert status_line(server.addresses[0], context) == b""
 
 
-def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> None:
+def test_clients_without_a_handshake_count_as_connections(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_certificate(short_tmp)
+    monkeypatch.setattr("agent.http.server.HANDSHAKE_S", PATIENCE_S)
     with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
         address = server.addresses[0]
         for _ in range(CONNECTIONS_MAX):
