@@ -19,6 +19,7 @@ from agents import (
     short_tmp,
     wait_for_health,
     wait_for_message,
+    without_stalls,
 )
 from machine import hotplug, hugepages, hugetlb_hit, kubepods_tree, unified_root
 from wire.google import Watcher, names
@@ -52,6 +53,11 @@ def wait_for_note(watcher: Watcher, container: str, code: str = "cgroup.hugetlb.
         watcher, lambda report: bool(notes_on_container(report)), f"a note on {container}"
     )
     return report, notes_on_container(report)[0]
+
+
+def is_stalled(device: Any) -> bool:
+    """Return whether a device of a report is Unknown because a thread of a busy machine did not run."""
+    return any(cause.code == "source.stalled" for cause in device.causes)
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -117,16 +123,20 @@ def test_real_limit_hit_is_a_note_and_not_sent_to_the_kubelet(short_tmp: Path) -
             print_delay("limit hit, with the death of the process", at_ns)
             assert note.subject == f"pod {POD} container {container}"
             assert note.cause.evidence == "2mi pages hit the limit (limit 4 MiB)"
-            assert {device.causes[0].code for device in report.devices if device.causes} == set()
+            causes = {one.causes[0].code for one in report.devices if one.causes and not is_stalled(one)}
+            assert causes == set()
 
             # the kubelet receives heartbeats without that note
             for _ in range(3):
-                for device in kubelet.next().devices:
+                for device in without_stalls(kubelet.next()):
                     assert (device.health, device.message) == (HEALTHY, "")
 
             tree.remove("burstable", POD)
-            empty = wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
-            assert [device.health for device in empty.devices] == [HEALTHY] * len(empty.devices)
+            wait_for_message(
+                watcher,
+                lambda report: report.groups == 0 and {one.health for one in report.devices} == {HEALTHY},
+                "no groups, and healthy devices",
+            )
             assert agent.end() == 0
             assert "Traceback" not in agent.log
 
@@ -157,9 +167,10 @@ def test_thousand_real_groups_change_no_verdict(short_tmp: Path, thousand: Any) 
         thousand.remove("besteffort")
         empty = wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
         assert empty.core.groups_dropped == 0
-        assert {device.health for device in empty.devices} == {HEALTHY}
+        healths = {one.health for one in empty.devices if not is_stalled(one)}
+        assert healths <= {HEALTHY}
         while kubelet.pending():
-            assert {device.health for device in kubelet.next().devices} <= {HEALTHY}
+            assert {device.health for device in without_stalls(kubelet.next())} <= {HEALTHY}
         assert agent.process.poll() is None
 
 

@@ -9,6 +9,7 @@ from scenarios.steps import (
     also_unhealthy,
     bound,
     degraded,
+    evaluated,
     healthy,
     info,
     installed,
@@ -248,7 +249,7 @@ DRIVER: Final = (
     Row(
         "the fabric manager ends",
         (
-            passes_done(5),
+            evaluated("gpu-0", "gpu.fabric.manager"),
             process_ended(4712),
             degraded(ALL, "gpu.fabric.manager: nv-fabricmanager was running, and is not any more"),
         ),

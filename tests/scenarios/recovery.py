@@ -126,13 +126,13 @@ CURES: Final = (
             nvml("gpu 0 set recovery_action=1"),
             unhealthy("gpu-0", "gpu.recovery_action: the driver requests: gpu reset"),
             nvml("gpu 0 set recovery_action=0"),
-            passes_done(30),
+            passes_done(10),
             nvml("gpu 0 set recovery_action=2"),
             unhealthy("gpu-0", "gpu.recovery_action: the driver requests: node reboot"),
             nvml("gpu 0 set recovery_action=0"),
             healthy("gpu-0"),
         ),
-        settings={"gpu": {"probation": "6s"}},
+        settings={"gpu": {"probation": "12s"}},
     ),
 )
 
@@ -144,6 +144,7 @@ RESTARTS: Final = (
             nvml("gpu 0 set recovery_action=1", "gpu 0 xid 48"),
             unhealthy("gpu-0", "gpu."),
             also_unhealthy("gpu-0", "gpu.xid.48: "),
+            in_checkpoint("gpu.xid.48"),
             restarted("gpu 0 set recovery_action=1"),
             unhealthy("gpu-0", "gpu."),
             also_unhealthy("gpu-0", "gpu.xid.48: uncorrectable (two-bit) ECC error"),

@@ -40,6 +40,7 @@ class Stage:
         self.note(f"{'?' if step.is_view else '>'} {step.text}")
         if not step.is_view:
             self.clients.settle_beginning()
+            self.clients.note_action()
         step.play(self)
 
     def note(self, text: str) -> None:

@@ -23,6 +23,19 @@ def nvml(*commands: str) -> Step:
     return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.send(*commands))
 
 
+def repeated_until(command: str, name: str, text: str) -> Step:
+    """Send a command to the fake NVML until a device has this cause: its full set of events drops more."""
+
+    def play(stage: Stage) -> None:
+        def is_known() -> bool:
+            stage.machine.fake.send(command)
+            return stage.clients.has_cause(name, SICK, text)
+
+        stage.clients.until(is_known, f"{name}: {text}", pause_s=0.5)
+
+    return Step(f"nvml: {command}, until it is known", play)
+
+
 def crashed(command: str) -> Step:
     """End the process that calls NVML, as a broken library does. Its answer may be lost."""
 
@@ -141,10 +154,10 @@ def healthy(names: str) -> Step:
     return _seen(names, OK, "healthy", "")
 
 
-def _known(names: str, severity: int, text: str) -> Step:
+def _known(names: str, severity: int, text: str, *, briefly: bool = False) -> Step:
     return Step(
         f"{names}, among others: {text}",
-        lambda stage: stage.clients.know(names.split(), severity, text),
+        lambda stage: stage.clients.know(names.split(), severity, text, briefly=briefly),
         True,
     )
 
@@ -160,8 +173,8 @@ def also_degraded(names: str, text: str) -> Step:
 
 
 def also_unknown(names: str, text: str) -> Step:
-    """Expect an UNKNOWN cause on ``agent.sock``, among any others."""
-    return _known(names, BLIND, text)
+    """Expect an UNKNOWN cause on ``agent.sock`` since the last action, among any others; it may be over."""
+    return _known(names, BLIND, text, briefly=True)
 
 
 def also_unhealthy(names: str, text: str) -> Step:
@@ -185,6 +198,19 @@ def passes_done(passes: int = 10, source: str = "gpu-0") -> Step:
         )
 
     return Step(f"{passes} more passes of {source}", play, True)
+
+
+def evaluated(name: str, code: str) -> Step:
+    """Wait until a rule has what it needs for a verdict on a device."""
+
+    def play(stage: Stage) -> None:
+        def is_evaluated() -> bool:
+            skipped = (*stage.clients.report.not_applicable, *stage.clients.report.not_evaluated)
+            return all((one.device, one.code) != (name, code) for one in skipped)
+
+        stage.clients.until(is_evaluated, f"rule {code} of {name}")
+
+    return Step(f"{name} is evaluated by {code}", play, True)
 
 
 def source(name: str, state: int) -> Step:
