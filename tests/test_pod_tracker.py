@@ -42,6 +42,7 @@ from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
 from agent.node.pods.poller import AUDIT_DELAY_S, LINES_MAX, PodPoller, PodsSourceState, impact_lines
 from agent.node.pods.tracker import MapRecorder, PodTracker
 from agent.node.pods.usage_recorder import UsageRecorder
+from agent.serve.agent_api.client import first_report
 from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_files
 from agent.store.history_file import HistoryContent, HistoryFile, read_history
@@ -65,6 +66,7 @@ def limit_answers(monkeypatch: pytest.MonkeyPatch, socket_s: float, disk_s: floa
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer of a busy machine is late. Tests of late answers set the limits of the product."""
     limit_answers(monkeypatch, 2 * PATIENCE_S, 2 * PATIENCE_S)
+    monkeypatch.setitem(first_report.__kwdefaults__, "silence_s", PATIENCE_S)
 
 
 def ref(name: str) -> DeviceRef:
@@ -666,8 +668,10 @@ def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
     with embedding_driver(kubelet) as driver, following.running():
         driver.publish(device("gpu-0", pool=NODE))
         following.take(healthy("cpu-node0", driver=""))
-        eventually(lambda: bool(recorded(kubelet).running), "the use is recorded")
-        assert recorded(kubelet).running[0].state == DeviceState(Health.HEALTHY, Severity.OK)
+        healthy_use = [DeviceState(Health.HEALTHY, Severity.OK)]
+        eventually(
+            lambda: [use.state for use in recorded(kubelet).running] == healthy_use, "the use is recorded"
+        )
         driver.publish(LOST)
         kubelet.prepared()
         eventually(lambda: bool(recorded(kubelet).ended), "the end is recorded")
