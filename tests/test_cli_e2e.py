@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agents import short_tmp
+from agents import run_command, short_tmp
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from wire.serving import eventually
@@ -111,16 +111,16 @@ def agent(node: Node) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def cli(*args: str, **more: object) -> subprocess.CompletedProcess[str]:
-    run = [*AGENT, *args]
-    return subprocess.run(run, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **more)  # type: ignore[call-overload]
+def run_once(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command once, also if it has to wait for an answer in vain."""
+    return subprocess.run([*AGENT, *args], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 # --- scan --------------------------------------------------------------------------------------------------
 
 
 def test_scan_shows_the_node_without_an_agent(node):
-    done = cli("scan", *node.roots)
+    done = run_command("scan", *node.roots)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
     assert re.search(r"^● hugepages-2mi-node0 +Healthy$", done.stdout, re.MULTILINE)
@@ -129,7 +129,7 @@ def test_scan_shows_the_node_without_an_agent(node):
 
 
 def test_scan_json_is_one_document_with_processes(node, agent):
-    document = json.loads(cli("scan", "-o", "json", *node.roots).stdout)
+    document = json.loads(run_command("scan", "-o", "json", *node.roots).stdout)
     assert {d["name"]: d["health"] for d in document["devices"]} == {
         "cpu-node0": "Healthy", "hugepages-2mi-node0": "Healthy"
     }  # fmt: skip
@@ -139,7 +139,7 @@ def test_scan_json_is_one_document_with_processes(node, agent):
 def test_scan_exits_with_2_when_a_pool_is_smaller_than_configured(node, tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("[expect.hugepages]\nhugepages-2mi-node0 = 9\n")
-    done = cli("scan", "--config", str(file), *node.roots)
+    done = run_command("scan", "--config", str(file), *node.roots)
     assert done.returncode == 2
     assert re.search(r"✖ hugepages-2mi-node0 +Unhealthy +mem.hugepages.pool_shrunk: .*\n +→ ", done.stdout)
 
@@ -153,21 +153,21 @@ def test_plugin_of_node_problem_detector_has_one_line_and_its_exit_codes(node, t
     assert rule["condition"] in {condition["type"] for condition in monitor["conditions"]}
     assert (monitor["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["timeout"] == monitor["pluginConfig"]["timeout"], "a rule's may not be longer"
-    healthy = cli(*rule["args"], *node.roots)
+    healthy = run_command(*rule["args"], *node.roots)
     assert (healthy.returncode, healthy.stdout) == (0, "no device of 2 is unhealthy\n")
     file = tmp_path / "config.toml"
     file.write_text("[expect.hugepages]\nhugepages-2mi-node0 = 9\n")
-    shrunk = cli(*rule["args"], "--config", str(file), *node.roots)
+    shrunk = run_command(*rule["args"], "--config", str(file), *node.roots)
     line = "unhealthy, 1 of 2 devices: hugepages-2mi-node0 (mem.hugepages.pool_shrunk)\n"
     assert (shrunk.returncode, shrunk.stdout) == (1, line)
     (tmp_path / "empty").mkdir()
-    empty = cli(*rule["args"], *node.roots, "--sysfs-root", str(tmp_path / "empty"))
+    empty = run_command(*rule["args"], *node.roots, "--sysfs-root", str(tmp_path / "empty"))
     assert (empty.returncode, empty.stdout) == (2, "no device was found\n")
 
 
 def test_scan_without_devices_exits_as_unknown(node, tmp_path):
     (tmp_path / "empty").mkdir()
-    done = cli("scan", *node.roots, "--sysfs-root", str(tmp_path / "empty"))
+    done = run_command("scan", *node.roots, "--sysfs-root", str(tmp_path / "empty"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "\n  no device found: cpus absent" in done.stdout
     assert "\n\n\n" not in done.stdout
@@ -177,7 +177,7 @@ def test_scan_with_hanging_reads_names_the_sources(node):
     cpulist = node.sysfs / "devices/system/node/node0/cpulist"
     cpulist.unlink()
     os.mkfifo(cpulist)
-    done = cli("scan", *node.roots)
+    done = run_once("scan", *node.roots)
     assert done.returncode == 3
     assert re.search(r"a read hangs in the kernel; no data from: .*cpus", done.stderr)
 
@@ -354,15 +354,15 @@ def test_watch_follows_a_driver_socket(node, agent):
 
 
 def test_watch_once_prints_a_table_and_exits(node, agent):
-    done = cli("watch", "--once", node.agent_socket)
+    done = run_command("watch", "--once", node.agent_socket)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
     assert "SINCE  VERIFIED" in done.stdout
-    assert cli("watch", "--once", "-o", "json", node.driver_socket).returncode == 0
+    assert run_command("watch", "--once", "-o", "json", node.driver_socket).returncode == 0
 
 
 def test_watch_once_of_a_driver_socket_shows_no_time_of_change(node, agent):
-    done = cli("watch", "--once", node.driver_socket)
+    done = run_command("watch", "--once", node.driver_socket)
     assert done.returncode == 0
     assert "VERIFIED" in done.stdout
     assert "SINCE" not in done.stdout, "the kubelet's API has none"
@@ -370,7 +370,7 @@ def test_watch_once_of_a_driver_socket_shows_no_time_of_change(node, agent):
 
 def test_watch_once_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
-    done = cli("watch", "--once", node.agent_socket)
+    done = run_once("watch", "--once", node.agent_socket)
     assert done.returncode == 69
     assert "no health report within 10 s" in done.stderr
 
@@ -389,24 +389,24 @@ def test_watch_on_a_terminal_redraws_its_table(node, agent):
 
 
 def test_status_shows_the_agent_and_its_devices(node, agent):
-    done = cli("status", "--runtime-dir", str(node.runtime_dir))
+    done = run_command("status", "--runtime-dir", str(node.runtime_dir))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
     assert f"pid {agent.pid}, up " in done.stdout
-    document = json.loads(cli("status", "-o", "json", "--runtime-dir", str(node.runtime_dir)).stdout)
+    document = json.loads(run_command("status", "-o", "json", "--runtime-dir", str(node.runtime_dir)).stdout)
     assert document["pid"] == agent.pid
     assert document["rssBytes"] > 1 << 20
     assert document["devices"] == {"ok": 2}
 
 
 def test_status_finds_the_agent_by_the_environment(node, agent):
-    done = cli("status", env=os.environ | {"DRAHEALTH_RUNTIME_DIR": str(node.runtime_dir)})
+    done = run_command("status", env=os.environ | {"DRAHEALTH_RUNTIME_DIR": str(node.runtime_dir)})
     assert done.returncode == 0, done.stderr
 
 
 def test_status_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
-    done = cli("status", "--runtime-dir", str(node.runtime_dir))
+    done = run_once("status", "--runtime-dir", str(node.runtime_dir))
     assert done.returncode == 69
     assert "no answer from the agent within 5 s" in done.stderr
 
@@ -467,9 +467,9 @@ def test_agent_with_a_failing_log_serves_until_sigterm(node, log):
     flags = ["--runtime-dir", str(node.runtime_dir)]
     with log() as stderr, subprocess.Popen(node.run_args(), stderr=stderr) as agent:
         try:
-            eventually(lambda: cli("status", *flags).returncode == 0, "an agent with a report")
+            eventually(lambda: run_command("status", *flags).returncode == 0, "an agent with a report")
             node.resize(4)
-            eventually(lambda: cli("status", *flags).returncode == 2, "an agent with a new report")
+            eventually(lambda: run_command("status", *flags).returncode == 2, "an agent with a new report")
             agent.send_signal(signal.SIGTERM)
             assert agent.wait() == 0
         finally:

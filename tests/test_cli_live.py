@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
+from patience import PATIENCE_S
 
 from agent.cli.output.live_table import BELOW, ENTER, HOME, LEAVE, MIN_PERIOD_S, LiveTable, screen_update
 from agent.cli.output.terminal import TextStyle, can_redraw, style_of
@@ -25,6 +26,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
         self.stream = os.fdopen(slave, "w")
         self.seen = ""
+        self.tables: list[LiveTable] = []
 
     def read_until(self, text: str) -> str:
         """Return what was written up to `text`; the limit of the test is the timeout."""
@@ -35,17 +37,27 @@ class Terminal:
 
     def table(self, style: TextStyle | None = None) -> LiveTable:
         """Return a live table on the terminal, in `style` or the terminal's own."""
-        return LiveTable(
-            self.stream, lambda: style or style_of(self.stream, "never", {}), head=lambda _: "HEAD\n"
+        self.tables.append(
+            LiveTable(
+                self.stream, lambda: style or style_of(self.stream, "never", {}), head=lambda _: "HEAD\n"
+            )
         )
+        return self.tables[-1]
+
+    def close(self) -> None:
+        """Close both ends; the second one when no thread draws on it any more."""
+        os.close(self.master)
+        for table in self.tables:
+            table.close()
+            table._thread.join(PATIENCE_S)
+        self.stream.close()
 
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     terminal = Terminal()
     yield terminal
-    os.close(terminal.master)
-    terminal.stream.close()
+    terminal.close()
 
 
 def test_table_is_drawn_redrawn_and_printed_at_the_end(terminal):
@@ -82,10 +94,11 @@ def test_stopped_terminal_blocks_neither_reports_nor_close(terminal):
     terminal.read_until("gpu-1999")
 
 
-def test_closed_terminal_ends_only_the_drawing():
+def test_closed_terminal_ends_only_the_drawing(monkeypatch):
     terminal = Terminal()
     table = terminal.table()
     terminal.read_until("no report yet")
+    monkeypatch.setattr("agent.cli.output.log.CLOSE_TIMEOUT_S", PATIENCE_S)
     os.close(terminal.master)
     table.show(BUSY)
     assert table.close()
@@ -114,8 +127,10 @@ def test_keys_scroll_the_table_and_the_terminals_mode_returns():
     # a session of its own, whose terminal has it in the foreground
     program = """if True:
         import os, sys, threading, time
+        from agent.cli.output import log
         from agent.cli.output.live_table import LiveTable
         from agent.cli.output.terminal import TextStyle
+        log.CLOSE_TIMEOUT_S = 60.0
         begun = threading.Event()  # no key comes before the handler of Ctrl-C
         head = lambda _: begun.wait() and "".join(f"line {n}\\n" for n in range(50))
         style = TextStyle(width=80, height=10)

@@ -1,14 +1,10 @@
 """The agent as a process with an API server and a platform connector: reports, restart, and their absence."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agents import UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
@@ -51,15 +47,6 @@ def agent_with(directory: Path, sysfs: PlainSysfs, url: str, config: str = "") -
     return Agent(directory, *flags, config=f'{settings}condition-kinds = ["hugepages"]\n{config}')
 
 
-def status_of(agent: Agent) -> dict[str, Any]:
-    """Return the document of ``drahealth status``."""
-    command = [sys.executable, "-m", "agent", "status", "-o", "json", "--config", os.devnull]
-    command += ["--runtime-dir", str(agent.directory / "run")]
-    shown = subprocess.run(command, capture_output=True, check=False, env=agent.environ)
-    document: dict[str, Any] = json.loads(shown.stdout)
-    return document
-
-
 def status_of_condition(api: ClusterApi, type_: str = "DRAHugepageDevicesHealthy") -> object:
     return api.conditions().get(type_, {}).get("status")
 
@@ -76,7 +63,7 @@ def test_fault_reaches_the_node_its_events_and_nvsentinel(
             eventually(lambda: bool(api.objects_of("events")), "event of the fault")
             (event,) = api.objects_of("events")
             assert event["message"].startswith(f"[mem.hugepages.pool_shrunk] {POOL} is Unhealthy: ")
-            status = status_of(agent)
+            status = agent.status()
             assert status["cluster"]["isHeld"] is True
             assert status["cluster"]["error"] == ""
             assert {"type": "DRADevicesHealthy", "status": "False", "reason": "DevicesUnhealthy"} in status[
@@ -87,7 +74,7 @@ def test_fault_reaches_the_node_its_events_and_nvsentinel(
             assert agent.end() == 0
         assert status_of_condition(api) == "False"
         with agent_with(short_tmp, sysfs, api.url, config) as agent:
-            eventually(lambda: status_of(agent)["cluster"]["isHeld"], "the restarted agent holds its lease")
+            eventually(lambda: agent.status()["cluster"]["isHeld"], "the restarted agent holds its lease")
             assert api.objects_of("leases")[0]["spec"]["holderIdentity"] == holder
             assert agent.end() == 0
 

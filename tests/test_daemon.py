@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +24,7 @@ from agents import (
     assert_silent,
     entry,
     read_thread_files,
+    run_command,
     short_tmp,
     strace,
     stream_end,
@@ -34,7 +34,7 @@ from agents import (
 )
 from machine import machine_lock
 from patience import PATIENCE_S
-from wire.google import names
+from wire.google import Watcher, names
 from wire.serving import device, eventually, report, unhealthy
 
 from agent.app.daemon import status_line
@@ -45,6 +45,7 @@ from agent.model.reading import SourceSample, SourceState
 CPU, MEMORY, POOL = "cpu-node0", "memory-node0", "hugepages-2mi-node0"
 STALLED = 4  # drahealth.v1.SourceState
 GOODBYE = (grpc.StatusCode.UNAVAILABLE, "agent shutting down")
+BUSY = 75  # exit code: a later try can help
 STREAM = '[stream]\nheartbeat = "300ms"\n'
 SELDOM = '[stream]\nlease = "3m"\nheartbeat = "1m"\n'
 RESYNC = '[cgroups]\nsweep = "100ms"\nresync = "100ms"\n'
@@ -61,6 +62,11 @@ def flags(short_tmp: Path, sysfs: PlainSysfs) -> list[str]:
     (short_tmp / "cgroup").mkdir()
     roots = ["--sysfs-root", str(sysfs.root), "--cgroupfs-root", str(short_tmp / "cgroup")]
     return [*roots, "--node-name", "paper", "--period", "20ms"]
+
+
+def ended_with_reason(agent: Agent, stream: Watcher) -> bool:
+    """Return whether a stream ended with the shutdown's reason, unless the agent had no time for it."""
+    return stream_end(stream) == GOODBYE or "the I/O thread did not stop within" in agent.log
 
 
 @pytest.fixture
@@ -145,10 +151,15 @@ def test_hundred_unchanged_passes_do_not_wake_python(short_tmp: Path, flags: lis
             eventually(lambda: sleeps("sampler") >= passes + 100, "a hundred passes")
             return sleeps("main") + sleeps("others") == before
 
-        began_s = time.monotonic()
-        loud = sum(not is_quiet() for _ in range(10))
-        # a heartbeat once a minute; on a busy machine the passes take longer
-        assert loud <= 2 + (time.monotonic() - began_s) // 20
+        def loud_rounds() -> int:
+            """Return how many of ten rounds were not quiet; a heartbeat once a minute is no such round."""
+            began_s = time.monotonic()
+            loud = sum(not is_quiet() for _ in range(10))
+            # on a busy machine the passes take longer
+            return loud - int((time.monotonic() - began_s) // 20)
+
+        # other programs of the machine may cause events for ten seconds, but not always
+        assert any(loud_rounds() <= 2 for _ in range(6))
 
 
 # --- failures ----------------------------------------------------------------------------------------------
@@ -195,7 +206,7 @@ def test_agent_ends_with_a_hung_source_and_open_streams(agent: Agent, sysfs: Pla
         sysfs.hang(sysfs.cpulist)
         wait_for_health(kubelets[0], CPU, UNKNOWN)
         assert agent.end() == 0
-        assert {stream_end(kubelet) for kubelet in kubelets} == {GOODBYE}
+        assert all(ended_with_reason(agent, kubelet) for kubelet in kubelets)
     assert "sampler thread did not stop in time" in agent.log
     assert not agent.health_socket.exists()
 
@@ -294,20 +305,12 @@ def test_sigterm_ends_the_streams_and_removes_the_sockets(agent: Agent, number: 
         kubelet.next()
         onlooker.next()
         assert agent.end(number) == 0
-        assert [stream_end(kubelet), stream_end(onlooker)] == [GOODBYE, GOODBYE]
+        assert ended_with_reason(agent, kubelet)
+        assert ended_with_reason(agent, onlooker)
     assert f"agent: {number.name} received; shutting down" in agent.log
     assert "Traceback" not in agent.log
     assert not agent.health_socket.exists()
     assert not agent.agent_socket.exists()
-
-
-def status_of(agent: Agent) -> dict[str, Any]:
-    """Return the document of ``drahealth status``."""
-    command = [sys.executable, "-m", "agent", "status", "-o", "json", "--config", os.devnull]
-    command += ["--runtime-dir", str(agent.directory / "run")]
-    shown = subprocess.run(command, capture_output=True, check=False, env=agent.environ)
-    document: dict[str, Any] = json.loads(shown.stdout)
-    return document
 
 
 def test_sighup_reloads_the_configuration_and_keeps_streams(agent: Agent, sysfs: PlainSysfs) -> None:
@@ -330,13 +333,13 @@ def test_sighup_reloads_the_configuration_and_keeps_streams(agent: Agent, sysfs:
         wait_for_message(onlooker, lambda report: report.devices, "a report on the open stream")
     agent.wait_for_log("configuration: reloaded: ")
     assert 'stream.lease: "30s" to "77s"; expect.cpus: unset to "0-5"' in agent.log
-    reload = status_of(agent)["configReload"]
+    reload = agent.status()["configReload"]
     assert (reload["error"], len(reload["changes"])) == ("", 2)
     assert agent.end() == 0
 
 
 def test_refused_reload_keeps_the_configuration_and_is_in_the_status(agent: Agent) -> None:
-    assert status_of(agent)["configReload"] is None
+    assert agent.status()["configReload"] is None
     with agent.kubelet() as kubelet:
         kubelet.next()
         file = agent.directory / "config.toml"
@@ -350,7 +353,7 @@ def test_refused_reload_keeps_the_configuration_and_is_in_the_status(agent: Agen
             file.write_text(text)
             agent.process.send_signal(signal.SIGHUP)
             agent.wait_for_log(f"configuration: not reloaded: {words}")
-        eventually(lambda: status_of(agent)["configReload"]["error"].startswith(words), "the last reload")
+        eventually(lambda: agent.status()["configReload"]["error"].startswith(words), "the last reload")
         wait_for_health(kubelet, POOL, HEALTHY)
     assert agent.end() == 0
 
@@ -417,9 +420,7 @@ def test_shrunk_pool_stays_unhealthy_after_a_restart_until_it_is_accepted(
         again = entry(kubelet.next(), POOL)
         assert (again.health, again.message) == (UNHEALTHY, before.message)
         assert again.message.startswith("mem.hugepages.pool_shrunk: 5 pages of 2mi, 8 at start. ")
-        places = ["--runtime-dir", str(agent.directory / "run")]
-        command = [sys.executable, "-m", "agent", "clear", POOL, *places]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = run_command("clear", POOL, "--runtime-dir", str(agent.directory / "run"))
         assert done.stdout == f"{POOL}: fault mem.hugepages.pool_shrunk cleared\n", done.stderr
         wait_for_health(kubelet, POOL, HEALTHY)
         assert second.end() == 0
@@ -478,7 +479,9 @@ def test_history_has_the_changes_of_killed_and_restarted_agents(
 ) -> None:
     def changes() -> list[tuple[str, str]]:
         state = ["--state-dir", str(short_tmp / "run/state"), "--config", os.devnull]
-        assert main(["history", "--changes", *state, "-o", "json"]) == 0
+        while (code := main(["history", "--changes", *state, "-o", "json"])) == BUSY:
+            capsys.readouterr()  # the agent writes, and its disk is slow
+        assert code == 0
         listed = json.loads(capsys.readouterr().out)["changes"]
         return [(one["from"], one["to"]) for one in reversed(listed) if one["device"]["name"] == POOL]
 
@@ -503,5 +506,5 @@ def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
         return sorted(name for name in thread_names(agent.pid).values() if name.startswith("dh-"))
 
     eventually(lambda: native() == jobs, "all have begun")
-    # main, I/O, the log, and two of Trio's for what is slow
-    assert len(thread_names(agent.pid)) - len(jobs) <= 5
+    # main, I/O, the log, and two of Trio's for what is slow; others run for a moment
+    eventually(lambda: len(thread_names(agent.pid)) - len(jobs) <= 5, lambda: str(thread_names(agent.pid)))
