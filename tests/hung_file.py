@@ -30,8 +30,8 @@ BODIES: Final = {
 
 
 @contextmanager
-def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
-    """Make reads of an existing file hang until the context ends.
+def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Make reads of an existing file hang until the context ends. Yield an event that the first read sets.
 
     Args:
         path: File to mount over; it is unchanged afterwards.
@@ -47,11 +47,11 @@ def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
     if done.returncode != 0:
         os.close(fuse)
         raise OSError(done.stderr.strip())
-    ended = threading.Event()
-    server = threading.Thread(target=_serve, args=(fuse, let_go, ended))
+    ended, is_read = threading.Event(), threading.Event()
+    server = threading.Thread(target=_serve, args=(fuse, let_go, ended, is_read))
     server.start()
     try:
-        yield
+        yield is_read
     finally:
         ended.set()
         server.join()
@@ -59,7 +59,7 @@ def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def _serve(fuse: int, let_go: Callable[[], bool], ended: threading.Event) -> None:
+def _serve(fuse: int, let_go: Callable[[], bool], ended: threading.Event, is_read: threading.Event) -> None:
     waiting: list[int] = []
     while not ended.is_set():
         readable, _, _ = select.select([fuse], [], [], 0.05)
@@ -72,6 +72,7 @@ def _serve(fuse: int, let_go: Callable[[], bool], ended: threading.Event) -> Non
         _, opcode, unique, *_ = REQUEST.unpack_from(request)
         if opcode == READ:
             waiting.append(unique)
+            is_read.set()
         elif opcode not in (FORGET, INTERRUPT):
             body = BODIES.get(opcode)
             _answer(fuse, unique, 0 if body else -errno.ENOSYS, body or b"")

@@ -25,6 +25,7 @@ from explain_node import (
 )
 from hung_file import hung_file
 from kubelet_files import DRIVER
+from patience import PATIENCE_S
 from prepare_samples import claim as driver_claim
 from prepare_samples import verdict
 from wire.kubelet_apis import message_class
@@ -47,7 +48,23 @@ from agent.store import driver_files
 
 __all__ = ["short_tmp"]
 
+SOCKET_S, DISK_S = 2.0, 5.0
+"""Times that the command waits for sources that hang; for others the tests let it wait longer."""
+
 XID = replace(verdict(ErrorClass.FAILED_DEVICE, "gpu.xid.79"), summary="off the bus", advice="reboot")
+
+
+def set_limits(monkeypatch: pytest.MonkeyPatch, *, socket_s: float, disk_s: float) -> None:
+    """Set how long the command waits for a socket and for a file."""
+    for module in ("agent.cli.explain.sources", "agent.node.pods.queries"):
+        monkeypatch.setattr(f"{module}.SOCKET_TIMEOUT_S", socket_s)
+        monkeypatch.setattr(f"{module}.DISK_TIMEOUT_S", disk_s)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command wait for a server of the test as long as a busy machine needs."""
+    set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -481,8 +498,9 @@ def test_unlistable_directory_is_unreadable_not_empty(train: Node) -> None:
     assert (results["prepares"]["why"], results["prepares"]["place"]) == (why, str(plugins))
 
 
-def test_silent_sockets_time_out_in_parallel(train: Node) -> None:
+def test_silent_sockets_time_out_in_parallel(train: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources that hang are queried in parallel, with a limit of two seconds each."""
+    set_limits(monkeypatch, socket_s=SOCKET_S, disk_s=PATIENCE_S)
     hung = [
         train.run_dir / "agent.sock",
         train.run_dir / "drivers" / "gpu.example.com.sock",
@@ -497,8 +515,9 @@ def test_silent_sockets_time_out_in_parallel(train: Node) -> None:
     assert late == {str(path) for path in hung}
 
 
-def test_hung_file_times_out_alone(train: Node) -> None:
+def test_hung_file_times_out_alone(train: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result lacks only the file, after five seconds."""
+    set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=DISK_S)
     released = threading.Event()
     with ExitStack() as stack:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kubelet_files import DRIVER, checkpoint, claim, device
+from patience import PATIENCE_S
 from wire.kubelet_apis import (
     ListingApi,
     listed_claim,
@@ -116,7 +117,8 @@ def map_of_node(directory: Path) -> ConsumerMap:
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> ConsumerMap:
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
+    monkeypatch.setattr(client, "CALL_S", PATIENCE_S)
     write_files(tmp_path)
     with (
         ListingApi(tmp_path / "kubelet.sock", client.PODRESOURCES_LIST, podresources_answer),

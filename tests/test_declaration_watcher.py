@@ -207,7 +207,8 @@ async def test_directory_without_inotify_is_polled_every_ten_seconds(
             await jump_until(lambda: follower.names == ["a"])
             await trio.sleep(3600)
     detail = f"{directory}: Too many open files; polled every 10 s"
-    assert [record.message for record in caplog.records] == [
+    own = [record for record in caplog.records if record.name == DeclarationWatcher.__module__]
+    assert [record.message for record in own] == [
         f"declaration directory: cannot be watched for changes: {detail}"
     ]
     assert (follower.state, follower.watch.source.detail) == (SourceState.OK, detail)
@@ -261,14 +262,15 @@ class Hung:
         self._held.set()
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def holding(self) -> Iterator[threading.Event]:
+        """Yield an event that is set once a reader hangs."""
         self._file.touch(0o644)
         with ExitStack() as stack:
             try:
-                stack.enter_context(hung_file(self._file, self._held.is_set))
+                is_read = stack.enter_context(hung_file(self._file, self._held.is_set))
             except OSError as error:
                 pytest.skip(f"no FUSE, or nothing may be mounted: {error}")
-            yield
+            yield is_read
 
 
 async def test_source_before_first_read_is_starting(tmp_path: Path, directory: Path) -> None:
@@ -300,9 +302,10 @@ async def test_slow_read_is_followed_by_pause_of_four_times_its_duration(
     directory.mkdir()
     follower, hung = Follower(tmp_path), Hung(directory)
     async with trio.open_nursery() as nursery:
-        with hung.holding():
+        with hung.holding() as is_read:
             nursery.start_soon(follower.watch.run, follower.wake)
-            await settled()
+            while not is_read.is_set():
+                await settled()
             mock_clock.jump(100)
             hung.let_go()
             while follower.state is not SourceState.OK:
