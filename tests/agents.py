@@ -105,7 +105,7 @@ def threads_in_fifos() -> set[int]:
     return {tid for tid, channel in wait_channels.items() if channel == "wait_for_partner"}
 
 
-LATE: Final = (
+LATE_ANSWERS: Final = (
     "no answer from the agent within",
     "no health report within",
     "the health engine did not answer within",
@@ -127,7 +127,7 @@ def run_command(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
             check=False,
             **options,
         )
-        if not any(error in done.stderr for error in LATE) or time.monotonic() > deadline:
+        if not any(error in done.stderr for error in LATE_ANSWERS) or time.monotonic() > deadline:
             return done
 
 
