@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from hostdev_driver.claims import ClaimFiles
+from patience import PATIENCE_S
 
 import drahealth
+from agent.driver import ledger_writer, prepare_failure_tracker
 
 DRIVER: Final = "sick.example.com"
 NODE: Final = "node-1"
@@ -113,15 +115,26 @@ def healthy(device: drahealth.Device) -> bool:
     return True
 
 
+def wait_patiently() -> None:
+    """Replace the limits of waits before an error is answered, which a busy machine may exceed."""
+    prepare_failure_tracker.DELIVERY_S = PATIENCE_S  # type: ignore[misc]
+    ledger_writer.MAX_DISK_WAIT_S = PATIENCE_S  # type: ignore[misc]
+
+
 def main(arguments: list[str]) -> None:
+    wait_patiently()
     kubelet, claims, fates = map(Path, arguments[:3])
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     state = kubelet / "plugins" / DRIVER / "drahealth"
     monitor = drahealth.Monitor(
-        DRIVER, hardware=False, state_dir=state, config=drahealth.Config(node_name=NODE), on_error=failed
+        DRIVER,
+        hardware=False,
+        state_dir=state,
+        config=drahealth.Config(node_name=NODE, taint_wait_s=10.0),
+        on_error=failed,
     )
     monitor.add(*map(drahealth.Device, DEVICES))
-    monitor.check(every_s=0.2, timeout_s=5)(healthy)
+    monitor.check(every_s=0.2, timeout_s=PATIENCE_S)(healthy)
     monitor.on_taints(lambda taints: write_record("taints", tainted=tainted(taints)))
     failing = FailingDriver(monitor, state, fates)
     server = drahealth.PluginServer(

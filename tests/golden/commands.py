@@ -66,10 +66,14 @@ def run(argv: list[str]) -> tuple[int, str, str]:
     """
     out, err = io.StringIO(), io.StringIO()
     now_s = [NOW_S]
+    limits = dict.fromkeys(("SOCKET_TIMEOUT_S", "DISK_TIMEOUT_S"), PATIENCE_S)  # the machine may be busy
     with (
         patch.dict(os.environ, _environ(), clear=True),
         patch("time.time", lambda: now_s[-1]),
         patch("agent.cli.audit.command._wait_for_rewrite", lambda: now_s.append(NOW_S + 61)),
+        patch("agent.serve.agent_api.client.STATUS_TIMEOUT_S", PATIENCE_S),
+        patch.multiple("agent.node.pods.queries", **limits),
+        patch.multiple("agent.cli.explain.sources", **limits),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
