@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import betterproto
 import grpc
 import pytest
 import trio
-from agents import PlainSysfs, short_tmp
+from agents import TRIES, PlainSysfs, short_tmp
 from embedded import threaded_driver
 from embedded.process_state import process_state
 from grpc_tools import protoc
@@ -49,6 +50,13 @@ NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
 SLOW: Final = re.compile(r"^Executing <.*> took \d\.\d+ seconds\n", re.MULTILINE)
+"""Lines of asyncio, whose development mode calls a callback slow from 0.1 s on."""
+LATE: Final = re.compile(
+    r"^.*(: not (read|written) within | not delivered to all health streams within | not published within "
+    r"|: no result: no answer within | did not stop ).*\n",
+    re.MULTILINE,
+)
+"""Lines of drahealth about a disk, a thread or a check that took longer than a limit of seconds."""
 
 
 # --- whole drivers ------------------------------------------------------------------------------------------
@@ -78,10 +86,10 @@ class Program:
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
 
-        Not what asyncio says there of a busy machine, up to 10 s: programs run in development mode.
+        Not the lines SLOW, up to 10 s, and LATE, which a busy machine causes.
         """
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S), SLOW.sub("", self.errors.read_text())
+        return self.process.wait(PATIENCE_S), LATE.sub("", SLOW.sub("", self.errors.read_text()))
 
 
 @pytest.fixture
@@ -148,7 +156,7 @@ def test_trio_program_prepares_checks_and_ends_in_its_own_loop(root: Path, kubel
         assert shown(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
         (root / "card-0").write_text("up\n")
         assert shown(kubelet, pod, "Healthy") == ""
-        assert kubelet.health(CARD, NODE, "card-1").health == "Healthy"
+        kubelet.wait_health(CARD, NODE, "card-1", "Healthy")
         kubelet.delete_pod(pod)
         kubelet.wait_gone(pod)
         assert list((root / "cdi").iterdir()) == []
@@ -276,7 +284,7 @@ def test_driver_with_all_its_work_at_the_api_server(
         failed = run_pod(kubelet, "b", "card-1")
         [event] = kubelet.wait_for(lambda: kubelet.events_of(failed), "an event")
         assert "class=failed-device code=card.link" in event.message
-        assert tainted() == ["card-1"]
+        kubelet.wait_for(lambda: tainted() == ["card-1"], "taint")  # the prepare waits 2 s for it
         kube_api.wipe(CARD)
         kubelet.wait_for(lambda: tainted() == ["card-1"], "slice is published again")
         code, errors = driver.end()
@@ -364,10 +372,16 @@ def test_verdicts_of_a_decorated_handler_are_listed_after_the_end(root: Path) ->
     allocate(root, "good", "card-0")
     allocate(root, "asks-too-much", "card-0", parameters={"mode": "fast"})
     allocate(root, "early", "card-1")
-    with Program(root, "classified_driver.py", "good", "asks-too-much", "early") as driver:
-        assert driver.process.wait(PATIENCE_S) == 0
-        assert driver.errors.read_text() == ""
-    listed = prepares(root)
+    for number in range(TRIES):
+        again = root / f"again-{number}"
+        shutil.copytree(root, again, ignore=shutil.ignore_patterns("again-*"))
+        with Program(again, "classified_driver.py", "good", "asks-too-much", "early") as driver:
+            assert driver.process.wait(PATIENCE_S) == 0
+            errors = driver.errors.read_text()
+        if not LATE.search(errors):  # the disk of a busy machine may take longer than the ledger waits
+            break
+    assert errors == ""
+    listed = prepares(again)
     assert listed["default/good"]["verdict"] is None
     verdicts = {name: one["verdict"] for name, one in listed.items() if one["verdict"]}
     assert {name: (one["class"], one["code"], one["count"]) for name, one in verdicts.items()} == {
@@ -490,7 +504,7 @@ def monitor_of(root: Path, driver: str = CARD, **changes: Any) -> drahealth.Moni
     given = {"config": drahealth.Config(node_name=NODE, heartbeat_s=0.5), "hardware": False} | changes
     monitor = drahealth.Monitor(driver, kubelet_dir=root, **given)
     monitor.add(drahealth.Device("card-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
     return monitor
 
 
@@ -531,7 +545,7 @@ def test_core_failure_is_logged_and_the_driver_continues(host: Host, root: Path)
             eventually(lambda: health_of(monitor) is drahealth.Health.HEALTHY, "it is well")
             clock.broken = True
             while not (entry := watcher.next().devices[0]).message.startswith("agent.failed: OSError"):
-                assert entry.health == 1
+                assert entry.health in (0, 1)  # Unknown, while the check of a busy machine has no result
             assert entry.health == 0
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
             eventually(lambda: bool(failures), "on_error is called")
@@ -593,7 +607,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
 
     def life() -> None:
         kubelet = stack.enter_context(Kubelet(server.paths.service))
-        ended.append(kubelet.prepare_async(claim("hangs")))
+        ended.append(kubelet.prepare_async(claim("hangs"), timeout_s=3 * PATIENCE_S))
         looking.wait(PATIENCE_S)
         assert cards.begun.wait(PATIENCE_S)
 
@@ -630,7 +644,7 @@ config = drahealth.Config(node_name="node-a")
 monitor = drahealth.Monitor("card.example.com", config=config, hardware=hardware, kubelet_dir=root)
 monitor.add(drahealth.Device("card-0"), drahealth.Device("card-1"))
 monitor.check(every_s=0.1, timeout_s=0.1, devices="card-0", name="hangs")(lambda device: time.sleep(3600))
-monitor.check(every_s=0.1, timeout_s=5, devices="card-1", name="well")(lambda device: None)
+monitor.check(every_s=0.1, timeout_s=60, devices="card-1", name="well")(lambda device: None)
 server = drahealth.PluginServer(monitor, Cards(), get_claim=Cards().claim)
 
 def start():
@@ -673,10 +687,9 @@ def careless(root: Path, end: str, hardware: bool) -> Iterator[subprocess.Popen[
 
 
 def log_lines(errors: str) -> list[str]:
-    """The lines of standard error, but for the warning that a check hangs."""
-    return [
-        line for line in errors.splitlines() if not line.startswith("health check hangs of device card-0: ")
-    ]
+    """The lines of standard error, but for the warning that a check hangs, and those of a busy machine."""
+    lines = LATE.sub("", errors).splitlines()
+    return [line for line in lines if not line.startswith("health check hangs of device card-0: ")]
 
 
 @pytest.mark.parametrize("hardware", [False, True])
@@ -732,7 +745,7 @@ sys.addaudithook(lambda event, arguments: event in FORKS and begun.append(f"{eve
 begun, looks = [], []
 monitor = drahealth.Monitor("card.example.com", hardware=sys.argv[1] == "True", state_dir=None)
 monitor.add(drahealth.Device("card-0"))
-monitor.check(every_s=0.1, timeout_s=5, name="well")(looks.append)
+monitor.check(every_s=0.1, timeout_s=60, name="well")(looks.append)
 with monitor:
     while len(looks) < 20:
         time.sleep(0.01)

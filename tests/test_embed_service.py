@@ -27,7 +27,7 @@ def monitor() -> Iterator[Monitor]:
     """Return a running monitor with a healthy device."""
     made = monitor_of()
     made.add(Device("d-0"))
-    made.check(every_s=0.1, timeout_s=5, devices="d-*", name="well")(lambda _: None)
+    made.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-*", name="well")(lambda _: None)
     with made:
         until(made, "d-0", Health.HEALTHY)
         yield made
@@ -50,7 +50,7 @@ def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
 def test_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, version: str) -> None:
     answer: list[Finding | None] = [None]
-    monitor.check(every_s=0.1, timeout_s=5, devices="x-0", raise_after=1, clear_after=1, name="x")(
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="x-0", raise_after=1, clear_after=1, name="x")(
         lambda _: answer[0]
     )
     with watch_health(hosting.path, version) as kubelet:
@@ -112,7 +112,7 @@ def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
     clock = BrokenClock()
     monitor = monitor_of(clock=clock)
     monitor.add(Device("d-0"))
-    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
     with (
         monitor,
         Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
