@@ -117,7 +117,10 @@ class Exporter:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = NODES  # Prometheus connects to all of them while a busy machine accepts none
+
+        self.server = Server(("127.0.0.1", 0), Handler)
 
     def scrape_config(self) -> dict[str, object]:
         """Return the keys of Prometheus' scrape configuration: a target for each node."""
