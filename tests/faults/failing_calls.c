@@ -1,8 +1,8 @@
 /* Preloaded library that fails one call of the C library: of the process's calls of a kind, the n-th.
  *
  * FAIL_CALL is <kind>:<n>:<errno>, FAIL_BELOW the directory whose files count: calls on other files are those of
- * the interpreter. A call without a file (socket, mmap, thread) counts from the first open below the directory
- * on.
+ * the interpreter. A call without a file (of sockets, epoll, mmap, thread) counts from the first open below the
+ * directory on.
  * The failed call is written into the file FAIL_MARK, so that a test knows that n was reached. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,9 +11,11 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -84,6 +86,21 @@ static int fails_from_begin(const char *kind) {
     return atomic_load(&begun) && fails(kind, kind);
 }
 
+#define FDS 65536
+static atomic_bool paired[FDS];
+
+/* Note whether a socket has its peer in this process; return it. Event loops wake themselves with such a pair, on
+ * which the kernel fails no transfer. */
+static int socket_made(int fd, int is_paired) {
+    if (fd >= 0 && fd < FDS)
+        atomic_store(&paired[fd], is_paired);
+    return fd;
+}
+
+static int fails_transfer(const char *kind, int fd) {
+    return !(fd >= 0 && fd < FDS && atomic_load(&paired[fd])) && fails_from_begin(kind);
+}
+
 #define REAL(name) __typeof__(name) *real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
 #define OPEN(name)                                      \
@@ -147,7 +164,91 @@ int renameat(int from_at, const char *from, int to_at, const char *to) {
 
 int socket(int domain, int type, int protocol) {
     REAL(socket);
-    return fails_from_begin("socket") ? -1 : real(domain, type, protocol);
+    return fails_from_begin("socket") ? -1 : socket_made(real(domain, type, protocol), 0);
+}
+
+int socketpair(int domain, int type, int protocol, int pair[2]) {
+    REAL(socketpair);
+    if (fails_from_begin("socket") || real(domain, type, protocol, pair))
+        return -1;
+    socket_made(pair[0], 1);
+    socket_made(pair[1], 1);
+    return 0;
+}
+
+int bind(int fd, const struct sockaddr *to, socklen_t size) {
+    REAL(bind);
+    return fails_from_begin("bind") ? -1 : real(fd, to, size);
+}
+
+int listen(int fd, int waiting) {
+    REAL(listen);
+    return fails_from_begin("listen") ? -1 : real(fd, waiting);
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t size) {
+    REAL(setsockopt);
+    return fails_from_begin("setsockopt") ? -1 : real(fd, level, name, value, size);
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *size) {
+    REAL(getsockopt);
+    return fails_from_begin("getsockopt") ? -1 : real(fd, level, name, value, size);
+}
+
+int connect(int fd, const struct sockaddr *to, socklen_t size) {
+    REAL(connect);
+    return fails_from_begin("connect") ? -1 : real(fd, to, size);
+}
+
+int accept(int fd, struct sockaddr *from, socklen_t *size) {
+    REAL(accept);
+    return fails_from_begin("accept") ? -1 : socket_made(real(fd, from, size), 0);
+}
+
+int accept4(int fd, struct sockaddr *from, socklen_t *size, int flags) {
+    REAL(accept4);
+    return fails_from_begin("accept") ? -1 : socket_made(real(fd, from, size, flags), 0);
+}
+
+ssize_t send(int fd, const void *from, size_t size, int flags) {
+    REAL(send);
+    return fails_transfer("send", fd) ? -1 : real(fd, from, size, flags);
+}
+
+ssize_t sendto(int fd, const void *from, size_t size, int flags, const struct sockaddr *to, socklen_t to_size) {
+    REAL(sendto);
+    return fails_transfer("send", fd) ? -1 : real(fd, from, size, flags, to, to_size);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
+    REAL(sendmsg);
+    return fails_transfer("send", fd) ? -1 : real(fd, message, flags);
+}
+
+ssize_t recv(int fd, void *to, size_t size, int flags) {
+    REAL(recv);
+    return fails_transfer("recv", fd) ? -1 : real(fd, to, size, flags);
+}
+
+ssize_t recvfrom(int fd, void *to, size_t size, int flags, struct sockaddr *from, socklen_t *from_size) {
+    REAL(recvfrom);
+    return fails_transfer("recv", fd) ? -1 : real(fd, to, size, flags, from, from_size);
+}
+
+ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
+    REAL(recvmsg);
+    return fails_transfer("recv", fd) ? -1 : real(fd, message, flags);
+}
+
+int epoll_create1(int flags) {
+    REAL(epoll_create1);
+    return fails_from_begin("epoll") ? -1 : real(flags);
+}
+
+int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
+    REAL(epoll_ctl);
+    return operation == EPOLL_CTL_ADD && fails_from_begin("epoll") ? -1 : real(epoll, operation, fd, event);
 }
 
 void *mmap(void *at, size_t size, int prot, int flags, int fd, off_t offset) {

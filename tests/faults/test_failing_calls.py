@@ -25,6 +25,15 @@ CALLS: Final = {
     "fsync": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO, errno.EACCES, errno.ENOSPC),
     "socket": (errno.EMFILE, errno.ENOBUFS, errno.EACCES),
+    "bind": (errno.EADDRINUSE, errno.EACCES),
+    "listen": (errno.EADDRINUSE,),
+    "setsockopt": (errno.ENOBUFS, errno.EPERM),
+    "getsockopt": (errno.ENOBUFS,),
+    "connect": (errno.ECONNREFUSED, errno.EAGAIN),
+    "accept": (errno.ECONNABORTED, errno.EMFILE, errno.ENOMEM),
+    "send": (errno.EPIPE, errno.ENOBUFS, errno.EAGAIN),
+    "recv": (errno.ECONNRESET, errno.ENOBUFS, errno.ENOMEM),
+    "epoll": (errno.ENOMEM, errno.ENOSPC),
     "mmap": (errno.ENOMEM,),
     "thread": (errno.EAGAIN,),
 }
@@ -33,8 +42,13 @@ CASES: Final = [
     for call in CALLS
     for error in CALLS[call]
 ]
-RUN_CALLS: Final = {**CALLS, "open": (errno.EMFILE,), "read": (errno.EIO,)}
-"""Failed calls of an agent. The errors of files are few, because each is a start of an agent."""
+RUN_CALLS: Final = {
+    **CALLS,
+    "open": (errno.EMFILE,),
+    "read": (errno.EIO,),
+    "epoll": (errno.ENOSPC,),
+}
+"""Failed calls of an agent. The errors of frequent calls are few, because each is a start of an agent."""
 RUN_CASES: Final = [
     pytest.param(call, error, id=f"{call} {errno.errorcode[error]}")
     for call in RUN_CALLS
@@ -42,8 +56,10 @@ RUN_CASES: Final = [
 ]
 RUN_CALLS_MAX: Final = 40
 """Number of calls of a kind that fail in an agent, which maps memory as long as it runs."""
-RUN_READS_MAX: Final = 20
-"""Number of opened files, and of reads, that fail in an agent, which reads as long as it runs."""
+RUN_FREQUENT: Final = {"open", "read", "send", "recv", "epoll"}
+"""Kinds of calls that an agent makes as long as it runs."""
+RUN_FREQUENT_MAX: Final = 20
+"""Number of calls of a frequent kind that fail in an agent."""
 CODES: Final = {0, 1, 2, 3, 69, 70, 74, 75, 77, 78}
 """Exit codes of docs/configuration.md that a failed call may cause; a signal is a negative one."""
 
@@ -116,7 +132,7 @@ def test_run_with_a_failed_call_neither_crashes_nor_lies_and_recovers(
         if not documents or healths_of(documents[-1]).get(POOL) != "Unhealthy":
             assert failed, where
             assert "drahealth: " in log_file.read_text(), where
-        if not failed or number == (RUN_READS_MAX if call in {"open", "read"} else RUN_CALLS_MAX):
+        if not failed or number == (RUN_FREQUENT_MAX if call in RUN_FREQUENT else RUN_CALLS_MAX):
             return
 
 
