@@ -7,11 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from kubelet_files import DRIVER, checkpoint, claim, device
-from patience import PATIENCE_S
 from wire.kubelet_apis import (
     ListingApi,
     listed_claim,
@@ -22,9 +20,7 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.cli.explain import sources
 from agent.cli.main import main
-from agent.node.pods import queries
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import client, pods_api
 from agent.sources import kubelet_files
@@ -85,10 +81,6 @@ class Node:
 
     root: Path
     capsys: pytest.CaptureFixture[str]
-    socket_s: float = PATIENCE_S
-    """The command's limit for an answer of a socket, which is 2 s otherwise [s]."""
-    disk_s: float = PATIENCE_S
-    """The command's limit for a file, which is 5 s otherwise [s]."""
 
     @property
     def kubelet(self) -> Path:
@@ -179,9 +171,7 @@ class Node:
 
     def bare(self, *argv: str) -> tuple[int, str, str]:
         """Run the command with these arguments alone; return exit code, output and errors."""
-        limits = {"SOCKET_TIMEOUT_S": self.socket_s, "DISK_TIMEOUT_S": self.disk_s}
-        with patch.multiple(queries, **limits), patch.multiple(sources, **limits):
-            code = main(["explain", *argv])
+        code = main(["explain", *argv])
         return code, *self.capsys.readouterr()
 
     def document(self, *argv: str) -> tuple[int, Any]:

@@ -45,7 +45,6 @@ from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import client, pods_api
 from agent.sources import kubelet_files
 from agent.store import driver_files
-from agent.system.threads.worker_threads import DISK_TIMEOUT_S, SOCKET_TIMEOUT_S
 
 __all__ = ["short_tmp"]
 
@@ -508,7 +507,6 @@ def test_silent_sockets_time_out_in_parallel(train: Node, monkeypatch: pytest.Mo
         train.kubelet / client.PODRESOURCES_SOCKET,
         train.kubelet / pods_api.SOCKET,
     ]
-    train.socket_s = SOCKET_TIMEOUT_S
     with silent_servers(*hung):
         code, document = train.document("gpu-0")
     assert code == 2
@@ -521,7 +519,6 @@ def test_hung_file_times_out_alone(train: Node, monkeypatch: pytest.MonkeyPatch)
     """The result lacks only the file, after five seconds."""
     set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=DISK_S)
     released = threading.Event()
-    train.disk_s = DISK_TIMEOUT_S
     with ExitStack() as stack:
         try:
             stack.enter_context(hung_file(train.kubelet / kubelet_files.CLAIMS_FILE, released.is_set))
