@@ -90,7 +90,7 @@ import sys
 from wire.google import watch_health
 with watch_health(sys.argv[1]) as watcher:
     while True:
-        print(watcher.next(60).devices[-1].message, flush=True)
+        print(watcher.next(600).devices[-1].message, flush=True)
 """
 
 

@@ -328,6 +328,10 @@ async def test_hung_plain_callback_is_logged_and_not_called_twice(
     go_on = threading.Event()
     calls: list[list[str]] = []
 
+    def messages() -> list[str]:
+        name = "agent.driver.taint_callback_publisher"
+        return [record.getMessage() for record in caplog.records if record.name == name]
+
     def callback(taints: Taints) -> None:
         calls.append(keys(taints))
         go_on.wait()
@@ -335,12 +339,12 @@ async def test_hung_plain_callback_is_logged_and_not_called_twice(
     async with running(publisher(callback)) as one:
         try:
             one.update(report("a"), clock())
-            await until(lambda: caplog.records and calls)  # the clock does not wait for a thread to begin
+            await until(lambda: messages() and calls)  # the clock does not wait for a thread to begin
             for number in range(5):
                 one.update(report("a", f"b{number}"), clock())
                 await trio.sleep(1000)
             assert calls == [["a"]]
-            assert [record.getMessage() for record in caplog.records] == [
+            assert messages() == [
                 "driver gpu.example.com: publishing taints has not ended after 60 s; taints are not updated "
                 "until it ends"
             ]
