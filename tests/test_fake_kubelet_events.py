@@ -10,7 +10,7 @@ import pytest
 from agents import short_tmp
 from kubelet.events import BURST, Event, EventStore, Recorder
 from kubelet.history import History
-from kubelet.pace import NS
+from kubelet.pace import NS, Pace
 from kubelet_real.implementations import MARKS, binary_of
 from kubelet_real.program import Program
 
@@ -38,7 +38,7 @@ class RecorderSetup:
         self.recorder = self.new_recorder()
 
     def new_recorder(self) -> Warns:
-        return Recorder(self.store, lambda: self.now_ns)
+        return Recorder(self.store, lambda: self.now_ns, Pace())
 
     def warn(self, message: str, pod: str = "pod") -> None:
         self.recorder.warn(pod, REASON, message)

@@ -2,6 +2,7 @@
 
     node.py          a node: its kubelet (tests/kubelet), the cluster's claims and pods, the drivers on it
     program.py       a driver as a process
+    patient.py       the limits of a driver's waits, for busy machines
     failing_driver.py   a driver that fails on request of a test; hostdev_driver serves real resources
     upstream.py      which of upstream's own cases are covered, and by which test
 

@@ -17,7 +17,6 @@ from hostdev_driver.claims import ClaimFiles
 from patience import PATIENCE_S
 
 import drahealth
-from agent.driver import ledger_writer, prepare_failure_tracker
 
 DRIVER: Final = "sick.example.com"
 NODE: Final = "node-1"
@@ -115,14 +114,7 @@ def healthy(device: drahealth.Device) -> bool:
     return True
 
 
-def wait_patiently() -> None:
-    """Replace the limits of waits before an error is answered, which a busy machine may exceed."""
-    prepare_failure_tracker.DELIVERY_S = PATIENCE_S  # type: ignore[misc]
-    ledger_writer.MAX_DISK_WAIT_S = PATIENCE_S  # type: ignore[misc]
-
-
 def main(arguments: list[str]) -> None:
-    wait_patiently()
     kubelet, claims, fates = map(Path, arguments[:3])
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     state = kubelet / "plugins" / DRIVER / "drahealth"

@@ -128,7 +128,7 @@ class Node:
 
     def _start(self, module: str, *flags: str, within: Sequence[str] = ()) -> Program:
         log_file = self.root / f"log-{len(self._programs)}"
-        program = Program(module, *flags, log_file=log_file, within=within)
+        program = Program("driver_scenarios.patient", module, *flags, log_file=log_file, within=within)
         self._programs.append(program)
         return program
 

@@ -52,9 +52,10 @@ def update(request: pytest.FixtureRequest, make_node: Callable[..., Node]) -> It
 
 
 def test_only_the_newest_instance_sends_and_the_old_stream_stays(update: Update) -> None:
-    node, since = update.node, len(update.node.kubelet.history)
+    node = update.node
     node.sysfs.resize(7)
     update.wait_all_known("Unhealthy")
+    since = len(node.kubelet.history)  # a list that the old instance sent before has arrived
     node.sysfs.resize(8)
     update.wait_all_known("Healthy")
     assert update.speakers(since, NEW_POD) == {f"dra-{NEW_POD}.sock"}

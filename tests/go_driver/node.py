@@ -22,10 +22,23 @@ from kubelet.events import Event
 from go_driver.api_server import ApiServer
 from go_driver.objects import Decode
 
-__all__ = ["AGENT_ABSENT", "CPU_0", "CPU_1", "GO", "NODE", "PAGES", "SHORT", "Ask", "GoNode", "parameters"]
+__all__ = [
+    "AGENT_ABSENT",
+    "CPU_0",
+    "CPU_1",
+    "GO",
+    "NODE",
+    "PAGES",
+    "SHORT",
+    "SHORT_LEASE_S",
+    "Ask",
+    "GoNode",
+    "parameters",
+]
 GO: Final = "godev.drahealth.example.com"
-SHORT: Final = '[stream]\nheartbeat = "500ms"\nlease = "3s"\n'
-"""Agent configuration with a lease of seconds, so that a short silence counts."""
+SHORT: Final = '[stream]\nheartbeat = "500ms"\nlease = "9s"\n'
+"""Agent configuration with a lease of seconds: a silence counts soon, a pause of a busy machine does not."""
+SHORT_LEASE_S: Final = 9
 AGENT_ABSENT: Final = "drahealth agent does not answer"
 """Prefix of a device's message while the driver cannot reach the agent."""
 

@@ -10,7 +10,7 @@ from kubelet.history import Changed, Registered, StreamEnded, StreamOpened
 from kubelet_real.implementations import MARKS
 from wire.google import watch_health
 
-from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, SHORT, Ask, GoNode
+from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, SHORT, SHORT_LEASE_S, Ask, GoNode
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 SHRUNK = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared. Advice: "
@@ -44,6 +44,7 @@ def test_each_kubelet_version_gets_the_agents_health(
     node.agent()
     node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
+    node.kubelet.wait_registered(GO)
     (registered,) = node.kubelet.history.of(Registered)
     assert (registered.driver, registered.services) == (GO, SERVICES)
     assert [one.service for one in node.kubelet.history.of(StreamOpened)] == [service]
@@ -113,7 +114,7 @@ def test_unknown_with_reason_is_repeated_before_a_lease_expires(node: GoNode) ->
     agent.end(signal.SIGKILL)
     node.wait_agent_absent(PAGES)
     for _ in range(2):
-        node.kubelet.clock.advance(4)
+        node.kubelet.clock.advance(SHORT_LEASE_S + 1)
         node.wait_agent_absent(PAGES)
 
 
@@ -122,9 +123,9 @@ def test_hung_agent_makes_every_device_unknown(node: GoNode) -> None:
     agent = node.agent(config=SHORT)
     node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
-    since = len(node.kubelet.history)
     agent.process.send_signal(signal.SIGSTOP)
     node.wait_agent_absent(PAGES, CPU_0, CPU_1)
+    since = len(node.kubelet.history)
     node.sysfs.resize(7)
     agent.process.send_signal(signal.SIGCONT)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message

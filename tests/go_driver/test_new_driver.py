@@ -146,7 +146,7 @@ def test_finding_of_the_driver_check_reaches_pods_and_prepares(
     message = node.kubelet.wait_health(GO, NODE, FIRST, "Unhealthy").message
     assert message.startswith(f"{MISSING}{node.dev}/null does not exist. Advice: check the kernel module")
     node.wait_resources(pod, [("Unhealthy", message)])
-    assert node.codes(OTHER) == ("Healthy", [])
+    eventually(lambda: node.codes(OTHER) == ("Healthy", []), "the other device is Healthy")
     late = node.run("late", Ask("late", {"card": FIRST}))
     text = "[class=failed-device code=godev.missing "
     node.kubelet.wait_for(lambda: any(text in one.message for one in node.failures(late)), text)

@@ -235,8 +235,8 @@ def test_results_without_agent_are_reported_when_it_is_back(
 
 
 def test_hung_agent_delays_no_claim_beyond_the_deadline(make_node: Callable[..., GoNode]) -> None:
-    """The kubelet's deadline is five seconds for each prepare and unprepare of five claims."""
-    node = make_node(version="1.37", pace=replace(Pace.fast(), call_s=5.0))
+    """The kubelet's deadline is fifteen seconds for each prepare and unprepare of five claims."""
+    node = make_node(version="1.37", pace=replace(Pace.fast(), call_s=15.0))
     agent = node.agent()
     node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)

@@ -74,8 +74,7 @@ def test_old_instance_stops_in_a_rolling_update_without_loss(node: GoNode) -> No
     names = {one.endpoint.rpartition("/")[2] for one in node.kubelet.history.of(Registered)}
     assert names == {f"dra-{OLD_POD}.sock", f"dra-{NEW_POD}.sock"}
     assert old.end() == 0
-    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")
-    (ended,) = node.kubelet.history.of(StreamEnded)
+    (ended,) = node.kubelet.wait_for(lambda: node.kubelet.history.of(StreamEnded), "the end of the stream")
     if not node.is_real:  # a real kubelet does not show which of a driver's streams ended
         assert ended.endpoint.endswith(f"dra-{OLD_POD}.sock")
     node.wait_healthy(PAGES, CPU_0, CPU_1)

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kubelet.history import EventWritten, History
-from kubelet.pace import NS
+from kubelet.pace import NS, Pace
 
 SIMILAR: Final = 10
 """The number of different texts with one reason from which on client-go combines them."""
 SIMILAR_NS: Final = 600 * NS
 BURST: Final = 25
-REFILL_NS: Final = 300 * NS
-"""The limit for one object: 25 events at once, then one every five minutes."""
+"""The limit for one object: 25 events at once, then one every five minutes, ``Pace.event_refill_s``."""
 LIFE_NS: Final = 3600 * NS
 """The API server deletes an event one hour after the last write."""
 
@@ -71,9 +70,10 @@ class _Bucket:
 class Recorder:
     """The kubelet's event recorder. A restart of the kubelet resets its counts."""
 
-    def __init__(self, store: EventStore, now_ns: Callable[[], int]) -> None:
+    def __init__(self, store: EventStore, now_ns: Callable[[], int], pace: Pace) -> None:
         self._store = store
         self._now_ns = now_ns
+        self._refill_ns = pace.event_refill_s * NS
         self._lock = threading.Lock()
         self._similar: dict[tuple[str, str], _Similar] = {}
         self._counts: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -103,7 +103,7 @@ class Recorder:
 
     def _may_write(self, pod: str, now_ns: int) -> bool:
         bucket = self._buckets.setdefault(pod, _Bucket(BURST, now_ns))
-        bucket.tokens = min(BURST, bucket.tokens + (now_ns - bucket.filled_ns) / REFILL_NS)
+        bucket.tokens = min(BURST, bucket.tokens + (now_ns - bucket.filled_ns) / self._refill_ns)
         bucket.filled_ns = now_ns
         if bucket.tokens < 1:
             return False

@@ -291,7 +291,7 @@ class _FakeProcess:
         self.preparer = Preparer(self._plugins, self.infos, kubelet.claims, history, kubelet.version, rng)
         self._context = WorkerContext(
             preparer=self.preparer,
-            recorder=Recorder(kubelet.store, now_ns),
+            recorder=Recorder(kubelet.store, now_ns, pace),
             history=history,
             pace=pace,
             resources=self._resources,

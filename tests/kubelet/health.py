@@ -149,11 +149,12 @@ class HealthCache:
                 on_change(changed)
             return changed
 
-    def clear(self, driver: str) -> None:
-        """Removes a driver's entries."""
+    def clear(self, driver: str, on_clear: Callable[[], None] = lambda: None) -> None:
+        """Removes a driver's entries. ``on_clear`` is called before :meth:`get` shows that."""
         with self._lock:
             self._drivers.pop(driver, None)
             self._save()
+            on_clear()
 
     def devices(self, driver: str) -> Iterable[DeviceHealth]:
         """Returns a driver's entries, stale or not."""

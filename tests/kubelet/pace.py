@@ -39,6 +39,8 @@ class Pace:
     """Wait after a failed unprepare of a deleted pod."""
     inactive_s: float = 60.0
     """Time between two searches for claims whose pods are gone."""
+    event_refill_s: float = 300.0
+    """Time after which a pod whose events were limited may have one more."""
 
     @classmethod
     def fast(cls) -> Self:
@@ -60,6 +62,7 @@ class Pace:
             resync_s=(0.6, 0.9),
             unprepare_retry_s=(0.1, 0.15),
             inactive_s=0.5,
+            event_refill_s=0.3,  # below resync_s: a pod has events however long a slow machine takes
         )
 
 

@@ -76,8 +76,7 @@ class HealthManager:
     def clear(self, driver: str) -> None:
         """Clears a driver's health after one of its streams has ended."""
         if not self.crashed:
-            self._cache.clear(driver)
-            self._history.add(Cleared(driver))
+            self._cache.clear(driver, lambda: self._history.add(Cleared(driver)))
 
 
 class HealthStream:

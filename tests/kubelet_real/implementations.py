@@ -24,7 +24,7 @@ FAKE_ONLY: Final[Mapping[str, str]] = {
         "a kubelet does not show which instance sent a list; node_real/test_node.py rolls a DaemonSet instead"
     ),
     "go_driver/test_prepare.py::test_hung_agent_delays_no_claim_beyond_the_deadline": (
-        "the kubelet's deadline of 45 s cannot be set, and would prove less than the fake one of 5 s"
+        "the kubelet's deadline of 45 s cannot be set, and would prove less than the fake one of 15 s"
     ),
     "go_driver/test_new_driver.py::test_check_of_a_driver_that_hangs_expires_in_the_agent": (
         f"{_AGENT} {_CHECKS}"

@@ -290,8 +290,8 @@ class _RealProcess:
         match report["event"]:
             case "registered":
                 key, services = (report["driver"], report["endpoint"]), tuple(report["services"] or ())
+                self._history.add(Registered(*key, services))  # before a test can see the plugin
                 self._services[key] = services
-                self._history.add(Registered(*key, services))
             case "deregistered":
                 self._services.pop((report["driver"], report["endpoint"]), None)
                 self._history.add(Deregistered(report["driver"], report["endpoint"]))
