@@ -115,15 +115,17 @@ LATE_ANSWERS: Final = (
 """Errors of commands whose own time for an answer has passed, which a busy machine may need."""
 
 
-def run_command(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *args: str, program: Sequence[str | Path] = (sys.executable, "-m", "agent"), **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run ``drahealth``, again while the answer to it was late, and return its exit code and output."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         done: subprocess.CompletedProcess[str] = subprocess.run(
-            [sys.executable, "-m", "agent", *args],
+            [*program, *args],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=3 * PATIENCE_S,  # readers of GPUs that hang have half a minute
             check=False,
             **options,
         )

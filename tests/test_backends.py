@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import run_command
 from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 from machine import machine_lock
 
@@ -245,16 +246,9 @@ def put_aer(sysfs: Path, bus: str, fatal: int) -> None:
 
 def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
     """Return exit code and report; the code is also about the real CPUs, which other tests take offline."""
-    command = [sys.executable, "-m", "agent", "scan", "-o", "json", "--kmsg", "/dev/null", *args]
+    flags = ("--kmsg", "/dev/null", *args, "--nvml-library", str(fake.library))
     with machine_lock():
-        done = subprocess.run(
-            [*command, "--nvml-library", str(fake.library)],
-            env=fake.env,
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_command("scan", "-o", "json", *flags, env=fake.env, cwd=REPOSITORY)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -306,6 +300,8 @@ def test_scan_of_gpu_without_field_values_is_unknown(tmp_path):
     assert "PCIe replays" in gpu["causes"][0]["evidence"]
 
 
+DEADLINE_S = 50.0
+"""Time in which each GPU answers on a busy machine [s]; below that after which it is Unhealthy, a minute."""
 CHECK = """
 import itertools, json, sys
 from pathlib import Path
@@ -313,21 +309,22 @@ from agent.cli.scan.crosscheck import cross_check
 from agent.cli.scan.crosscheck import check_document
 from agent.config.config import Config
 config = Config(
-    node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=500_000_000
+    node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=int(sys.argv[3])
 )
-if len(sys.argv) > 3:
+if len(sys.argv) > 4:
     from agent.model.gpu import GpuField
     from agent.sources.nvml_reference import READERS
-    values = itertools.count(int(sys.argv[3]), int(sys.argv[4]))
+    values = itertools.count(int(sys.argv[4]), int(sys.argv[5]))
     READERS[GpuField.TEMP] = lambda gpu: next(values)
 print(json.dumps(check_document(cross_check(config))))
 """
 
 
-def check_of(fake: FakeNvml, sysfs: Path, *temps: int) -> Any:
+def check_of(fake: FakeNvml, sysfs: Path, *temps: int, deadline_s: float = DEADLINE_S) -> Any:
     """Return the comparison; with `temps` the reader of temperatures through pynvml is broken: it returns the
-    first value, and after each read adds the second."""
-    command = [sys.executable, "-c", CHECK, str(fake.library), str(sysfs), *map(str, temps)]
+    first value, and after each read adds the second. A GPU hangs that does not answer within `deadline_s`."""
+    limits = (str(round(deadline_s * 1e9)), *map(str, temps))
+    command = [sys.executable, "-c", CHECK, str(fake.library), str(sysfs), *limits]
     done = subprocess.run(command, env=fake.env, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
@@ -370,7 +367,7 @@ def test_constant_difference_of_a_changing_field_is_no_movement(tmp_path, step, 
 
 def test_hung_gpu_is_not_read_with_pynvml(tmp_path):
     fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 hang nvmlDeviceGetFieldValues")
-    check = check_of(fake, tmp_path)
+    check = check_of(fake, tmp_path, deadline_s=5)  # GPU 0 answers within this time
     assert check["note"] == "pynvml was not called: GPU 1 does not answer nvmlDeviceGetFieldValues"
     assert check["problems"] == check["fields"] == []
 

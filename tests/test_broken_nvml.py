@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
+from agents import run_command
 from fake_nvml import library
-from patience import PATIENCE_S
 from scenarios.machine_files import MachineFiles
 from scenarios.row import Row
 
@@ -122,9 +121,8 @@ def machine(tmp_path: Path) -> MachineFiles:
 
 
 def scan(machine: MachineFiles, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agent", "scan", "-o", "json", *machine.flags, *flags]
     env = os.environ | machine.environ
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_command("scan", "-o", "json", *machine.flags, *flags, env=env)
 
 
 @pytest.mark.parametrize(("make", "reason"), LIBRARIES.values(), ids=list(LIBRARIES))

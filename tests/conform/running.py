@@ -103,11 +103,21 @@ def checked_run(
 ) -> ConformRun:
     """Return a run, or its last repetition: it is repeated alone while its results are not as expected."""
     run = runs[name].result()
+    if run.not_passed == expected:
+        return run
+    wait(runs.values())
+    return repeated_run(rerun, lambda run: run.not_passed == expected)
+
+
+def repeated_run(
+    conform_once: Callable[[], ConformRun], is_expected: Callable[[ConformRun], bool]
+) -> ConformRun:
+    """Return the first run that is as expected, or else the last one, for the caller's assertions."""
+    run = conform_once()
     for _ in range(REPETITIONS):
-        if run.not_passed == expected:
+        if is_expected(run):
             break
-        wait(runs.values())
-        run = rerun()
+        run = conform_once()
     return run
 
 

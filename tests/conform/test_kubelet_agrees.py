@@ -23,9 +23,10 @@ from conform.list_faults import (
     TextWithATemperature,
 )
 from conform.registration_faults import GetInfoTooLate, RegistersTwice
-from conform.running import ConformRun, Runs, concurrent_runs, conform_driver
+from conform.running import REPETITIONS, ConformRun, Runs, concurrent_runs, conform_driver, repeated_run
 from conform.servers import Driver
 
+pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 POOL: Final = "node-a"
 PACE: Final = replace(Pace.fast(), get_info_s=Pace().get_info_s)
 """With the real deadline of GetInfo, which one of the drivers misses."""
@@ -80,7 +81,10 @@ def _run_with_kubelet(faulty: type[Driver], trouble: Trouble) -> ConformRun:
         faulty(Path(directory)) as driver,
         FakeKubelet(Path(directory), version="1.37", pace=PACE) as kubelet,
     ):
-        run = conform_driver(driver, for_s=FAULTS[faulty.__name__].for_s)
+        fault = FAULTS[faulty.__name__]
+        run = repeated_run(
+            partial(conform_driver, driver, for_s=fault.for_s), lambda run: run.results[fault.code] == "fail"
+        )
         kubelet.wait_for(lambda: trouble(kubelet), f"trouble with {faulty.__name__}")
         return run
 
@@ -117,6 +121,15 @@ def test_driver_that_fails_also_disturbs_a_real_kubelet(
 
 @pytest.mark.parametrize("implementation", implementations("1.36", "1.37"))
 def test_good_driver_does_not_disturb_a_kubelet(implementation: Implementation) -> None:
+    for _ in range(REPETITIONS):  # the kubelet waits a second for GetInfo, a busy machine longer
+        found = _troubles_of_a_good_driver(implementation)
+        if not found:
+            break
+    assert found == []
+
+
+def _troubles_of_a_good_driver(implementation: Implementation) -> list[str]:
+    """Return the drivers of whose troubles the kubelet has one after four lists of a good driver."""
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
         Driver(Path(directory)) as driver,
@@ -130,7 +143,7 @@ def test_good_driver_does_not_disturb_a_kubelet(implementation: Implementation) 
             return len(received_ns) >= 4
 
         kubelet.wait_for(has_four_lists, "four lists")
-        assert not any(trouble(kubelet) for trouble in TROUBLE.values())
+        return [faulty.__name__ for faulty, trouble in TROUBLE.items() if trouble(kubelet)]
 
 
 def _kubelet(root: Path, implementation: Implementation) -> FakeKubelet:

@@ -22,6 +22,7 @@ from conform.running import ConformRun, Runs, checked_run, concurrent_runs, conf
 
 __all__ = ["generated"]
 
+pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 DURATION: Final = ("--for", "12s")
 """Duration above their default heartbeat of ten seconds."""
 OLD_POD, NEW_POD = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "7d1c9a52-0000-4000-8000-3f5e6a7b8c9d"

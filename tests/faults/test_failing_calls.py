@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import DRIVER
+from agents import DRIVER, run_command
 from patience import PATIENCE_S
 from wire.serving import eventually
 
 from faults.failing_node import POOL, FailingNode, library, node
 
 __all__ = ["library", "node"]
+pytestmark = pytest.mark.timeout(3600)  # hundreds of processes one after the other
 
 CALLS: Final = {
     "open": (errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.EINTR),
@@ -85,14 +86,7 @@ def check_devices(document: dict[str, Any], where: str) -> None:
 @pytest.mark.parametrize(("call", "error"), CASES)
 def test_scan_with_a_failed_call_neither_crashes_nor_lies(node: FailingNode, call: str, error: int) -> None:
     for number in numbers():
-        done = subprocess.run(
-            [sys.executable, "-m", "agent", "scan", "-o", "json", *node.flags],
-            env=node.environ(call, number, error),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = run_command("scan", "-o", "json", *node.flags, env=node.environ(call, number, error))
         failed = node.failed_call()
         where = f"{call} {number} ({failed}): exit code {done.returncode}: {done.stderr}"
         assert done.returncode in CODES - {0, 1}, where

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from containers import Container, Mount, Process, oci_config, running
 from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.config.config import load
 from agent.config.values import parse_listen_addresses
@@ -393,9 +394,17 @@ def test_agent_of_the_pod_reports_the_node(pod: tuple[Container, Path]) -> None:
     container, directories = pod
     status = json.loads(container.run("/usr/bin/drahealth", "status", "-o", "json").stdout)
     assert status["node"] == "node-7"
-    report = json.loads(container.run("/usr/bin/drahealth", "watch", "--once", "-o", "json").stdout)
-    states = {source["name"]: source["state"] for source in report["sources"]}
-    assert {states[name] for name in ("cpus", "hugepages", "memory", "uevents", "devices.d")} == {"ok"}
+    reports: list[Any] = []
+
+    def is_read() -> bool:
+        """Return whether the agent has read all sources, not only started."""
+        report = json.loads(container.run("/usr/bin/drahealth", "watch", "--once", "-o", "json").stdout)
+        reports.append(report)
+        states = {source["name"]: source["state"] for source in report["sources"]}
+        return {states[name] for name in ("cpus", "hugepages", "memory", "uevents", "devices.d")} == {"ok"}
+
+    eventually(is_read, lambda: f"all sources ok in {reports[-1]['sources']}")
+    report = reports[-1]
     assert {device["kind"] for device in report["devices"]} >= {"cpu", "memory"}
     assert (directories / "run" / "drivers" / f"{DRIVER}.sock").is_socket()
     assert (directories / "state" / "agent.lock").exists()

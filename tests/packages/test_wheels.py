@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from agents import run_command
 from test_deb import debian_release
 
 pytestmark = pytest.mark.timeout(1200)
@@ -55,8 +56,7 @@ def test_wheel_of_this_machine_scans(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(tmp_path / CORE)
-    scan = [sys.executable, "-m", "agent", "scan", "-o", "json"]
-    done = subprocess.run(scan, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_command("scan", "-o", "json", cwd=tmp_path)
     assert json.loads(done.stdout)["devices"], done.stderr
 
 
@@ -91,9 +91,9 @@ def test_wheel_for_aarch64_scans_in_an_emulator(tmp_path: Path) -> None:
     pins = REPOSITORY / "requirements" / "package.txt"
     subprocess.run([*install, "--require-hashes", "-r", pins], check=True)
     subprocess.run([*install, "--no-index", wheel], check=True)
-    scan = [emulator, "-L", root, python, "-m", "agent", "scan", "-o", "json"]
+    program = [emulator, "-L", root, python, "-m", "agent"]
     environ = {"PYTHONPATH": str(packages), "PYTHONHOME": str(root / "usr"), "PATH": os.environ["PATH"]}
-    done = subprocess.run(scan, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_command("scan", "-o", "json", program=program, env=environ, cwd=tmp_path)
     report = json.loads(done.stdout)
     states = {source["name"]: source["state"] for source in report["sources"]}
     assert (states["cpus"], states["memory"]) == ("ok", "ok"), done.stderr
