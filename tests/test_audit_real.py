@@ -86,7 +86,7 @@ def tree_of_a_pod(systemd: bool) -> Iterator[Kubepods]:
 def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
     args = ["--pods", str(pods), "--kubelet-cgroup-root", tree.cgroup_root, "-o", "json", *more]
     command = [sys.executable, "-m", "agent", "audit", *args]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr.splitlines() in ([], [SECOND_AUDIT])  # a difference of a QoS class is audited twice
     return done.returncode, json.loads(done.stdout)
 
@@ -303,7 +303,7 @@ def test_oom_score_of_a_real_process_is_compared(tmp_path: Path) -> None:
     pods, config = write_pod_list(tmp_path / "pods.json", OBJECT), tmp_path / "config.json"
     config.write_text("{}")
     more = ("p", "--kubelet-config", str(config))
-    with tree_of_a_pod(False) as tree, subprocess.Popen(["sleep", "120"]) as process:
+    with tree_of_a_pod(False) as tree, subprocess.Popen(["sleep", "3600"]) as process:
         try:
             procs = CGROUPFS / "memory" / tree.directory("burstable", UID, CONTAINER) / "cgroup.procs"
             procs.write_text(f"{process.pid}")

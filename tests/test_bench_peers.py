@@ -13,12 +13,22 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.bench import report
-from agent.bench.peers import IdleCost, Peer, PublishedCost, load_peers, measure_peers, start_peer
+from agent.bench.peers import (
+    IdleCost,
+    Peer,
+    PublishedCost,
+    RunningPeer,
+    load_peers,
+    measure_peers,
+    start_peer,
+)
 from agent.bench.result import QUICK, RunSize, SuiteOutcome, find_checkout
 
 AGENT: Final = IdleCost(0.25, 40 << 20, 31 << 20, 8, 700.0)
 SIZE: Final[RunSize] = replace(QUICK, settle_s=0.0, idle_s=0.2)
 PUBLISHED: Final = (PublishedCost("measured elsewhere", "https://example.com/cost", cpu="5 %"),)
+PORTS: Final = 5
+"""Number of ports that are tried, because another program may take a free port before its own binds it."""
 NEVER_READY: Final = "trap '' TERM\ntouch \"$1/ready\"\nwhile :; do sleep 0.05; done"
 
 
@@ -123,16 +133,19 @@ def test_metrics_of_a_peer_are_scraped(programs: Path) -> None:
         "BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})).serve_"
     )
     write_program(programs, "exporter", f'exec {sys.executable} -c "{server}forever()" "$1"')
-    with start_peer(
-        peer("exporter", "{port}", metrics="/metrics"), str(programs / "exporter"), []
-    ) as running:
+    exporter = peer("exporter", "{port}", metrics="/metrics")
+    for _ in range(PORTS):
+        with start_peer(exporter, str(programs / "exporter"), []) as running:
 
-        def is_scraped() -> bool:
-            running.scrape()
-            return running.scrapes > 0
+            def is_scraped_or_over(running: RunningPeer = running) -> bool:
+                running.scrape()
+                return running.scrapes > 0 or running.has_ended()
 
-        eventually(is_scraped, "a scrape")
-        assert running.describe() == f"exporter: {programs / 'exporter'}, scrapes: {running.scrapes}"
+            eventually(is_scraped_or_over, "a scrape")
+            if running.scrapes:
+                assert running.describe() == f"exporter: {programs / 'exporter'}, scrapes: {running.scrapes}"
+                return
+    raise AssertionError("the program always ended")
 
 
 def test_cpu_time_of_ended_child_processes_counts(programs: Path, tmp_path: Path) -> None:

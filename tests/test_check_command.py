@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 import trio
-from agents import Agent, short_tmp
+from agents import Agent, run_command, short_tmp
 from machine import unified_root
 from no_threads import no_threads
 from other_user import skip_unless_user_can_change
@@ -49,6 +49,15 @@ def own_user() -> str:
     return str(os.geteuid())
 
 
+def run_until_timeout(script: str, cgroup: CheckCgroup | None = None) -> tuple[CommandResult, int]:
+    """Run a script that prints ``began`` and waits; return its result, and a timeout in which it began."""
+    for timeout_s in (1, 5, 20, 60):  # the start takes seconds on a busy machine
+        result = run(script, timeout_s=timeout_s, user=own_user(), cgroup=cgroup)
+        if result.output == "began":
+            break
+    return result, timeout_s
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
     try:
@@ -71,14 +80,14 @@ def test_standard_error_counts_without_output() -> None:
 
 
 def test_missing_command_names_the_program() -> None:
-    missing = CheckCommand(["/nowhere/check"], {}, timeout_s=1, user="", cgroup=None).run()
+    missing = CheckCommand(["/nowhere/check"], {}, timeout_s=PATIENCE_S, user="", cgroup=None).run()
     assert missing == CommandResult(None, "", "/nowhere/check: execution failed: No such file or directory")
 
 
 def test_file_without_permission_names_the_user(tmp_path: Path) -> None:
     file = tmp_path / "check"
     file.write_text("#!/bin/sh\n")
-    denied = CheckCommand([str(file)], {}, timeout_s=1, user="", cgroup=None).run()
+    denied = CheckCommand([str(file)], {}, timeout_s=PATIENCE_S, user="", cgroup=None).run()
     assert denied.problem.startswith(f"{file}: execution failed: Permission denied for user ")
 
 
@@ -100,8 +109,8 @@ def test_killed_command_names_the_signal() -> None:
 def test_command_and_its_children_are_killed_at_the_timeout(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"sleep 1000 & echo $! >{pids}; (sleep 1000 & echo $! >>{pids}; wait) & echo began; wait"
-    result = CheckCommand(["/bin/sh", "-c", script], {}, timeout_s=1, user=own_user(), cgroup=None).run()
-    assert result == CommandResult(None, "began", "no answer within 1 s")
+    result, timeout_s = run_until_timeout(script)
+    assert result == CommandResult(None, "began", f"no answer within {timeout_s} s")
     for pid in map(int, pids.read_text().split()):
         eventually(lambda pid=pid: not is_alive(pid), f"the end of process {pid}")
 
@@ -278,8 +287,9 @@ def test_command_runs_in_its_cgroup_which_is_removed() -> None:
 def test_processes_that_leave_the_session_end_with_the_cgroup(tmp_path: Path) -> None:
     with own_cgroup() as base:
         cgroup = CheckCgroups(base, ()).cgroup("fabric-1", 64 << 20, 8)
-        script = f"setsid sleep 1000 & echo $! >{tmp_path}/pid; wait"
-        assert run(script, timeout_s=1, user=own_user(), cgroup=cgroup).problem == "no answer within 1 s"
+        script = f"setsid sleep 1000 & echo $! >{tmp_path}/pid; echo began; wait"
+        result, timeout_s = run_until_timeout(script, cgroup)
+        assert result.problem == f"no answer within {timeout_s} s"
         pid = int((tmp_path / "pid").read_text())
         eventually(lambda: not is_alive(pid), f"the end of process {pid}")
 
@@ -352,17 +362,22 @@ class Results:
         self.newest = {result[:2]: result for result in results}
         self._changed.set()
 
-    async def wait(self, name: str, passes: int = 1) -> CustomCheckResult:
-        """Wait until a check has ended a number of runs."""
+    async def wait(self, name: str, passes: int = 1, text: str = "") -> CustomCheckResult:
+        """Wait until a check has ended a number of runs, and has no result for a reason with a text."""
         with trio.fail_after(PATIENCE_S):
-            while (result := self.newest.get((name, ""))) is None or result.passes < passes:
+            while (
+                (result := self.newest.get((name, ""))) is None
+                or result.passes < passes
+                or text not in result.no_result_reason
+            ):
                 self._changed = trio.Event()
                 await self._changed.wait()
         return result
 
 
 def shell(name: str, script: str, **settings: Any) -> CustomCheck:
-    return CustomCheck(name, ("/bin/sh", "-c", script), **{"period_s": 1, "timeout_s": 1, **settings})
+    limits = {"period_s": 1, "timeout_s": PATIENCE_S}
+    return CustomCheck(name, ("/bin/sh", "-c", script), **{**limits, **settings})
 
 
 @pytest.mark.parametrize(
@@ -376,12 +391,12 @@ def shell(name: str, script: str, **settings: Any) -> CustomCheck:
     ],
 )
 async def test_end_of_a_command_is_a_result(script: str, finding: str | None, reason: str) -> None:
-    results = Results()
-    check = shell("fabric", script, advice="restart it")
+    results, hangs = Results(), script.endswith("sleep 100")
+    check = shell("fabric", script, advice="restart it", timeout_s=1 if hangs else PATIENCE_S)
     runner = CustomCheckRunner([check], "node-a", results.set, lambda: (None, "no cgroups in this test"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        result = await results.wait("fabric")
+        result = await results.wait("fabric", text=reason)  # a start may take longer than a second
         nursery.cancel_scope.cancel()
     evidence = result.finding.evidence if result.finding else None
     assert (evidence, result.no_result_reason) == (finding, reason)
@@ -455,10 +470,8 @@ async def test_check_changed_during_its_run_runs_again_at_once() -> None:
 
 def report(agent: Agent) -> Any:
     """Return the agent's newest report as JSON."""
-    command = [sys.executable, "-m", "agent", "watch", "--once", "-o", "json", "--runtime-dir"]
-    done = subprocess.run(
-        [*command, str(agent.directory / "run")], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    directory = str(agent.directory / "run")
+    done = run_command("watch", "--once", "-o", "json", "--runtime-dir", directory, cwd=REPOSITORY)
     return json.loads(done.stdout)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -299,8 +300,8 @@ BURSTABLE: Final = "kubepods.slice/kubepods-burstable.slice"
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Clock of the audit that moves only while it waits."""
     clock = Waits(time.time())
-    monkeypatch.setattr("agent.cli.audit.command.time.sleep", clock.sleep)
-    monkeypatch.setattr("agent.cli.audit.command.time.time", lambda: clock.now_s)
+    own = SimpleNamespace(sleep=clock.sleep, time=lambda: clock.now_s)  # threads of other tests sleep, too
+    monkeypatch.setattr("agent.cli.audit.command.time", own)
     return clock
 
 

@@ -176,14 +176,17 @@ def _http2_seeds() -> list[bytes]:
 
 
 class _Errors(logging.Handler):
-    """Log handler that keeps the errors of a server, which are bugs."""
+    """Log handler that keeps the errors of a server's thread, which are bugs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
+        self.thread: int | None = None
+        """Identifier of the thread; other threads log errors of earlier tests."""
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(self.format(record))
+        if record.thread == self.thread:
+            self.texts.append(self.format(record))
 
 
 class ServerBug(Exception):
@@ -342,6 +345,7 @@ def open_targets() -> Iterator[dict[str, Target]]:
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as name,
         Serving(Path(name) / "run") as serving,
     ):
+        errors.thread = serving.thread._thread.ident
         serving.publish(device())
         yield {
             "http2": Target(_http2_seeds(), partial(_send, serving.health, errors), ()),
@@ -467,7 +471,7 @@ def inputs_of(name: str, target: Target) -> list[bytes]:
 def fuzz(
     name: str, target: Target, seconds: float, seed: int, found: Path, save_in: Path | None = None
 ) -> int:
-    """Parse random inputs for some time; return their number. Raises SystemExit for a bug.
+    """Parse random inputs for some time, at least one; return their number. Raises SystemExit for a bug.
 
     Args:
         name: Name of the target.
@@ -481,7 +485,7 @@ def fuzz(
     inputs = inputs_of(name, target)
     seen = {outcome(target, one) for one in inputs}
     runs, until_s = 0, time.monotonic() + seconds
-    while time.monotonic() < until_s:
+    while not runs or time.monotonic() < until_s:
         data = mutate(chance.choice(inputs), inputs, chance)
         runs += 1
         try:
