@@ -1,5 +1,6 @@
 """Reader and watcher of declared NICs: on plain files, and on soft RoCE of the real kernel."""
 
+import errno
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample, Sub
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
 from agent.node.pci_watcher import NIC_READ, NicWatcher
+from agent.sources import pci
 from agent.sources.pci import UNPARSABLE, read_nics
 
 BY_NAME: Final = DeclaredNicDevice("", "mlx5_0")
@@ -173,6 +175,27 @@ def test_bridge_of_an_interface_is_no_bond(files: NicFiles) -> None:
     files.enslave("eth2", "br0")
     os.rename(files.root / "class/net/br0/bonding", files.root / "class/net/br0/bridge")
     assert read_port(files).working_bond == ""
+
+
+@pytest.mark.parametrize("name", ["link_layer", "0", "flags", "carrier"])
+def test_slave_of_a_bond_is_unknown_without_descriptors(
+    files: NicFiles, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A port without its bond would make the NIC Unhealthy."""
+    files.make_ethernet(files.add(), "eth2")
+    files.enslave("eth2", "bond0")
+    read = pci.read_sysfs_text
+    failed = []
+
+    def read_without_descriptors(path: Path) -> str | Missing:
+        if path.name != name:
+            return read(path)
+        failed.append(path)
+        return Missing(Absence.UNREADABLE, errno.EMFILE)
+
+    monkeypatch.setattr(pci, "read_sysfs_text", read_without_descriptors)
+    assert read_one(files).ports == Missing(Absence.UNREADABLE, errno.EMFILE)
+    assert failed
 
 
 def test_port_without_link_layer_has_unreadable_counters(files: NicFiles) -> None:

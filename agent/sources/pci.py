@@ -134,9 +134,14 @@ def _read_id(path: Path) -> Reading:
     Raises OSError if this process lacks descriptors or memory: a GPU that is left out would count as lost.
     """
     number = _read_number(path)
-    if isinstance(number, Missing) and number.errno in OWN_FAILURES:
-        raise OSError(number.errno, os.strerror(number.errno))
+    _raise_own_failure(number)
     return number
+
+
+def _raise_own_failure(reading: object) -> None:
+    """Raise OSError if a reading is missing because this process lacks descriptors or memory."""
+    if isinstance(reading, Missing) and reading.errno in OWN_FAILURES:
+        raise OSError(reading.errno, os.strerror(reading.errno))
 
 
 # --- fields of a PCI function ------------------------------------------------------------------------------
@@ -269,16 +274,18 @@ def _read_nic(sysfs_root: Path, device: Path, address: str) -> NicSample:
     guid = read_sysfs_text(device / "node_guid")
     try:
         numbers = sorted(int(name) for name in os.listdir(device / "ports") if name.isdecimal())
+        ports: tuple[NicPortSample, ...] | Missing = tuple(
+            _read_port(sysfs_root / "class/net", device, number) for number in numbers
+        )
     except OSError as error:
-        ports: tuple[NicPortSample, ...] | Missing = Missing(Absence.UNREADABLE, error.errno or 0)
-    else:
-        ports = tuple(_read_port(sysfs_root / "class/net", device, number) for number in numbers)
+        ports = Missing(Absence.UNREADABLE, error.errno or 0)
     return NicSample(device.name, address, "" if isinstance(guid, Missing) else guid.strip(), ports)
 
 
 def _read_port(interfaces: Path, device: Path, number: int) -> NicPortSample:
+    """Read a port of a NIC. Raises as _read_deciding_text()."""
     port = device / "ports" / str(number)
-    text = read_sysfs_text(port / "link_layer")
+    text = _read_deciding_text(port / "link_layer")
     error, layer = (text, LinkLayer.UNKNOWN) if isinstance(text, Missing) else (NEVER_READ, _link_layer(text))
     name = _interface(port, device, number) if layer is LinkLayer.ETHERNET else ""
     interface = interfaces / name
@@ -350,21 +357,33 @@ def _read_count(path: Path) -> Reading:
     return int(text) if text.strip().isdecimal() else UNPARSABLE
 
 
+def _read_deciding_text(path: Path) -> str | Missing:
+    """Read a file that decides which interface and bond a port of a NIC has.
+
+    Raises OSError if this process lacks descriptors or memory: a port without its bond would count as failed.
+    """
+    text = read_sysfs_text(path)
+    _raise_own_failure(text)
+    return text
+
+
 def _interface(port: Path, device: Path, number: int) -> str:
     """Return the network interface of a NIC's Ethernet port; empty: not found.
 
     It is the interface of the port's first GID, or else the interface with the port's number of the same PCI
-    function.
+    function. Raises as _read_deciding_text().
     """
-    name = read_sysfs_text(port / "gid_attrs/ndevs/0")
+    name = _read_deciding_text(port / "gid_attrs/ndevs/0")
     if isinstance(name, str) and name.strip():
         return os.path.basename(name.strip())
     try:
         names = sorted(os.listdir(device / "device/net"))
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_FAILURES:
+            raise
         return ""
     for found in names:
-        dev_port = read_sysfs_text(device / "device/net" / found / "dev_port")
+        dev_port = _read_deciding_text(device / "device/net" / found / "dev_port")
         if isinstance(dev_port, str) and dev_port.strip() == str(number - 1):
             return found
     return ""
@@ -372,7 +391,7 @@ def _interface(port: Path, device: Path, number: int) -> str:
 
 def _is_interface_up(interface: Path) -> bool:
     """Return False if a network interface is set down; True if it is up, or cannot be read."""
-    flags = read_sysfs_text(interface / "flags")
+    flags = _read_deciding_text(interface / "flags")
     try:
         return isinstance(flags, Missing) or bool(int(flags, 0) & _IFF_UP)
     except ValueError:
@@ -382,8 +401,10 @@ def _is_interface_up(interface: Path) -> bool:
 def _working_bond(interfaces: Path, name: str) -> str:
     try:
         master = os.path.basename(os.readlink(interfaces / name / "master"))
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_FAILURES:
+            raise
         return ""
-    carrier = read_sysfs_text(interfaces / master / "carrier")
+    carrier = _read_deciding_text(interfaces / master / "carrier")
     works = isinstance(carrier, str) and carrier.strip() == "1"
     return master if works and (interfaces / master / "bonding").is_dir() else ""
