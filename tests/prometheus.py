@@ -74,6 +74,7 @@ class Prometheus:
             "scrape_configs": [job],
         }
         (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        self._data = str(directory / "data")
         for port in free_ports():
             self.address = ("127.0.0.1", port)
             with (directory / "prometheus.log").open("wb") as log:
@@ -81,7 +82,7 @@ class Prometheus:
                     [
                         program,
                         f"--config.file={directory / 'prometheus.yml'}",
-                        f"--storage.tsdb.path={directory / 'data'}",
+                        f"--storage.tsdb.path={self._data}",
                         f"--web.listen-address=127.0.0.1:{port}",
                     ],
                     stdin=subprocess.DEVNULL,
@@ -96,8 +97,13 @@ class Prometheus:
         raise AssertionError("no free port for Prometheus")
 
     def _is_ready_or_ended(self) -> bool:
+        if self._process.poll() is not None:
+            return True
         try:
-            return self._process.poll() is not None or get(self.address, "/-/ready").status == 200
+            if get(self.address, "/-/ready").status != 200:
+                return False
+            # the port may be that of another test's server, until this one has noticed and ended
+            return bool(self.get("/api/v1/status/flags")["storage.tsdb.path"] == self._data)
         except OSError:
             return False
 

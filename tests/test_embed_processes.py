@@ -35,6 +35,7 @@ from kube_api import FakeKubeApi, certificate, kube_api, write_kubeconfig
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
 from kubelet.history import Called
 from kubelet_real.implementations import implementations
+from machine import machine_lock
 from patience import PATIENCE_S
 from wire.google import PROTO, message_class, names, watch_health
 from wire.plugin import Kubelet, claim
@@ -529,7 +530,8 @@ def test_process_state_is_unchanged(host: Host, root: Path, hardware: bool) -> N
             assert names(watcher.next()) == ["card-0"]
             assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
 
-    before, within, after = host([monitor, server], whole_life)
+    with machine_lock():  # of tests that take a CPU of this process offline
+        before, within, after = host([monitor, server], whole_life)
     assert within == before
     assert after == before
     nothing_is_left(root)
@@ -757,7 +759,8 @@ assert not begun, begun
 @pytest.mark.parametrize("hardware", [False, True])
 def test_import_changes_nothing_and_starts_no_process(hardware: bool) -> None:
     command = [sys.executable, "-W", "error", "-c", WATCHED, str(hardware), str(EMBEDDED.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    with machine_lock():  # of tests that take a CPU of this process offline
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

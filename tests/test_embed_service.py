@@ -76,8 +76,9 @@ def test_devices_verified_again_are_sent_again(hosting: Hosting) -> None:
 
 
 def test_stream_that_its_client_ends_leaves_no_log_line(
-    monitor: Monitor, short_tmp: Path, caplog: pytest.LogCaptureFixture
+    monitor: Monitor, short_tmp: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.node.pods.queries.SOCKET_TIMEOUT_S", PATIENCE_S)
     caplog.set_level(logging.INFO)
     service = monitor.health_service()
     with Hosting(short_tmp / "dra.sock", service, monitor.codec) as hosting:

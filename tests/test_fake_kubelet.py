@@ -431,7 +431,7 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
 
 def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """TestConnectionHandling/no-wipe-on-reconnect"""
-    kubelet = make_kubelet(wipe_s=30)
+    kubelet = make_kubelet(wipe_s=600)
     with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_registered(DRIVER)
         kubelet.wait_for(lambda: one.statuses, "the registration status")
