@@ -7,13 +7,12 @@ is in ``driver_scenarios.node``.
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from agents import Agent
+from agents import Agent, run_command
 from driver_scenarios.node import CPU_0, CPU_1, FAILED, NODE, PAGES, Ask, Node
 from driver_scenarios.program import Program
 from kubelet import Pod
@@ -181,8 +180,7 @@ class GoNode(Node):
 
     def drahealth(self, *words: str) -> Any:
         """Run a drahealth command; return its JSON output."""
-        command = [sys.executable, "-m", "agent", *words, "-o", "json"]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+        return json.loads(run_command(*words, "-o", "json").stdout)
 
     def prepares(self) -> dict[str, Any]:
         """Return the output of ``drahealth prepares``, by claim name."""
