@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -292,10 +293,12 @@ def test_file_without_slices_names_the_command_that_makes_it(capsys, tmp_path, t
 
 
 def test_api_server_that_cannot_be_reached_exits_69(capsys, tmp_path):
-    with FakeKubeApi(None) as gone:
-        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", gone)
-    assert main(["conform", "--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]) == 69
-    assert capsys.readouterr().err == f"drahealth: API server {gone.url}: Connection refused\n"
+    with socket.socket() as unused, FakeKubeApi(None) as api:
+        unused.bind(("127.0.0.1", 0))  # it does not listen, and no other process gets the port
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api, cluster={"server": url})
+        assert main(["conform", "--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]) == 69
+    assert capsys.readouterr().err == f"drahealth: API server {url}: Connection refused\n"
 
 
 def test_missing_verb_at_the_api_server_exits_77(capsys, tmp_path):
