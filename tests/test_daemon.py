@@ -447,6 +447,8 @@ def test_shrunk_pool_stays_unhealthy_after_a_restart_until_it_is_accepted(
         done = run_command("clear", POOL, "--runtime-dir", str(agent.directory / "run"))
         assert done.stdout == f"{POOL}: fault mem.hugepages.pool_shrunk cleared\n", done.stderr
         wait_for_health(kubelet, POOL, HEALTHY)
+        # an agent that ends waits less than two seconds for the disk
+        eventually(lambda: '"cleared"' in stored.read_text(), "the clear is stored")
         assert second.end() == 0
     with Agent(agent.directory, *flags) as third, third.kubelet() as kubelet:
         assert entry(kubelet.next(), POOL).health == HEALTHY

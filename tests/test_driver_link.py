@@ -345,6 +345,8 @@ def test_cleared_driver_fault_ends_and_stays_ended(
         claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0", code="huge.dead")
     )
     assert driver.check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
+    driver.wait_saved("huge.dead")
+    uncleared = driver.ledger.read_text()
     with agent.kubelet() as kubelet, driver.taints() as taints:
         wait_for_health(kubelet, "huge-0", UNHEALTHY)
         name = f"{DRIVER}/node-1/huge-0"
@@ -354,6 +356,8 @@ def test_cleared_driver_fault_ends_and_stays_ended(
         wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
     assert f"{name}: fault huge.dead cleared by uid" in agent.log
     assert driver.check(claim("a", "huge-0"))[0].verdict.code == "", "the failure is no longer cached"
+    # an agent that ends waits less than two seconds for the disk
+    eventually(lambda: driver.ledger.read_text() != uncleared, "the clear is saved")
     assert agent.end() == 0
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
         assert kubelet.next().devices[0].health == HEALTHY
