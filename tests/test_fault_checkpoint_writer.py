@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from trio.lowlevel import Task
 from trio.testing import MockClock
 
 from agent.model.persistent_faults import KnownGpu, PersistentState
-from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults
+from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults, save_gpu_faults
 
 ONE = PersistentState((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
 TWO = PersistentState((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
@@ -76,6 +77,39 @@ async def test_unusable_directory_is_logged_once_and_retried(
         nursery.cancel_scope.cancel()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert f"{path}: " in caplog.text
+
+
+async def test_faults_that_change_back_during_a_write_are_written_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def save_slowly(path: Path, memory: PersistentState) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+        save_gpu_faults(path, memory)
+
+    save_gpu_faults(path, ONE)
+    monkeypatch.setattr("agent.store.gpu_fault_file.save_gpu_faults", save_slowly)
+    monkeypatch.setattr("agent.store.gpu_fault_file.COUNTS_INTERVAL_S", 100 * PATIENCE_S)
+    writer = GpuFaultWriter(path, ONE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        writer.set_newest(TWO)
+        with trio.fail_after(PATIENCE_S):
+            await until_in_real_time(begun.is_set)
+            writer.set_newest(ONE)
+            begun.clear()
+            goes_on.set()
+            await until_in_real_time(begun.is_set)
+            await until_in_real_time(lambda: load_gpu_faults(path)[0] == ONE)
+        nursery.cancel_scope.cancel()
+
+
+async def until_in_real_time(claim: Callable[[], object]) -> None:
+    """Wait until the condition holds, without a mock clock."""
+    while not claim():  # noqa: ASYNC110
+        await trio.sleep(0.01)
 
 
 async def test_start_of_a_later_instance_is_not_uncounted(path: Path, autojump_clock: MockClock) -> None:

@@ -446,6 +446,34 @@ async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock)
         await until(lambda: load_taints(path)[0] == Taints())
 
 
+async def test_taints_that_change_back_during_a_save_are_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def save_slowly(path: Path, taints: Taints) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+        save_taints(path, taints)
+
+    monkeypatch.setattr("agent.driver.taint_callback_publisher.save_taints", save_slowly)
+
+    async def until_in_real_time(condition: Callable[[], object]) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+    one = TaintCallbackPublisher(None, driver=DRIVER, policy=TaintPolicy(quiet_s=0), path=path, clock=clock)
+    async with running(one):
+        one.update(report("gpu.xid.79"), clock())
+        await until_in_real_time(begun.is_set)
+        one.update(report(), clock())
+        begun.clear()
+        goes_on.set()
+        await until_in_real_time(begun.is_set)
+        await until_in_real_time(lambda: load_taints(path)[0] == Taints())
+
+
 async def test_taints_decided_right_before_the_end_are_saved(path: Path, mock_clock: MockClock) -> None:
     async with running(publisher(None, path=path)) as one:
         one.update(report("gpu.xid.79"), clock())

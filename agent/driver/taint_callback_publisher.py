@@ -275,6 +275,8 @@ class TaintCallbackPublisher:
                     self._unsaved.set()
                 else:
                     logged_errno = None
+                    if self._decided.stored_taints != self._saved:  # changed back to what was saved before
+                        self._unsaved.set()
         finally:
             if self._decided.stored_taints != self._saved:
                 with trio.move_on_after(SAVE_END_S, shield=True), suppress(StateWriteError, ThreadStartError):

@@ -172,8 +172,11 @@ class GpuFaultWriter:
             self._changed, self._urgent = trio.Event(), trio.Event()
             if not await call_in_thread_when_possible(self._write, "dh-faults"):
                 await trio.sleep(COUNTS_INTERVAL_S)
-                self._changed.set()
-                self._urgent.set()
+            elif _urgent_part(self._newest) == _urgent_part(self._saved):
+                continue
+            # the write failed, or set_newest() compared with the file as it was before the write
+            self._changed.set()
+            self._urgent.set()
 
     def close(self, timeout_s: float) -> bool:
         """Write pending GPU faults at shutdown.
