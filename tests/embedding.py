@@ -24,11 +24,10 @@ NODE: Final = "node-a"
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the limits of starts, stops and waits that a busy machine may exceed."""
-    for method in (PluginServer.start, PluginServer.stop, PluginServer.aclose, PluginServer._stop):
+    for method in (PluginServer.stop, PluginServer.aclose, PluginServer._stop):
         monkeypatch.setattr(method, "__defaults__", (PATIENCE_S,))
     for method in (Monitor.stop, Monitor.aclose):
         monkeypatch.setattr(method, "__defaults__", (PATIENCE_S,))
-    monkeypatch.setattr("agent.embed.plugin.START_S", PATIENCE_S)
     monkeypatch.setattr("agent.embed.core_components.SOURCES_STOP_S", PATIENCE_S)
     for name in ("DELIVERY_S", "EVALUATION_WAIT_S"):
         monkeypatch.setattr(f"agent.driver.prepare_failure_tracker.{name}", PATIENCE_S)

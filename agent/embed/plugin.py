@@ -36,7 +36,7 @@ from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, va
 from agent.serve.dra_plugin.service import ClaimOperation
 from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
-from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.threads.loop_thread import START_LIMIT_S, AsyncioThread
 from agent.system.threads.worker_threads import call_in_thread
 
 T = TypeVar("T")
@@ -222,7 +222,6 @@ class _FetchTracker:
         """Record nothing: the claim is not prepared yet."""
 
 
-START_S: Final = 5.0
 STOP_S: Final = 5.0
 END_S: Final = 1.5
 """Part of the timeout of a stop that is reserved for ending streams and connections [s]."""
@@ -300,7 +299,7 @@ class PluginServer:
         self._run_end: _RunEnd | None = None
         """Signals and failures that end :meth:`run`; None before the first run."""
 
-    def start(self, timeout_s: float = START_S) -> None:
+    def start(self, timeout_s: float = START_LIMIT_S) -> None:
         """Start the server and block until the kubelet can find the driver.
 
         A stopped server can be started again.
@@ -397,7 +396,7 @@ class PluginServer:
     async def __aenter__(self) -> Self:
         callbacks = DriverCallbackRunner()
         try:
-            await callbacks.run_blocking(lambda: self._start(callbacks, START_S))
+            await callbacks.run_blocking(lambda: self._start(callbacks, START_LIMIT_S))
         except asyncio.CancelledError:  # the server has started meanwhile
             await self.aclose()
             raise
