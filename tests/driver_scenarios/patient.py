@@ -1,21 +1,31 @@
 """A driver with patient limits: ``python -m driver_scenarios.patient MODULE FLAGS``.
 
 A prepare that failed waits for the disk and for the health streams, 1.5 s each, and answers without them if
-they are slower. The scenarios are about what it waits for, which takes longer on a busy machine.
+they are slower. A plugin server that does not start within 5 s ends, and one that does not stop within 5 s is
+abandoned. The scenarios are about what the driver waits for, which takes longer on a busy machine.
 """
 
 import runpy
 import sys
+from typing import Final
 
 from patience import PATIENCE_S
 
 from agent.driver import ledger_writer, prepare_failure_tracker
+from agent.embed import plugin
+
+STOP_S: Final = 20.0
+"""Longest time that a plugin server has to stop, half of it for running calls [s]."""
 
 
 def main() -> None:
     """Run the module of the driver as a program, with its own arguments."""
     ledger_writer.MAX_DISK_WAIT_S = PATIENCE_S  # type: ignore[misc]
     prepare_failure_tracker.DELIVERY_S = PATIENCE_S  # type: ignore[misc]
+    plugin.END_S = STOP_S / 2  # type: ignore[misc]
+    plugin.PluginServer.start.__defaults__ = (PATIENCE_S,)
+    for stop in (plugin.PluginServer.stop, plugin.PluginServer._stop):
+        stop.__defaults__ = (STOP_S,)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -19,6 +19,7 @@ from hostdev_driver.driver import HostDriver
 from hostdev_driver.host import Host
 from hostdev_driver.ledger import Ledger
 from machine import hugepages, kubepods_tree
+from patience import PATIENCE_S
 from private_mounts import within_mounts
 from wire.serving import eventually
 
@@ -75,7 +76,8 @@ def stage(node: Node) -> Iterator[Stage]:
         stack.enter_context(monitor)
         claims = ClaimFiles(node.claims, HOSTDEV)
         server = drahealth.PluginServer(monitor, driver, get_claim=claims, kubelet_dir=node.kubelet.root)
-        stack.enter_context(server)
+        stack.callback(server.stop)
+        server.start(PATIENCE_S)
         node.wait_healthy(PAGES)
         yield Stage(node, driver, pods.make("burstable", POD, CONTAINER))
 
