@@ -14,14 +14,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from agents import short_tmp
+from agents import run_command, short_tmp
 from golden import values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import group_sample
 from patience import PATIENCE_S
 from record_nodes import RecordedGpuNode, Step, gpu_day, host_day
-from test_cli_e2e import AGENT, Node, cli, line_with, started
+from test_cli_e2e import AGENT, Node, line_with, started
 from test_record import write_segment
 
 from agent.cli.main import main
@@ -91,13 +91,13 @@ def test_replay_of_an_agents_record_repeats_the_watched_reports(short_tmp: Path)
                 watched += [follower.stdout.readline() for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
-    done = cli("replay", str(record), "-o", "json")
+    done = run_command("replay", str(record), "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     replayed = iter(done.stdout.splitlines(keepends=True))
     assert len(watched) == 7
     for line in watched:
         assert line in replayed, "a watched report is missing in the replay, or out of order"
-    table = cli("replay", str(record))
+    table = run_command("replay", str(record))
     assert "hugepages-2mi-node0 Unhealthy" in table.stdout
 
 
@@ -120,7 +120,7 @@ def test_reload_begins_and_ends_the_record_of_a_running_agent(short_tmp: Path) -
         line_with(process.stderr, "node0 Healthy")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
-    done = cli("replay", str(record))
+    done = run_command("replay", str(record))
     assert (done.returncode, done.stderr) == (0, "")
     assert "hugepages-2mi-node0 Unhealthy" in done.stdout
     assert done.stdout.rstrip().splitlines()[-1].split()[2] == "Unhealthy"
@@ -328,7 +328,7 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
     places = [str(tmp_path / name) for name in "abc"]
     documents = []
     for jobs in "12":
-        done = cli("what-if", *places, "--config", str(config), "--jobs", jobs, "-o", "json")
+        done = run_command("what-if", *places, "--config", str(config), "--jobs", jobs, "-o", "json")
         assert done.returncode == 0, done.stderr
         assert f"{damaged}: the file is not a drahealth record" in done.stderr
         document = json.loads(done.stdout)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import run_command
 from own_process import in_own_process
 from patience import PATIENCE_S
 from record_nodes import gpu_day, host_day
-from test_cli_e2e import AGENT, cli
+from test_cli_e2e import AGENT
 from test_record import write_segment
 
 from agent.cli.main import main
@@ -179,7 +180,9 @@ def test_files_of_a_lost_worker_are_compared_by_the_other_one(
     stack: ExitStack, tmp_path: Path, config: Path
 ) -> None:
     places = write_fleet(tmp_path / "fleet")
-    local, _ = output(cli("what-if", *map(str, places), "--config", str(config), "--jobs", "2", "-o", "json"))
+    local, _ = output(
+        run_command("what-if", *map(str, places), "--config", str(config), "--jobs", "2", "-o", "json")
+    )
     cluster = Cluster(stack, tmp_path)
     workers = [cluster.worker() for _ in range(2)]
     fifo = segment_path(places[0], 1)
@@ -200,7 +203,7 @@ def test_record_on_which_workers_die_is_named_and_left_out(
 ) -> None:
     places = write_fleet(tmp_path / "fleet")
     arguments = ("--config", str(config), "-o", "json")
-    local = json.loads(cli("what-if", *map(str, places[1:]), *arguments).stdout)
+    local = json.loads(run_command("what-if", *map(str, places[1:]), *arguments).stdout)
     cluster = Cluster(stack, tmp_path, DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="0")
     workers = [cluster.worker() for _ in range(3)]
     fifo = segment_path(places[0], 1)
