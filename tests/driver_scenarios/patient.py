@@ -1,8 +1,8 @@
 """A driver with patient limits: ``python -m driver_scenarios.patient MODULE FLAGS``.
 
 A prepare that failed waits for the disk and for the health streams, 1.5 s each, and answers without them if
-they are slower. A plugin server that does not start within 5 s ends, and one that does not stop within 5 s is
-abandoned. The scenarios are about what the driver waits for, which takes longer on a busy machine.
+they are slower. A plugin server that does not stop within 5 s is abandoned. The scenarios are about what the
+driver waits for, which takes longer on a busy machine.
 """
 
 import runpy
@@ -23,7 +23,6 @@ def main() -> None:
     ledger_writer.MAX_DISK_WAIT_S = PATIENCE_S  # type: ignore[misc]
     prepare_failure_tracker.DELIVERY_S = PATIENCE_S  # type: ignore[misc]
     plugin.END_S = STOP_S / 2  # type: ignore[misc]
-    plugin.PluginServer.start.__defaults__ = (PATIENCE_S,)
     for stop in (plugin.PluginServer.stop, plugin.PluginServer._stop):
         stop.__defaults__ = (STOP_S,)
     del sys.argv[0]
