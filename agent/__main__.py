@@ -5,6 +5,7 @@ interrupt the cleanup, and a thread that hangs in a library could block it forev
 """
 
 import os
+import sys
 
 INTERRUPTED = 130
 """Exit code of a shell for a command that SIGINT ended."""
@@ -17,6 +18,7 @@ def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
+        ignore_reload_of_start()
         find_libraries_by_name()
         from agent.cli.main import main
         from agent.system.output import unbuffer_outputs
@@ -31,6 +33,17 @@ def process() -> None:
         traceback.print_exc()
         code = os.EX_SOFTWARE
     os._exit(code)
+
+
+def ignore_reload_of_start() -> None:
+    """Ignore SIGHUP until the agent handles it: a reload during the start must not kill the agent.
+
+    Applies only to ``run`` without a terminal, whose closing sends SIGHUP to end the agent.
+    """
+    if sys.argv[1:2] == ["run"] and not any(map(os.isatty, (1, 2))):
+        import signal
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def find_libraries_by_name() -> None:

@@ -181,6 +181,28 @@ runpy.run_module("agent", run_name="__main__", alter_sys=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("module", ["argparse", "agent.cli.main", "agent.cli.run"])
+def test_sighup_during_imports_of_the_agent_is_ignored(tmp_path, module):
+    program = f"""
+import os, runpy, signal, sys
+class Reload:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGHUP)
+            print("sent", flush=True)
+assert {module!r} not in sys.modules
+sys.meta_path.insert(0, Reload)
+sys.argv = ["drahealth", "run", "--config", {str(tmp_path / "missing.toml")!r}]
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+    command = [sys.executable, "-S", "-c", program]  # without site, which may load modules
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert done.stdout == "sent\n"
+    assert (done.returncode, done.stderr.count("drahealth: ")) == (78, 1), done.stderr
+
+
 def test_scan_runs_no_program_even_without_a_temporary_directory(tmp_path):
     """Neither ldconfig nor gcc, which the search for a library of an imported package would run."""
     program = """

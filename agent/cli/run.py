@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shlex
-import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, load_with_origins_of
 from agent.config.config import Config
-from agent.system.output import has_terminal
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -39,8 +37,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    if not has_terminal():  # before the agent handles signals: a reload during the start must not kill it
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     load = partial(load_with_origins_of, args, needs_runtime_dir=True)
     config = load().config
     gc.disable()  # a collection finds nothing among the modules
