@@ -17,8 +17,8 @@ LIBRARY_FILES = {"pthread": "libpthread.so.0", "udev": "libudev.so.1"}
 def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
-        # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
         ignore_reload_of_start()
+        # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
         find_libraries_by_name()
         from agent.cli.main import main
         from agent.system.output import unbuffer_outputs

@@ -162,43 +162,35 @@ os.execv(sys.executable, [sys.executable, "-m", "agent", "run", "--runtime-dir",
     assert re.search("[Tt]oo many open files", done.stderr)
 
 
-@pytest.mark.parametrize("module", ["typing", "traceback", "argparse", "agent.cli.main"])
-def test_ctrl_c_during_imports_prints_nothing(module):
+def run_with_action_at_import(module: str, action: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run drahealth in a process that executes a statement when a module is imported."""
     program = f"""
 import os, runpy, signal, sys
-class Interrupt:
+class Action:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            {action}
 assert {module!r} not in sys.modules
-sys.meta_path.insert(0, Interrupt)
+sys.meta_path.insert(0, Action)
+sys.argv[0] = "drahealth"
 runpy.run_module("agent", run_name="__main__", alter_sys=True)
 """
-    command = [sys.executable, "-S", "-c", program]  # without site, which may load modules
+    command = [sys.executable, "-S", "-c", program, *argv]  # without site, which may load modules
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+
+
+@pytest.mark.parametrize("module", ["typing", "traceback", "argparse", "agent.cli.main"])
+def test_ctrl_c_during_imports_prints_nothing(module):
+    done = run_with_action_at_import(module, "os.kill(os.getpid(), signal.SIGINT)")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("module", ["argparse", "agent.cli.main", "agent.cli.run"])
 def test_sighup_during_imports_of_the_agent_is_ignored(tmp_path, module):
-    program = f"""
-import os, runpy, signal, sys
-class Reload:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGHUP)
-            print("sent", flush=True)
-assert {module!r} not in sys.modules
-sys.meta_path.insert(0, Reload)
-sys.argv = ["drahealth", "run", "--config", {str(tmp_path / "missing.toml")!r}]
-runpy.run_module("agent", run_name="__main__", alter_sys=True)
-"""
-    command = [sys.executable, "-S", "-c", program]  # without site, which may load modules
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    reload = "os.kill(os.getpid(), signal.SIGHUP); print('sent', flush=True)"
+    done = run_with_action_at_import(module, reload, "run", "--config", str(tmp_path / "missing.toml"))
     assert done.stdout == "sent\n"
     assert (done.returncode, done.stderr.count("drahealth: ")) == (78, 1), done.stderr
 
