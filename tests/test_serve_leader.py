@@ -117,6 +117,40 @@ def test_stale_file_of_an_earlier_boot_is_removed(tmp_path: Path) -> None:
     ours.leave()
 
 
+def test_file_that_another_instance_checks_is_removed_at_a_later_check(tmp_path: Path) -> None:
+    instances = LeaderElection(tmp_path)
+    stale = tmp_path / f"instance-{1:020d}-{'ab' * 8}.lock"
+    stale.write_text("{}")
+    with stale.open() as checked:
+        fcntl.flock(checked, fcntl.LOCK_SH)
+        assert instances.check_instances() == InstancesState(True, 0, False)
+        assert stale.exists()
+    assert instances.check_instances() == InstancesState(True, 0, False)
+    assert not stale.exists()
+    instances.leave()
+
+
+def test_file_that_its_instance_replaced_during_the_check_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = LeaderElection(tmp_path)
+    file = tmp_path / f"instance-{1:020d}-{'ab' * 8}.lock"
+    file.write_text("removed")
+    flock = fcntl.flock
+
+    def replace_after_shared_lock(fd: int, operation: int) -> None:
+        flock(fd, operation)
+        if operation & fcntl.LOCK_SH:
+            file.unlink()
+            file.write_text("created again")
+
+    monkeypatch.setattr(fcntl, "flock", replace_after_shared_lock)
+    instances.check_instances()
+    assert file.read_text() == "created again"
+    monkeypatch.undo()
+    instances.leave()
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": null}', b"[" * 100_000, b"x" * 100_000])
 def test_lock_counts_with_any_file_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / f"instance-{10**19:020d}-{'0' * 16}.lock"

@@ -132,12 +132,15 @@ class LeaderElection:
             return False
         else:
             with suppress(OSError):  # a file that stays does no harm
-                path.unlink()
-                log.info(
-                    "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
-                    path,
-                    _describe_owner(fd),
-                )
+                # alone: the instance may have replaced the file after another one removed it
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_current_file(fd, path):
+                    path.unlink()
+                    log.info(
+                        "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
+                        path,
+                        _describe_owner(fd),
+                    )
             return False
         finally:
             os.close(fd)
