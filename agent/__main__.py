@@ -17,7 +17,7 @@ LIBRARY_FILES = {"pthread": "libpthread.so.0", "udev": "libudev.so.1"}
 def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
-        ignore_reload_of_start()
+        delay_reload_of_start()
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
         find_libraries_by_name()
         from agent.cli.main import main
@@ -35,15 +35,16 @@ def process() -> None:
     os._exit(code)
 
 
-def ignore_reload_of_start() -> None:
-    """Ignore SIGHUP until the agent handles it: a reload during the start must not kill the agent.
+def delay_reload_of_start() -> None:
+    """Block SIGHUP until the agent handles it: a reload during the start follows the start.
 
-    Applies only to ``run`` without a terminal, whose closing sends SIGHUP to end the agent.
+    The configuration may have been read before the signal. Applies only to ``run`` without a terminal, whose
+    closing sends SIGHUP to end the agent.
     """
     if sys.argv[1:2] == ["run"] and not any(map(os.isatty, (1, 2))):
         import signal
 
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def find_libraries_by_name() -> None:

@@ -362,6 +362,22 @@ def test_sighup_reloads_the_configuration_and_keeps_streams(agent: Agent, sysfs:
     assert agent.end() == 0
 
 
+def test_sighup_during_the_start_reloads_the_configuration_after_it(
+    short_tmp: Path, flags: list[str]
+) -> None:
+    """The wrapper sends it before the program starts, which keeps the signal and its mask."""
+    wrapper = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+os.kill(os.getpid(), signal.SIGHUP)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    with Agent(short_tmp, *flags, wrapper=(sys.executable, "-c", wrapper)) as agent:
+        agent.wait_for_log("configuration: reloaded: no setting has changed")
+        assert agent.end() == 0
+    assert agent.log.count("configuration: reloaded") == 1
+
+
 def test_refused_reload_keeps_the_configuration_and_is_in_the_status(agent: Agent) -> None:
     assert agent.status()["configReload"] is None
     with agent.kubelet() as kubelet:

@@ -432,9 +432,14 @@ def process_state() -> dict[str, object]:
         "switch interval": sys.getswitchinterval(),
         "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "asyncgen hooks": sys.get_asyncgen_hooks(),
-        "umask, directory": (os.umask(0o22), os.getcwd()),
+        "umask, directory": (umask(), os.getcwd()),
         "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
     }
+
+
+def umask() -> str:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "Umask" in line)
+    return line
 
 
 def wakeup_fd() -> int:

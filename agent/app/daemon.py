@@ -264,7 +264,8 @@ class Daemon:
             self._reloader.run,
             failure.wait,
         )
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        with receiver as signals, _unblocked(signal.SIGHUP):
             self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
             async with trio.open_nursery() as nursery:
                 for task in tasks:
@@ -630,6 +631,16 @@ def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
         ) from None
     except ValueError as error:
         raise ConfigError(f"lock file {directory / LOCK_FILE}: {error}; remove it") from None
+
+
+@contextmanager
+def _unblocked(number: signal.Signals) -> Iterator[None]:
+    """Unblock a signal of this thread in a ``with`` block: one that was sent while it was blocked arrives."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def status_line(report: Report) -> str:
