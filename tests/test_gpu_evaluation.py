@@ -388,6 +388,37 @@ def test_unloaded_driver_does_not_clear_lost_gpu(status: int) -> None:
     assert (node.health(), node.codes()) == (Health.HEALTHY, [])
 
 
+@pytest.mark.parametrize(
+    ("code", "broken", "registering", "sound"),
+    [
+        ("gpu.fabric.status", {"fabric_status": 999}, {}, {"fabric_status": 0}),
+        (
+            "gpu.fabric.health",
+            {"fabric_health": 0x19A, "fabric_summary": 2},
+            {"fabric_health": 0, "fabric_summary": 0},
+            {"fabric_health": 0x1AA, "fabric_summary": 1},
+        ),
+    ],
+)
+def test_fabric_fault_is_held_while_gpu_registers_again(
+    code: str, broken: dict[str, int], registering: dict[str, int], sound: dict[str, int]
+) -> None:
+    node = GpuNode(2)
+    node.set_readings(0, **broken)
+    node.rest(30)
+    assert (node.health(), node.codes()) == (Health.UNHEALTHY, [code])
+    for state in (1, 2):
+        node.set_readings(0, fabric_state=state, **registering)
+        node.rest(25)
+        assert (node.health(), node.codes()) == (Health.UNHEALTHY, [code])
+    node.set_readings(0, fabric_state=3, **sound)
+    node.rest(30)
+    assert f"{code}: " in node.verdict().message
+    assert "(over; reported until " in node.verdict().message
+    node.rest(PROBATION_S)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
 def test_recovery_action_is_the_first_cause() -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=2)

@@ -101,14 +101,19 @@ def fabric(
     return gpu_view(changed, seen=seen, host=GpuOsSample(fabric_manager=manager))
 
 
-def mask(bits: Reading, summary: Reading = 1) -> GpuRuleInput:
-    return gpu_view({GpuField.FABRIC_HEALTH: bits, GpuField.FABRIC_SUMMARY: summary})
+def mask(bits: Reading, summary: Reading = 1, state: Reading = 3) -> GpuRuleInput:
+    return gpu_view({
+        GpuField.FABRIC_HEALTH: bits,
+        GpuField.FABRIC_SUMMARY: summary,
+        GpuField.FABRIC_STATE: state,
+    })  # fmt: skip
 
 
 def managed(running: bool | Missing, *, before: bool = False) -> GpuRuleInput:
     return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuOsSample(fabric_manager=running))
 
 
+REGISTERING: Final = RuleInconclusive("registration with the fabric is not complete")
 IDLE: Final = RuleInconclusive("needs load: an idle link slows down")
 RAN: Final = SeenGpuFeatures(fabric_manager=True)
 HELD: Final = " (reported until 10 min after the last, or a reset)"
@@ -199,7 +204,11 @@ CASES: Final[Cases] = [
     (STATE, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
     (STATUS, fabric(3), OK),
     (STATUS, fabric(3, 999), broken(STATUS, "registration with the fabric failed: UNKNOWN (999)")),
-    (STATUS, fabric(2, 999), RuleNotApplicable("registration is not complete")),
+    (STATUS, fabric(2, 999), REGISTERING),
+    (STATUS, fabric(1, manager=False), REGISTERING),
+    (STATUS, fabric(1, manager=ABSENT, seen=RAN), REGISTERING),
+    (STATUS, fabric(1, manager=ABSENT), RuleNotApplicable("registration is not complete")),
+    (STATUS, fabric(0), RuleNotApplicable("registration is not complete")),
     (STATUS, fabric(3, EIO), RuleInputUnreadable("fabric_status", EIO)),
     (STATUS, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
     (STATUS, fabric(ABSENT, ABSENT), NO_FABRIC),
@@ -217,6 +226,10 @@ CASES: Final[Cases] = [
     (HEALTH, mask(0x1AA, 3), bad(HEALTH, "summary: limited capacity")),
     (HEALTH, mask(0, 2), broken(HEALTH, "summary: unhealthy")),
     (HEALTH, mask(0, 0), NO_HEALTH),
+    (HEALTH, mask(0, 0, state=2), REGISTERING),
+    (HEALTH, mask(0, 0, state=1), REGISTERING),
+    (HEALTH, mask(0, 0, state=1)._replace(seen=STRANGER, host=GpuOsSample(fabric_manager=ABSENT)), NO_HEALTH),
+    (HEALTH, mask(0x19A, state=2), broken(HEALTH, "a route is unhealthy")),
     (HEALTH, mask(ABSENT, ABSENT), NO_HEALTH),
     (HEALTH, mask(EIO), RuleInputUnreadable("fabric_health", EIO)),
     (HEALTH, mask(0x1AA, EIO), RuleInputUnreadable("fabric_summary", EIO)),

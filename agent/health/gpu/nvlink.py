@@ -216,6 +216,19 @@ SUMMARY_PROBLEMS: Final = {
 """Severity and text of each bad value of NVML's fabric health summary."""
 NO_FABRIC: Final = "the GPU has no fabric, or the driver does not report it"
 NO_HEALTH: Final = "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
+UNFINISHED: Final = RuleInconclusive("registration with the fabric is not complete")
+
+
+def _is_registering(view: GpuRuleInput) -> bool:
+    """Return whether the registration of a GPU with a fabric is not complete.
+
+    A GPU without a fabric can report "not started" for ever. This state counts only where a fabric manager
+    runs, ran or is needed.
+    """
+    registration = gpu_reading(view, GpuField.FABRIC_STATE)
+    if registration == FabricRegistration.NOT_STARTED:
+        return view.seen.fabric_manager or not isinstance(view.host.fabric_manager, Missing)
+    return registration == FabricRegistration.IN_PROGRESS
 
 
 def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
@@ -233,7 +246,7 @@ def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
     if registration == FabricRegistration.IN_PROGRESS:
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not finish")
     if registration == FabricRegistration.NOT_STARTED:
-        if not view.seen.fabric_manager and isinstance(view.host.fabric_manager, Missing):
+        if not _is_registering(view):
             return RuleNotApplicable("registration has not begun, and nothing here would begin it")
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
     return OK
@@ -241,6 +254,8 @@ def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
 
 def evaluate_registration_status(view: GpuRuleInput) -> RuleResult:
     """Registration with the fabric ended with an error.
+
+    A GPU registers again when the fabric manager restarts. The old error stands until that has ended.
 
     Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which is
     valid only in state COMPLETED.
@@ -251,7 +266,7 @@ def evaluate_registration_status(view: GpuRuleInput) -> RuleResult:
     if isinstance(code, Missing):
         return missing_reading_result(GpuField.FABRIC_STATUS, code, NO_FABRIC)
     if registration != FabricRegistration.COMPLETED:
-        return RuleNotApplicable("registration is not complete")
+        return UNFINISHED if _is_registering(view) else RuleNotApplicable("registration is not complete")
     if not code:
         return OK
     evidence = f"registration with the fabric failed: {nvml_code_text(code)}"
@@ -270,6 +285,8 @@ def _problems(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
 def evaluate_fabric_health(view: GpuRuleInput) -> RuleResult:
     """The fabric reports a problem of this GPU.
 
+    While the GPU registers, both readings can be empty. An old problem stands until they are back.
+
     Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
     """
     mask, summary = gpu_reading(view, GpuField.FABRIC_HEALTH), gpu_reading(view, GpuField.FABRIC_SUMMARY)
@@ -280,7 +297,7 @@ def evaluate_fabric_health(view: GpuRuleInput) -> RuleResult:
             return RuleInputUnreadable(GpuField.FABRIC_SUMMARY, summary)
         summary = 0  # older drivers have only the mask
     if not mask and not summary:
-        return RuleNotApplicable(NO_HEALTH)
+        return UNFINISHED if _is_registering(view) else RuleNotApplicable(NO_HEALTH)
     found = list(_problems(mask, summary))
     if not found:
         return OK
@@ -342,7 +359,11 @@ def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
         hardware_rule(
             code="gpu.fabric.health",
             severity=Severity.UNHEALTHY,
-            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_HEALTH), GpuWakeCondition(GpuField.FABRIC_SUMMARY)),
+            gpu_reads=(
+                GpuWakeCondition(GpuField.FABRIC_HEALTH),
+                GpuWakeCondition(GpuField.FABRIC_SUMMARY),
+                GpuWakeCondition(GpuField.FABRIC_STATE),
+            ),
             threshold="unhealthy route, incorrect configuration; degraded: less bandwidth, a recovery",
             why="workloads on several GPUs or machines are slow or fail",
             advice=check_manager + "; compare with the other GPUs of the fabric",
