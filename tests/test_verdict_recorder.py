@@ -291,6 +291,25 @@ def test_silence_of_the_agent_is_not_observed(agent: Agent) -> None:
     assert stored.changes[-1].offset_s == 0
 
 
+def test_longer_heartbeat_after_a_reload_is_observed_time(agent: Agent) -> None:
+    agent.follow(OK)
+    agent.recorder.reconfigure(6 * HEARTBEAT_S)
+    agent.follow(OK, OK, BAD, after_s=6 * HEARTBEAT_S)
+    agent.stop()
+    assert [one.lasted_s for one in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
+
+
+def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Agent) -> None:
+    """The report after the reload may still come at the former interval."""
+    agent.follow(OK)
+    agent.recorder.reconfigure(1)
+    agent.follow(OK, after_s=HEARTBEAT_S)
+    agent.follow(OK, after_s=1)
+    agent.follow(OK, after_s=HEARTBEAT_S)
+    agent.stop()
+    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
+
+
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
 def test_wall_clock_that_is_set_changes_no_duration(agent: Agent, step_s: float) -> None:
     agent.follow(OK, BAD)

@@ -289,6 +289,7 @@ class Daemon:
         if _record_settings(config) != _record_settings(before):
             self._replace_snapshot_recorder(config)
         self._custom_checks.reconfigure(config.checks)
+        self._verdict_recorder.reconfigure(config.heartbeat_s)
         if self._cluster is not None:
             self._cluster.reconfigure(config)
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))

@@ -352,11 +352,16 @@ class VerdictChangeLog:
         self.now = Instant(0, 0)
         """Time of the last report."""
         self._boot_id = boot_id
-        self._silence_s = silence_s
+        self._silence_s = self._next_silence_s = silence_s
         self._rows = rows
         self._last: dict[DeviceRef, RecordedVerdict] = {}
         self._period_count = 0
         self._change_count = 0
+
+    def set_silence_limit(self, silence_s: float) -> None:
+        """Set the longest time between two reports that counts as observed, `silence_s` [s]. A lower limit
+        begins after the next report, which may still come at the former interval."""
+        self._silence_s, self._next_silence_s = max(self._silence_s, silence_s), silence_s
 
     def note_report(self, report: Report, boot_s: float) -> None:
         """Queue the changes of verdicts between the last report and `report`.
@@ -371,6 +376,7 @@ class VerdictChangeLog:
             return
         period = self.period
         is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
+        self._silence_s = self._next_silence_s
         now = _verdicts(seen)
         changed = list(changed_verdicts(self._last, now)) if is_first or seen != self.seen else []
         if len(self.pending) + len(changed) > max(self._rows, len(seen)) and self.pending:

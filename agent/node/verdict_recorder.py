@@ -111,6 +111,11 @@ class VerdictRecorder:
             if self._thread is None:
                 self._start_thread()
 
+    def reconfigure(self, heartbeat_s: float) -> None:
+        """Set the longest time between two reports of the running agent, `heartbeat_s` [s]. Never blocks."""
+        with self._changed:
+            self._log.set_silence_limit(SILENT_HEARTBEATS * heartbeat_s)
+
     def close(self, timeout_s: float) -> bool:
         """Write the queued changes of devices' health and end the thread.
 
