@@ -16,6 +16,7 @@ from patience import PATIENCE_S
 
 from agent.errors import ConfigError
 from agent.model.gpu import (
+    UNSUPPORTED_CODES,
     WHOLE_GPU,
     GpuEvent,
     GpuField,
@@ -282,6 +283,17 @@ def test_lost_gpu_is_unreadable_and_never_zero(watch: Watch) -> None:
     assert (lost.uuid, lost.bus, lost.handles) == (before.uuid, before.bus, 1)
     watched.fake.send("gpu 1 back")
     assert watched.until(lambda now: now.gpus[1].status == NvmlReturnCode.OK).gpus[1].handles == 2
+
+
+@pytest.mark.parametrize("code", sorted(UNSUPPORTED_CODES))
+def test_unsupported_field_is_absent_unless_read_before(watch: Watch, code: int) -> None:
+    failing = f"gpu 0 fail nvmlDeviceGetSramEccErrorStatus {code}"
+    watched = watch("profile h100 gpus=2", failing)
+    never, before = watched.until(is_read(2)).gpus
+    assert never[GpuField.SRAM_THRESHOLD] == Missing(Absence.ABSENT)
+    assert before[GpuField.SRAM_THRESHOLD] == 0
+    watched.fake.send(failing.replace("gpu 0", "gpu 1"))
+    watched.until(lambda now: now.gpus[1][GpuField.SRAM_THRESHOLD] == Missing(Absence.UNREADABLE))
 
 
 def test_hung_call_is_named(watch: Watch) -> None:

@@ -20,6 +20,7 @@ class NvmlReturnCode:
 
     OK: Final = 0
     UNINITIALIZED: Final = 1
+    INVALID_ARGUMENT: Final = 2
     NOT_SUPPORTED: Final = 3
     NO_PERMISSION: Final = 4
     NOT_FOUND: Final = 6
@@ -30,8 +31,23 @@ class NvmlReturnCode:
     LOST: Final = 15
     RESET_REQUIRED: Final = 16
     MISMATCH: Final = 18
+    ARGUMENT_MISMATCH: Final = 25
     GPU_NOT_FOUND: Final = 28
     UNKNOWN: Final = 999
+
+
+UNSUPPORTED_CODES: Final = frozenset(
+    {
+        NvmlReturnCode.INVALID_ARGUMENT,
+        NvmlReturnCode.NOT_SUPPORTED,
+        NvmlReturnCode.FUNCTION_NOT_FOUND,
+        NvmlReturnCode.ARGUMENT_MISMATCH,
+    }
+)
+"""NVML return codes of calls that the GPU or its driver does not support, as in the C core.
+
+Older drivers return INVALID_ARGUMENT and ARGUMENT_MISMATCH for newer field ids and structures.
+"""
 
 
 class GpuField(StrEnum):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent.model.gpu import (
+    UNSUPPORTED_CODES,
     EventCount,
     GpuEvent,
     GpuField,
@@ -43,7 +44,6 @@ _EVENTS: Final = struct.Struct(f"={3 * lib.DH_GPU_EVENTS}Q")
 _XID: Final = struct.Struct("=4I3Q")
 
 _SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
-_UNSUPPORTED: Final = frozenset({0, NvmlReturnCode.NOT_SUPPORTED, NvmlReturnCode.FUNCTION_NOT_FOUND})
 _STATUS_TEXTS: Final = {
     NvmlReturnCode.UNINITIALIZED: "not initialised",
     NvmlReturnCode.NOT_SUPPORTED: "not supported",
@@ -103,9 +103,9 @@ def _text(padded: bytes) -> str:
 
 
 def _missing_reading(seen: bool, code: int) -> Missing:
-    absence = Absence.UNREADABLE if seen or code not in _UNSUPPORTED else Absence.ABSENT
-    if code == _ERRNO_CODE + errno.ENOENT and not seen:
-        absence = Absence.ABSENT
+    # 0: the field was not read yet
+    is_absent = not seen and (code in UNSUPPORTED_CODES or code in (0, _ERRNO_CODE + errno.ENOENT))
+    absence = Absence.ABSENT if is_absent else Absence.UNREADABLE
     return Missing(absence, code - _ERRNO_CODE if code >= _ERRNO_CODE else 0)
 
 

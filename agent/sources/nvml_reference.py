@@ -10,15 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.model.gpu import GpuField, NvmlReturnCode
+from agent.model.gpu import UNSUPPORTED_CODES, GpuField, NvmlReturnCode
 from agent.sources.nvml import NvmlFailure, NvmlSession, open_nvml_session
 
-UNSUPPORTED: Final = frozenset({2, NvmlReturnCode.NOT_SUPPORTED, NvmlReturnCode.FUNCTION_NOT_FOUND, 25})
-"""NVML return codes of calls that the GPU or its driver does not support.
-
-Older drivers return invalid argument (2) and argument version mismatch (25) for newer structures and field
-ids.
-"""
 MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Name of the member of nvmlValue_t that holds a field's value, by its nvmlValueType_t."""
 TIMES_575: Final = 269 - 251
@@ -122,7 +116,7 @@ def _first_of(*readers: FieldReader) -> FieldReader:
     def read(gpu: _GpuHandle) -> FieldValue:
         answer = readers[0](gpu)
         for reader in readers[1:]:
-            if not isinstance(answer, NvmlFailure) or answer.code not in UNSUPPORTED:
+            if not isinstance(answer, NvmlFailure) or answer.code not in UNSUPPORTED_CODES:
                 break
             answer = reader(gpu)
         return answer
@@ -202,7 +196,7 @@ def _fabric_member(member: str) -> FieldReader:
         for name in FABRICS:
             info = getattr(binding, name)()
             failure = gpu.call("nvmlDeviceGetGpuFabricInfoV", binding.byref(info))
-            if not isinstance(failure, NvmlFailure) or failure.code not in UNSUPPORTED - {
+            if not isinstance(failure, NvmlFailure) or failure.code not in UNSUPPORTED_CODES - {
                 NvmlReturnCode.NOT_SUPPORTED
             }:
                 break
@@ -225,11 +219,11 @@ def _read_link_states(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
     failure = gpu.nvml.failure_for(NvmlReturnCode.NOT_SUPPORTED)
     for link in range(gpu.constant("NVML_NVLINK_MAX_LINKS")):
         state = gpu.field(number, link)
-        if isinstance(state, NvmlFailure) and state.code in UNSUPPORTED:
+        if isinstance(state, NvmlFailure) and state.code in UNSUPPORTED_CODES:
             state = gpu.call("nvmlDeviceGetNvLinkState", link)
         if not isinstance(state, NvmlFailure):
             states[link] = state
-        elif state.code not in UNSUPPORTED:
+        elif state.code not in UNSUPPORTED_CODES:
             failure = state
     return states or failure
 
@@ -246,7 +240,7 @@ def _link_errors(number: str, counter: str = "") -> FieldReader:
 
     def of_link(gpu: _GpuHandle, link: int) -> FieldValue:
         answer = gpu.field(gpu.constant(f"NVML_FI_DEV_NVLINK_{number}"), link)
-        if counter and isinstance(answer, NvmlFailure) and answer.code in UNSUPPORTED:
+        if counter and isinstance(answer, NvmlFailure) and answer.code in UNSUPPORTED_CODES:
             answer = gpu.call("nvmlDeviceGetNvLinkErrorCounter", link, gpu.constant(counter))
         return answer
 
