@@ -316,6 +316,21 @@ def test_new_container_counts_from_zero() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [
+        ({"mem_oom": 1}, [OOM]),
+        ({"mem_oom_kill": 1}, [KILL]),
+        ({"mem_oom": 1, "mem_oom_kill": 1}, [KILL]),
+        ({"hugetlb": (hugetlb_sample(1),)}, [HIT]),
+        ({"hugetlb": (v1(hugetlb_sample())._replace(rsvd_failed=1),)}, [HIT]),
+    ],
+)
+def test_single_event_of_a_known_container_is_reported(change: dict[str, Any], codes: list[str]) -> None:
+    node = started(hugetlb=(v1(hugetlb_sample()),))
+    assert codes_of(node.notes_after(**change)) == codes
+
+
 def test_kill_counted_at_the_pod_alone_is_reported_for_the_pod() -> None:
     node = started()
     node.pod = POD._replace(mem_oom_kill=1)

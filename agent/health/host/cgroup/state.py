@@ -20,7 +20,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import DeclaredCpuDevice
 from agent.model.reading import Absence, Missing, Reading, is_absent
 from agent.model.settings import EngineSettings, HostLimits
-from agent.model.snapshot import CgroupKind, CgroupSample, Snapshot
+from agent.model.snapshot import CgroupKind, CgroupSample, HugetlbSample, Snapshot
 from agent.model.time import NS, Instant
 
 LINGER_NS: Final = 30 * NS
@@ -214,12 +214,18 @@ def next_cgroup_state(
     )
 
 
+def _event_readings(group: CgroupSample) -> tuple[Reading, Reading, tuple[HugetlbSample, ...]]:
+    """Return the readings of a cgroup that :func:`_counters` uses: OOM kills, OOMs, hugepages by size."""
+    return group.mem_oom_kill, group.mem_oom, group.hugetlb
+
+
 def _counters(group: CgroupSample) -> dict[EventCounterKey, Reading]:
+    kills, ooms, hugetlb = _event_readings(group)
     counts: dict[EventCounterKey, Reading] = {
-        (CgroupEventCounter.KILLS, 0): group.mem_oom_kill,
-        (CgroupEventCounter.OOMS, 0): group.mem_oom,
+        (CgroupEventCounter.KILLS, 0): kills,
+        (CgroupEventCounter.OOMS, 0): ooms,
     }
-    for index, size in enumerate(group.hugetlb):
+    for index, size in enumerate(hugetlb):
         counts[CgroupEventCounter.HITS, index] = size.events_max
         counts[CgroupEventCounter.REFUSALS, index] = size.rsvd_failed
     return counts
@@ -263,7 +269,7 @@ def _next_deltas(
     record: CgroupWithRecentEvents | None, before: CgroupSample | None, group: CgroupSample, now_ns: int
 ) -> Mapping[EventCounterKey, RecentEvents]:
     deltas = dict(record.deltas) if record else {}
-    if before and before.mem_oom_kill == group.mem_oom_kill and before.hugetlb == group.hugetlb:
+    if before and _event_readings(before) == _event_readings(group):
         return deltas
     old_counts = _counters(before) if before else {}
     for key, count in _counters(group).items():
