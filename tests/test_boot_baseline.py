@@ -21,7 +21,7 @@ from agent.model.declared_devices import (
     DeclaredPciDevice,
     DriverDevice,
 )
-from agent.model.health import Health, Severity
+from agent.model.health import Blame, Cause, Health, Repair, Severity
 from agent.model.machine_samples import MachineSample, NumaMemorySample, PerCpuSample, PressureSample
 from agent.model.persistent_faults import BootBaseline, PersistentState
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
@@ -55,6 +55,7 @@ class Node(GpuNode):
     smt = 1
     function = pci_sample()._replace(address=FUNCTION)
     nic = nic_sample()
+    is_function_gone = False
 
     def __init__(self) -> None:
         self.declared: dict[str, DeclaredPart] = {
@@ -85,11 +86,12 @@ class Node(GpuNode):
             smt_active=self.smt,
             sources=sources[:4],
         )
+        functions = (self.function, pci_sample(driver="mlx5_core")._replace(address=NIC))
         devices = [DriverDevice(DRIVER, "node-a", name, part, 0) for name, part in self.declared.items()]
         return replace(
             read,
             machine=machine,
-            pci=(self.function, pci_sample(driver="mlx5_core")._replace(address=NIC)),
+            pci=() if self.is_function_gone else functions,
             nics=(self.nic,),
             sources=(*read.sources, *sources),
             declared=(DeclaredFile(DRIVER, tuple(devices)),),
@@ -152,6 +154,12 @@ def found(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str
     }
 
 
+def cause_of(report: Report, device: str, code: str) -> Cause:
+    (verdict,) = (one for one in report.devices if one.device == device)
+    (cause,) = (one for one in verdict.causes if one.code == code)
+    return cause
+
+
 LOST: Final = {
     CPU: {"cpu.offline", "cpu.isolation", "cpu.capped", "cpu.smt"},
     MEMORY: {"mem.blocks.offline"},
@@ -196,6 +204,18 @@ def test_device_that_is_gone_is_reported_after_a_restart() -> None:
     node.next(4)
     report = node.start_again()
     assert found(report)[POOL] == {"mem.hugepages.pool_shrunk"}
+
+
+def test_pci_function_that_is_gone_is_a_fault_of_hardware_after_a_restart() -> None:
+    node = Node()
+    node.next(4)
+    node.is_function_gone = True
+    before = cause_of(node.next(4), "pci-0", "pci.missing")
+    assert (before.blame, before.repair) == (Blame.HARDWARE, Repair.REBOOT_NODE)
+    after = cause_of(node.start_again(), "pci-0", "pci.missing")
+    assert (after.evidence, after.blame, after.repair) == (before.evidence, before.blame, before.repair)
+    node.is_function_gone = False
+    assert found(node.next(80), Severity.DEGRADED) == {}
 
 
 def test_gains_count_from_the_next_start_of_the_agent() -> None:

@@ -157,7 +157,7 @@ class _PciFunctionState(NamedTuple):
     upstream_bridge: str
     errors: _PciErrorCounters = _PciErrorCounters()
     seen_ns: int = 0
-    """CLOCK_MONOTONIC at which the PCI function was last on the bus [ns]."""
+    """CLOCK_MONOTONIC at which the PCI function was last on the bus [ns]; 0: not since the agent's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +289,10 @@ def pci_rule_input(
         address: PCI address of the function.
         driver: Kernel driver that must be bound to the function; empty: no driver is declared.
     """
-    known = state.states.get(address)
+    known = _known_state(state, address)
     function = state.functions.get(address) if isinstance(snapshot.pci, tuple) else snapshot.pci
-    present_ns = known.seen_ns if known and function is None else now.mono_ns
+    # 0: seen before a restart of the agent only
+    present_ns = known.seen_ns if known and known.seen_ns and function is None else now.mono_ns
     errors = known.errors if known else _PciErrorCounters()
     return PciRuleInput(
         address=address,
