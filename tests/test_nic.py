@@ -14,8 +14,10 @@ import trio.testing
 from nic_samples import ABSENT, NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 
+from agent.health.host.nic.state import restored_nic_state
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNicDevice, DriverDevice
 from agent.model.machine_samples import LinkLayer, NicPortSample, NicSample, Subsystem, UeventCounts
+from agent.model.persistent_faults import NicBaseline
 from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.time import NS
 from agent.node.pci_watcher import NIC_READ, NicWatcher
@@ -317,6 +319,19 @@ async def test_pci_event_triggers_a_read_of_the_nics(files: NicFiles) -> None:
         await until(lambda: nics.watch.nics == ())
         assert nics.wakes == 2
         assert nics.watch.addresses == {NIC}  # where the PCI rules look for its function
+
+
+async def test_nic_without_rdma_device_after_a_restart_has_the_stored_address(files: NicFiles) -> None:
+    stored = NicBaseline("", "mlx5_0", "mlx5_0", NIC, "", ())
+    other = NicBaseline("", "mlx5_1", "mlx5_1", "0000:5e:00.0", "", ())
+    nics = WatchedNics(files)
+    nics.watch.restore_addresses(restored_nic_state([stored, other]).restored_addresses)
+    async with nics.running():
+        nics.watch.note_inputs(declarations(BY_NAME))
+        assert nics.watch.addresses == {NIC}
+        await until(lambda: nics.watch.nics == ())
+        nics.watch.note_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
+        assert nics.watch.addresses == {NIC, "0000:5e:00.0"}  # also if it is declared after a read
 
 
 async def test_changed_port_wakes_the_engine_with_the_next_read(files: NicFiles) -> None:

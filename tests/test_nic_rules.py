@@ -13,7 +13,9 @@ from agent.health.host.nic.state import (
     NicRuleState,
     next_nic_state,
     nic_address,
+    nic_baselines,
     nic_rule_input,
+    restored_nic_state,
 )
 from agent.health.host.pci.rules import OFF_THE_BUS
 from agent.health.host.pci.state import PciRuleState, pci_rule_input
@@ -451,6 +453,17 @@ def test_briefly_unreadable_guid_is_the_same_nic() -> None:
 def test_evaluation_between_readings_keeps_the_nic_state() -> None:
     node = node_with_history()
     assert next_nic_state(node.state, node.snapshot(), node.limits, Instant(node.now_ns, 0)) == node.state
+
+
+def test_stored_port_of_unknown_rate_has_the_rate_of_its_first_reading() -> None:
+    """Its rate could not be read before the restart of the agent."""
+    node = node_with_history()
+    (stored,) = nic_baselines(node.state)
+    ports = tuple(port._replace(rate_mbps=-1, width=-1) for port in stored.ports)
+    restored = restored_nic_state([stored._replace(ports=ports)]).restored
+    node.state = NicRuleState(read_ns=node.now_ns, restored=restored)
+    assert findings(node.read(0)) == {}
+    assert findings(node.read(rate_mbps=100_000)) == {"nic.rate": Severity.DEGRADED}
 
 
 def test_undeclared_nic_is_forgotten() -> None:

@@ -215,6 +215,7 @@ class Daemon:
         restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
         state = initial_state(settings, restored, saved, boot_id)
         self._checkpoint.set_newest(state.checkpoint)
+        self._node.restore_nic_addresses(state.host.nics.restored_addresses)
         self._core = EngineLoop(
             source=self._source,
             state=state,

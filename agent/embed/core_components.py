@@ -120,6 +120,7 @@ class CoreComponents:
                 self._config, settings, self._config.period_ns, reads_declarations=False, use_udev=False
             )
             self._node = node
+            node.restore_nic_addresses(state.host.nics.restored_addresses)
             self._source.open(node, node.declare)
             node.start()
             tasks.append(node.run_watchers)

@@ -140,6 +140,11 @@ class NodeSource:
             self.stop(0)
             raise
 
+    def restore_nic_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Set the PCI addresses of NICs, by RDMA name, from before a restart of the agent. Call it before
+        :meth:`start`."""
+        self._nics.restore_addresses(addresses)
+
     def start(self) -> None:
         """Start all threads. The uevent listener is first, so that no event after the first read is lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):

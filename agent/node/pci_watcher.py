@@ -410,6 +410,7 @@ class NicWatcher:
         self._pci_changes = 0
         self._reading = _NicReading(beat_ns=time.monotonic_ns())
         self._address_of: Mapping[str, str] = {}
+        """Last known PCI addresses of NICs that are or were declared, by RDMA name."""
         self._changed = trio.Event()
         self._done = threading.Event()
         self._done.set()
@@ -439,6 +440,11 @@ class NicWatcher:
         period_ns = int(self._period_s * NS)
         return SourceSample("nic", state, beat_ns, period_ns, 0, detail, passes=passes, vital=False)
 
+    def restore_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Set the PCI addresses of NICs, by RDMA name, that the agent stored before a restart. Without them,
+        the PCI bus is not searched for a NIC whose RDMA device is gone."""
+        self._address_of = addresses
+
     def note_inputs(self, declared: Declarations, uevents: UeventCounts | None = None) -> None:
         """Store the newest declared devices and uevents; a relevant change triggers a read."""
         if declared is not self._declarations:
@@ -463,9 +469,8 @@ class NicWatcher:
                 read = await call_in_thread_when_possible(partial(self._read, self._declared), "dh-nics")
                 self._reading = read
                 nics = read.nics if isinstance(read.nics, tuple) else ()
-                names = {part.rdma for part in self._declared}
-                known = {name: address for name, address in self._address_of.items() if name in names}
-                self._address_of = known | {nic.name: nic.address for nic in nics if nic.address}
+                known = {nic.name: nic.address for nic in nics if nic.address}
+                self._address_of = {**self._address_of, **known}
                 if was_unread or read.nics != before:
                     wake()
             with trio.move_on_after(self._period_s if self._declared else float("inf")):

@@ -103,6 +103,11 @@ class NicRuleState:
         """PCI addresses of the NICs that are or were present."""
         return frozenset(state.address for state in self.states.values() if state.address)
 
+    @property
+    def restored_addresses(self) -> Mapping[str, str]:
+        """PCI addresses of the NICs in ``restored``, by RDMA name."""
+        return {state.name: state.address for state in self.restored.values() if state.address}
+
 
 def next_nic_state(
     previous: NicRuleState, snapshot: Snapshot, limits: HostLimits, now: Instant
@@ -116,7 +121,7 @@ def next_nic_state(
     states = {part: known[part] for part in parts & known.keys()}
     for part in parts:
         nic = find_nic(snapshot.nics, part)
-        if nic is not None and (part not in states or read_ns != previous.read_ns):
+        if nic is not None and (part not in previous.states or read_ns != previous.read_ns):
             states[part] = _next_nic_state(states.get(part), nic, limits, read_ns)
     restored = {part: state for part, state in previous.restored.items() if part not in parts}
     return NicRuleState(states, read_ns, restored)
