@@ -308,6 +308,15 @@ def test_unknown_declared_gpu_is_unhealthy_and_named() -> None:
     assert "GPU-none is not among the 2 GPUs" in device.message
 
 
+def test_declared_gpu_may_appear_while_nvml_identifies_its_gpus() -> None:
+    node = NodeWithGpus()
+    node.change(1, uuid="", bus="", passes=0, beat_ns=node.now_ns)
+    node.hanging.add(1)
+    node.declare(declared("mine", gpu(uuid="GPU-none")))
+    assert "gpu.not_found" not in codes(declared_verdict(node.rest(5), "mine"))
+    assert "gpu.not_found" in codes(declared_verdict(node.rest(70), "mine"))
+
+
 def test_gpu_in_wrong_slot_is_unhealthy_and_both_are_named() -> None:
     node = NodeWithGpus()
     node.declare(

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from paper import device_of
+from gpu_samples import gpu_sample
+from paper import codes, device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
@@ -272,6 +273,61 @@ def test_fault_follows_gpu_to_another_slot() -> None:
     assert dict(node.verdict("gpu-0").attributes)["uuid"] == one.uuid
     assert "gpu.xid.64" in node.codes("gpu-0")
     assert node.codes("gpu-1") == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_fault_follows_gpu_if_an_added_gpu_is_identified_first(order: tuple[int, ...]) -> None:
+    """The added GPU has a lower slot, so that the PCI addresses of the others have moved."""
+    node = beyond_repair()
+    node.restart(boot_id=SECOND_BOOT, evaluate=False)
+    one, other = node.gpus[0], node.gpus[1]
+    added = gpu_sample(number=9, uuid="GPU-added", bus=one.bus)
+    identified = (added, replace(one, bus=other.bus), replace(other, bus="0000:5b:00.0"))
+    node.gpus = {
+        index: replace(gpu, index=index, uuid="", bus="", passes=0, beat_ns=node.now_ns)
+        for index, gpu in enumerate(identified)
+    }
+    assert "gpu.xid.64" in node.codes("gpu-0")
+    for index in order:
+        node.gpus[index] = replace(identified[index], index=index, passes=1, beat_ns=node.now_ns)
+        found = [code for device in node.evaluate().devices for code in codes(device)]
+        assert "gpu.missing" not in found
+    node.rest(5)
+    devices = [device for device in node.evaluate().devices if device.device.startswith("gpu-")]
+    uuids = [dict(device.attributes)["uuid"] for device in devices]
+    assert uuids == [one.uuid, other.uuid, "GPU-added"]
+    assert "gpu.xid.64" in node.codes("gpu-0")
+    assert (node.codes("gpu-1"), node.codes("gpu-2")) == ([], [])
+
+
+def test_logged_xid_belongs_to_the_gpu_that_has_the_address_of_a_missing_one_now() -> None:
+    node = GpuNode(gpus=3)
+    node.rest(5)
+    last = node.gpus.pop(2)
+    node.change(1, bus=last.bus)
+    node.restart(boot_id=SECOND_BOOT)
+    node.rest(5)
+    node.log_xid(1, 62)
+    node.rest(5)
+    assert node.codes("gpu-1") == ["gpu.xid.62"]
+    assert node.codes("gpu-2") == ["gpu.missing"]
+
+
+def test_lower_expected_count_before_a_restart_keeps_faults_of_the_present_gpus() -> None:
+    node = GpuNode(gpus=3, kmsg=False)
+    node.nvml_xid(2, 62)
+    node.rest(30)
+    del node.gpus[0]
+    node.settings = replace(node.settings, gpu=GpuLimits(expect=2))
+    node.nvml = node.nvml._replace(state=SourceState.STARTING)
+    node.restart()
+    node.nvml = node.nvml._replace(state=SourceState.OK)
+    report = node.rest(10)
+    assert [device.device for device in report.devices if device.device.startswith("gpu-")] == [
+        "gpu-1",
+        "gpu-2",
+    ]
+    assert node.codes("gpu-2") == ["gpu.xid.62"]
 
 
 def test_missing_boot_id_resolves_no_fault() -> None:

@@ -64,3 +64,36 @@ def test_expected_gpus_that_are_missing_have_numbers():
 def test_lower_expected_count_drops_only_missing_gpus():
     assert [gpu.uuid for gpu in assign_gpu_numbers(FOUR, samples(0, 2, 3), 3)] == ["GPU-0", "GPU-2", "GPU-3"]
     assert len(assign_gpu_numbers(FOUR, samples(0, 1, 2, 3), 1)) == 4
+
+
+def test_new_gpu_waits_for_its_number_until_all_gpus_are_identified():
+    new, unidentified = sample(0, "GPU-new", "0000:0b:00.0"), [sample(1), sample(2)]
+    waiting = assign_gpu_numbers(FOUR[:2], [new, *unidentified], None, is_identifying=True)
+    assert [gpu.uuid for gpu in waiting] == ["GPU-0", "GPU-1", ""]
+    moved = [sample(1, "GPU-0", "0000:1b:00.0"), sample(2, "GPU-1", "0000:2b:00.0")]
+    added = assign_gpu_numbers(waiting, [new, *moved], None)
+    assert [gpu.uuid for gpu in added] == ["GPU-0", "GPU-1", "GPU-new"]
+    replaced = assign_gpu_numbers(FOUR[:2], [new, *samples(0, 1)[1:]], None)
+    assert [gpu.uuid for gpu in replaced] == ["GPU-new", "GPU-1"]
+
+
+def test_new_gpu_next_to_an_unidentified_one_gets_an_additional_number():
+    new = sample(0, "GPU-new", "0000:0b:00.0")
+    gpus = assign_gpu_numbers(FOUR[:2], [new, sample(1)], None)
+    assert [gpu.uuid for gpu in gpus] == ["GPU-0", "GPU-1", "GPU-new"]
+
+
+def test_two_additional_gpus_at_once_get_different_numbers():
+    new = [sample(n, f"GPU-new-{n}", f"0000:c{n}:00.0") for n in range(2)]
+    gpus = assign_gpu_numbers(FOUR[:2], [*new, sample(2, "GPU-0"), sample(3, "GPU-1")], None)
+    assert [gpu.uuid for gpu in gpus] == ["GPU-0", "GPU-1", "GPU-new-0", "GPU-new-1"]
+
+
+def test_missing_gpu_loses_the_address_that_another_gpu_has_now():
+    gpus = assign_gpu_numbers(FOUR[:3], [*samples(0), sample(1, "GPU-1", "0000:2b:00.0")], None)
+    assert [gpu.bus for gpu in gpus] == ["0000:0b:00.0", "0000:2b:00.0", ""]
+
+
+def test_lower_expected_count_drops_no_gpu_before_nvml_has_listed_all():
+    assert assign_gpu_numbers(FOUR, (), 3, is_list_complete=False) == FOUR
+    assert assign_gpu_numbers(FOUR, [*samples(0), sample(1), *samples(0, 1, 3)[2:]], 3) == FOUR

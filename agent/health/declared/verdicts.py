@@ -23,7 +23,12 @@ from agent.health.declared.driver_reports import (
 )
 from agent.health.declared.state import CachingEvaluation, DeclaredState, VerdictCache, with_lease
 from agent.health.evaluation import Evaluation, Subject, row_with_code
-from agent.health.gpu.rule_input import is_listing_gpus, nvml_code_text, nvml_library_error
+from agent.health.gpu.rule_input import (
+    is_identifying_gpus,
+    is_listing_gpus,
+    nvml_code_text,
+    nvml_library_error,
+)
 from agent.health.gpu.state import GpuEvaluationResult
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS
 from agent.health.host.nic.rules import NIC_RULES
@@ -59,6 +64,8 @@ class DeclaredGpuRuleInput(NamedTuple):
     host_device: InventoryDevice | None
     """Device of the host's GPU or MIG instance that is declared; None: not found."""
     gpu_set: NvmlSample
+    is_identifying: bool = False
+    """Whether UUIDs or PCI addresses of the host's GPUs are still being read."""
 
 
 def find_host_gpu(declared: DeclaredGpuDevice, registry: Iterable[KnownGpu]) -> KnownGpu | None:
@@ -101,6 +108,8 @@ def evaluate_gpu_not_found(view: DeclaredGpuRuleInput) -> RuleResult:
         return Finding("gpu.not_found", Severity.UNHEALTHY, evidence)
     if is_listing_gpus(gpus):
         return RuleInconclusive("NVML is being opened")
+    if view.is_identifying:
+        return RuleInconclusive("NVML is still identifying its GPUs")
     name = " at ".join(filter(None, (declared.uuid, declared.pci)))
     if error := nvml_library_error(gpus):
         evidence = f"{name} cannot be checked: NVML returned {nvml_code_text(error)}"
@@ -373,8 +382,11 @@ def _gpu_verdict(
         return _single_cause_verdict(evaluation, before, device, cause)
     gpu = find_host_gpu(declared, gpus.state.rule_state.registry)
     host_device = find_host_device(declared, gpu)
+    is_identifying = is_identifying_gpus(snapshot.gpus, evaluation.settings.gpu, evaluation.now.mono_ns)
     evaluation.run_rules(
-        device.subject, DECLARED_GPU_RULES, DeclaredGpuRuleInput(declared, gpu, host_device, snapshot.gpus)
+        device.subject,
+        DECLARED_GPU_RULES,
+        DeclaredGpuRuleInput(declared, gpu, host_device, snapshot.gpus, is_identifying),
     )
     found = host.get(host_device) if host_device else None
     own = evaluation.causes(device.subject, partial(row_with_code, DECLARED_GPU_RULES))

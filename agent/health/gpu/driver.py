@@ -6,6 +6,7 @@ from agent.health.gpu.rule_input import (
     GpuRuleInput,
     gpu_probation_ns,
     gpu_reading,
+    is_identifying_gpus,
     is_listing_gpus,
     nvml_code_text,
     nvml_library_error,
@@ -87,6 +88,8 @@ def evaluate_missing_gpu(view: GpuRuleInput) -> RuleResult:
         return RuleInconclusive("NVML cannot be used")
     if gpu is None and is_listing_gpus(view.gpu_set):
         return RuleInconclusive("NVML is still listing its GPUs")
+    if gpu is None and is_identifying_gpus(view.gpu_set, view.limits, view.now_ns):
+        return RuleInconclusive("NVML is still identifying its GPUs")
     evidence = f"not among the {view.gpu_set.count} GPUs of NVML"
     if view.limits.expect is not None:
         evidence += f"; {view.limits.expect} expected by configuration"

@@ -116,6 +116,16 @@ def is_listing_gpus(gpus: NvmlSample) -> bool:
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
 
+def is_identifying_gpus(gpus: NvmlSample, limits: GpuLimits, now_ns: int) -> bool:
+    """Return whether NVML has listed a GPU whose UUID and PCI address are still being read. A GPU for which
+    this takes longer than the limit ``dead_s`` no longer counts."""
+    return any(
+        not (gpu.passes or (gpu.uuid and gpu.bus))
+        and now_ns - max(gpu.call_ns, gpu.beat_ns) < limits.dead_s * NS
+        for gpu in gpus.gpus
+    )
+
+
 def gpu_probation_ns(limits: GpuLimits) -> int:
     """Return the configured probation time: how long an ended fault is still reported [ns]."""
     return int(limits.probation_s * NS)

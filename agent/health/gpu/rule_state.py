@@ -22,7 +22,12 @@ from agent.health.gpu.memory import memory_rules
 from agent.health.gpu.nvlink import fabric_rules, nvlink_rules
 from agent.health.gpu.pcie import pcie_rules
 from agent.health.gpu.responsiveness import responsiveness_rules
-from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, nvml_library_error
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
+    SeenGpuFeatures,
+    is_identifying_gpus,
+    nvml_library_error,
+)
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth, Rule, lowest_limit
 from agent.model.gpu import (
@@ -47,8 +52,14 @@ def assign_gpu_numbers(
     samples: Sequence[GpuSample],
     expected_count: int | None,
     bus_addresses: Sequence[str] = (),
+    *,
+    is_identifying: bool = False,
+    is_list_complete: bool = True,
 ) -> tuple[KnownGpu, ...]:
     """Return the GPUs of this machine with their stable numbers, including missing GPUs.
+
+    NVML identifies one GPU after another. Before it has identified all, a missing GPU may be a GPU without
+    UUID that now has another PCI address. So no GPU with another UUID gets its number before.
 
     Args:
         known: GPUs with their previous numbers.
@@ -56,6 +67,9 @@ def assign_gpu_numbers(
         expected_count: Expected number of GPUs; None: the largest number so far.
         bus_addresses: PCI addresses of the machine's GPUs, used only while neither ``known`` nor ``samples``
             has a GPU that NVML listed.
+        is_identifying: Some GPUs have no UUID or PCI address yet, and will soon. Meanwhile a new GPU that may
+            replace a missing GPU gets no number.
+        is_list_complete: NVML has listed all its GPUs. Otherwise no missing GPU is dropped.
     """
     registry = {gpu.number: gpu for gpu in known}
     if not samples and not any(gpu.uuid for gpu in registry.values()):
@@ -66,24 +80,36 @@ def assign_gpu_numbers(
     present = _match_known_gpus(registry, samples)
     absent = [number for number in sorted(registry) if number not in present.values()]
     all_replaced = not present
-    for sample in samples:
-        if sample.index not in present:
-            number = _new_number(sample, registry, absent, all_replaced=all_replaced)
-            present[sample.index] = number
-            absent = [other for other in absent if other != number]
-    for sample in samples:
+    unmatched = [sample for sample in samples if sample.index not in present]
+    all_identified = not is_identifying and all(sample.uuid for sample in unmatched)
+    for sample in unmatched:
+        free = absent
+        if sample.uuid and not all_identified:
+            free = [number for number in absent if not registry[number].uuid]
+            if is_identifying and len(free) < len(absent):
+                continue  # it may replace a missing GPU
+        number = _new_number(sample, registry, free, all_replaced=all_replaced)
+        present[sample.index] = number
+        registry.setdefault(number, KnownGpu(number, "", "", ""))
+        absent = [other for other in absent if other != number]
+    numbered = [sample for sample in samples if sample.index in present]
+    buses = {sample.bus for sample in numbered}
+    for number in absent:
+        if registry[number].bus in buses:  # the bus was renumbered: the address belongs to another GPU now
+            registry[number] = registry[number]._replace(bus="")
+    for sample in numbered:
         number = present[sample.index]
-        before = registry.get(number, KnownGpu(number, "", "", ""))
+        before = registry[number]
         registry[number] = before._replace(
             uuid=sample.uuid or before.uuid, bus=sample.bus or before.bus, name=sample.name or before.name
         )
     if expected_count is not None:
         for number in reversed(absent):
-            if len(registry) > expected_count:
+            if is_list_complete and all_identified and len(registry) > expected_count:
                 del registry[number]
-        free = (number for number in count() if number not in registry)
+        unused = (number for number in count() if number not in registry)
         while len(registry) < expected_count:
-            number = next(free)
+            number = next(unused)
             registry[number] = KnownGpu(number, "", "", "")
     return tuple(registry[number] for number in sorted(registry))
 
@@ -253,7 +279,14 @@ def next_gpu_rule_state(
         return GpuRuleState(previous.registry, previous.per_gpu, samples)
     bus = _gpus_on_bus(gpus, snapshot.host)
     known = _without_unbound(previous.registry, gpus, snapshot.host)
-    registry = assign_gpu_numbers(known, gpus.gpus, limits.expect, bus)
+    registry = assign_gpu_numbers(
+        known,
+        gpus.gpus,
+        limits.expect,
+        bus,
+        is_identifying=is_identifying_gpus(gpus, limits, now.mono_ns),
+        is_list_complete=gpus.nvml.state is SourceState.OK and len(gpus.gpus) >= gpus.count,
+    )
     samples = _samples_by_number(registry, gpus.gpus)
     manager = snapshot.host.fabric_manager is True
     per_gpu = {}
@@ -312,7 +345,9 @@ def _samples_by_number(registry: Iterable[KnownGpu], samples: Sequence[GpuSample
                 found[gpu.number] = match
                 left.remove(match)
     free = [gpu.number for gpu in registry if gpu.number not in found]
-    for sample in left:  # samples without UUID and PCI address
+    for sample in left:
+        if sample.uuid:
+            continue  # it has no number yet
         number = sample.index if sample.index in free else free[0] if free else None
         if number is not None:
             found[number] = sample

@@ -14,7 +14,7 @@ from agent.health.gpu.faults.decide_severity import (
     mig_findings,
 )
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
-from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_listing_gpus
+from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_identifying_gpus, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, gpu_rules, gpu_views
 from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, shared_inputs
 from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row, evaluate_rule
@@ -57,8 +57,9 @@ REMOVED_INSTANCE: Final = CatalogRow(
 def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
     """Return the cause NOT_READ_YET for a GPU that has no readings yet; empty if the GPU was read or is
     missing."""
-    gpu = view.sample
-    if gpu.passes if gpu is not None else not is_listing_gpus(view.gpu_set):
+    gpu, gpus = view.sample, view.gpu_set
+    may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, view.limits, view.now_ns)
+    if gpu.passes if gpu is not None else not may_appear:
         return ()
     evidence = "no pass over the GPU has finished yet"
     return (cause_from_row(NOT_READ_YET, evidence, since),)
