@@ -819,6 +819,82 @@ static void test_missing_file_of_a_live_group_is_unreadable(void)
     machine_clear();
 }
 
+/* A pod without the hugetlb, cpu and cpuset controllers. */
+static void pod_of_few_files_make(void)
+{
+    fx_write("populated 1\nfrozen 0\n", "cg/" POD "/cgroup.events");
+    fx_write("low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\n", "cg/" POD "/memory.events");
+    fx_write("4096\n", "cg/" POD "/memory.max");
+    fx_write("usage_usec 9\nuser_usec 9\nsystem_usec 0\n", "cg/" POD "/cpu.stat");
+}
+
+static void few_files_check(const struct fx *f)
+{
+    const struct dh_group *g = fx_group(f, UID, "");
+
+    CHECK_INT(state_of(f), DH_STATE_OK);
+    CHECK(HAS(g->valid, DH_GROUP_POPULATED) && HAS(g->valid, DH_GROUP_MEM_OOM_KILL));
+    CHECK_U64(g->mem_limit, 4096);
+    CHECK(!HAS(g->seen, DH_GROUP_CPU_PERIODS) && !HAS(g->seen, DH_GROUP_CPUS));
+    CHECK_U64(g->hugetlb[0].seen, 0);
+}
+
+/* A lack of descriptors says nothing of a file: what never existed is absent again afterwards. */
+static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
+{
+    const struct dh_group *g;
+    struct fx f;
+
+    fx_dir("cg/kubepods/burstable");
+    for (int lasts = 0; lasts < 2; lasts++) {
+        f = running();
+        pod_of_few_files_make();
+        fx_exhaust_descriptors(true);
+        fx_events(&f);
+        CHECK_INT(state_of(&f), DH_STATE_FAILING);
+        g = fx_group(&f, UID, "");
+        CHECK(HAS(g->seen, DH_GROUP_CPUS) && !HAS(g->valid, DH_GROUP_CPUS));
+        CHECK_INT(g->err, EMFILE);
+        if (!lasts)
+            fx_exhaust_descriptors(false);
+        fx_elapse(&f, 2 * DH_NS);
+        fx_pass(&f); /* reads the new group a second time */
+        if (lasts) {
+            CHECK_INT(state_of(&f), DH_STATE_FAILING);
+            fx_exhaust_descriptors(false);
+            dh_sampler_sweep(f.s);
+            fx_pass(&f);
+        }
+        few_files_check(&f);
+        fx_close(&f);
+        fx_remove("cg/" POD);
+    }
+    machine_clear();
+}
+
+/* Limits and files with a notification are read again in the next sweep, not at the next resync. */
+static void test_files_of_a_live_group_are_read_after_a_lack_of_descriptors(void)
+{
+    struct fx f;
+
+    pod_of_few_files_make();
+    f = running();
+    few_files_check(&f);
+    fx_exhaust_descriptors(true);
+    fx_resync(&f);
+    for (int i = 0; i < 10; i++)
+        fx_pass(&f);
+    fx_exhaust_descriptors(false);
+    CHECK_INT(state_of(&f), DH_STATE_FAILING);
+    CHECK(!HAS(fx_group(&f, UID, "")->valid, DH_GROUP_MEM_OOM_KILL));
+    CHECK(!HAS(fx_group(&f, UID, "")->valid, DH_GROUP_MEM_LIMIT));
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    few_files_check(&f);
+    fx_close(&f);
+    machine_clear();
+}
+
 /*
  * A controller that is disabled and enabled creates its files again; the old watch reports nothing for them.
  */
@@ -1001,6 +1077,8 @@ int main(void)
     test_sweep_reads_every_group_once();
     test_page_sizes_without_pages_are_not_swept();
     test_missing_file_of_a_live_group_is_unreadable();
+    test_absent_files_are_absent_again_after_a_lack_of_descriptors();
+    test_files_of_a_live_group_are_read_after_a_lack_of_descriptors();
     test_watched_file_recreated_is_watched_again();
     test_watched_file_may_be_recreated_often();
     test_event_storm_does_not_delay_the_pass();

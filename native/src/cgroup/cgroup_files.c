@@ -210,9 +210,27 @@ static void mark_active(struct dh_sampler *s, uint32_t slot, const struct dh_cg_
     s->cgroups->group[slot].active |= DH_CG_FILE_BIT(f - s->cgroups->file);
 }
 
+/* Clear the values of a file that does not exist: absent, not unreadable. */
+static void file_clear(struct dh_sampler *s, uint32_t slot, uint32_t file)
+{
+    const struct dh_cg_file *f = &s->cgroups->file[file];
+    uint64_t *valid, *seen;
+    char *record = member_record(&s->work->group[slot], f, &valid, &seen);
+
+    s->cgroups->group[slot].present &= ~DH_CG_FILE_BIT(file);
+    s->cgroups->group[slot].failed &= ~DH_CG_FILE_BIT(file);
+    for (int i = 0; i < DH_CG_VALUES && f->spec->values[i].field != DH_FIELD_NUM; i++) {
+        const struct dh_cg_value *v = &f->spec->values[i];
+
+        value_clear(s, valid, seen, record, v, ENOENT);
+        dh_store_absence(s, valid, seen, v->field);
+    }
+    dh_group_mark_dirty(s, slot);
+}
+
 /*
  * Note a failed read. A file that was never read may hold any of its keys; otherwise only the keys seen are
- * cleared.
+ * cleared. A lack of descriptors or memory does not show that the file exists.
  */
 static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int err)
 {
@@ -230,7 +248,9 @@ static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int 
             changed |= value_clear(s, valid, seen, record, v, err);
     }
     g->err = err;
-    s->cgroups->group[slot].present |= DH_CG_FILE_BIT(file);
+    s->cgroups->group[slot].failed |= DH_CG_FILE_BIT(file);
+    if (!dh_is_own_failure(err))
+        s->cgroups->group[slot].present |= DH_CG_FILE_BIT(file);
     mark_active(s, slot, f);
     dh_source_failed(s, DH_SOURCE_CGROUPS, f->spec->values[0].field, err);
     if (changed)
@@ -342,6 +362,15 @@ static void unreadable_count(struct dh_sampler *s, uint32_t slot)
     p->unreadable = unreadable;
 }
 
+/* Note that a file never existed, or has none of its keys: a v2 cpu.stat without the cpu controller. */
+static void file_absent(struct dh_sampler *s, uint32_t slot, uint32_t file)
+{
+    if (!(s->cgroups->group[slot].failed & DH_CG_FILE_BIT(file)))
+        return;
+    file_clear(s, slot, file);
+    unreadable_count(s, slot);
+}
+
 /*
  * Store the @n bytes that were read of a file, or the -errno of a read. Return: false if the group is gone.
  *
@@ -360,8 +389,10 @@ static bool text_store(struct dh_sampler *s, uint32_t slot, uint32_t file, const
     if (n == -ENOENT || n == -ENODEV) {
         if (!dh_cg_dir_exists(s, slot, f->hier))
             return false;
-        if (!(p->present & bit))
+        if (!(p->present & bit)) {
+            file_absent(s, slot, file);
             return true;
+        }
         p->watched &= ~bit;
         if (!(p->missed & bit)) {
             p->missed |= bit;
@@ -377,8 +408,10 @@ static bool text_store(struct dh_sampler *s, uint32_t slot, uint32_t file, const
     if (n >= 0 && found > 0) {
         p->present |= bit;
         p->missed &= ~bit;
+        p->failed &= ~bit;
     } else if (n >= 0 && !found && !(p->present & bit)) {
-        return true; /* none of the keys: a v2 cpu.stat without the cpu controller */
+        file_absent(s, slot, file);
+        return true;
     } else {
         file_failed(s, slot, file, n < 0 ? (int)-n : found < 0 ? found : DH_EPARSE);
     }
@@ -421,7 +454,7 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file, bool ho
     }
     n = open_read(s, slot, file, text, sizeof(text), &fd);
     present = text_store(s, slot, file, text, n);
-    if (fd >= 0 && hold && present && n >= 0)
+    if (fd >= 0 && hold && present && n >= 0 && s->cgroups->group[slot].present & DH_CG_FILE_BIT(file))
         dh_cg_held_offer(s, slot, file, fd);
     else if (fd >= 0)
         close(fd);
@@ -433,21 +466,9 @@ void dh_cg_hier_clear(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 {
     struct dh_cgroups *c = s->cgroups;
 
-    for (uint32_t i = 0; i < c->files; i++) {
-        const struct dh_cg_file *f = &c->file[i];
-        uint64_t *valid, *seen;
-        char *record = member_record(&s->work->group[slot], f, &valid, &seen);
-
-        if (f->hier != hier || !(c->group[slot].present & DH_CG_FILE_BIT(i)))
-            continue;
-        c->group[slot].present &= ~DH_CG_FILE_BIT(i);
-        for (int k = 0; k < DH_CG_VALUES && f->spec->values[k].field != DH_FIELD_NUM; k++) {
-            const struct dh_cg_value *v = &f->spec->values[k];
-
-            value_clear(s, valid, seen, record, v, ENOENT);
-            *seen &= ~DH_FIELD_BIT(v->field);
-        }
-    }
+    for (uint32_t i = 0; i < c->files; i++)
+        if (c->file[i].hier == hier && (c->group[slot].present | c->group[slot].failed) & DH_CG_FILE_BIT(i))
+            file_clear(s, slot, i);
     unreadable_count(s, slot);
     dh_group_mark_dirty(s, slot);
 }

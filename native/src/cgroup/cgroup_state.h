@@ -91,6 +91,8 @@ struct dh_cg_group {
     uint64_t watched;    /* a pod's files and directories with a watch */
     uint64_t unwatched;  /* existing files and directories for which the kernel refused a watch */
     uint64_t missed;     /* files that were gone in the last read, while their directory existed */
+    uint64_t failed;     /* files whose last read failed; one that is not in `present` is only assumed to
+                            exist: every read so far failed for lack of descriptors or memory */
     uint64_t pending;    /* notified, not yet read */
     uint64_t active;     /* files that changed, or could not be read, since the last whole sweep */
     uint64_t was_active; /* the same for the sweep period before */

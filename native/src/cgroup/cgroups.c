@@ -131,12 +131,12 @@ static bool size_idle(const struct dh_sampler *s, const struct dh_cg_file *f)
     return false;
 }
 
-/* The files of a group that a whole sweep reads. */
+/* The files of a group that a whole sweep reads. One that cannot be read is tried again, whatever its kind. */
 static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
 {
     const struct dh_cgroups *c = s->cgroups;
     const struct dh_cg_group *p = &c->group[slot];
-    uint64_t mask = 0;
+    uint64_t mask = p->failed;
 
     for (uint64_t m = p->present & ~dh_cg_watched(c, slot); m; m &= m - 1) {
         const struct dh_cg_file *f = &c->file[__builtin_ctzll(m)];
