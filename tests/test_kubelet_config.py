@@ -122,6 +122,66 @@ def test_drop_in_files_are_merged_in_order(tmp_path: Path) -> None:
     assert (config.gates, config.enforces_quota) == ({"A": True, "B": False}, True)
 
 
+def test_drop_in_files_of_a_subdirectory_are_merged_in_its_place(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: true\n", "--config-dir=/etc/k.d")
+    directory = proc / "77/root/etc/k.d"
+    (directory / "20-gpu.conf").mkdir(parents=True)  # a directory, although it is named as a file
+    (directory / "10.conf").write_text("cpuCFSQuota: true\nfeatureGates:\n  A: true\n")
+    (directory / "20-gpu.conf/10.conf").write_text("cpuCFSQuota: false\nfeatureGates:\n  A: false\n")
+    (directory / "30.conf").write_text("featureGates:\n  B: true\n")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert (config.gates, config.enforces_quota) == ({"A": False, "B": True}, False)
+
+
+@pytest.mark.parametrize(("slash", "is_read"), [("", False), ("/", True)])
+def test_linked_drop_in_directory_is_read_with_a_final_slash(
+    tmp_path: Path, slash: str, is_read: bool
+) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: true\n", f"--config-dir=/etc/k.d{slash}")
+    (proc / "77/root/mnt/k.d").mkdir(parents=True)
+    (proc / "77/root/mnt/k.d/10.conf").write_text("cpuCFSQuota: false\n")
+    (proc / "77/root/etc").mkdir()
+    (proc / "77/root/etc/k.d").symlink_to("/mnt/k.d")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert config.enforces_quota is not is_read
+
+
+def test_drop_in_directory_with_too_many_files_is_a_reason(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: true\n", "--config-dir=/etc/k.d")
+    (proc / "77/root/etc/k.d").mkdir(parents=True)
+    for number in range(1001):
+        (proc / f"77/root/etc/k.d/{number}").touch()
+    found = read_running_config(proc)
+    assert found.config is None
+    assert found.reason == "directory /etc/k.d: over 1000 files, the limit; remove some"
+
+
+def test_absolute_link_leads_to_the_kubelets_root_directory(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: false\n", "--config-dir=/etc/k.d")
+    root = proc / "77/root"
+    (root / "mnt/disk").mkdir(parents=True)
+    (root / "var/lib/kubelet").rename(root / "mnt/disk/kubelet")
+    (root / "var/lib/kubelet").symlink_to("/mnt/disk/kubelet")
+    (root / "etc/k.d").mkdir(parents=True)
+    (root / "etc/gates").write_text("featureGates:\n  A: true\n")
+    (root / "etc/k.d/10.conf").symlink_to("/etc/gates")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert (config.gates, config.enforces_quota) == ({"A": True}, False)
+
+
+def test_link_to_itself_is_a_reason_and_no_configuration(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path)
+    path = proc / "77/root/var/lib/kubelet/config.yaml"
+    path.unlink()
+    path.symlink_to("config.yaml")
+    found = read_running_config(proc)
+    assert found.config is None
+    assert found.reason == "file /var/lib/kubelet/config.yaml: over 40 symbolic links, the limit"
+
+
 def test_kubelet_without_a_file_has_its_flags(tmp_path: Path) -> None:
     proc = procfs_tree(tmp_path)
     (proc / "77/cmdline").write_bytes(b"kubelet\0--cpu-cfs-quota=false\0")

@@ -21,6 +21,7 @@ system. Kubelets that run inside another program, such as that of k3s, show neit
 """
 
 import os
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -381,6 +382,10 @@ COMMAND: Final = "kubectl get --raw /api/v1/nodes/NODE/proxy/configz"
 _FILE_BYTES: Final = 4 << 20
 _ARGUMENTS_BYTES: Final = 1 << 20
 _NAME: Final = "kubelet"
+_DROP_IN_ENTRIES: Final = 1000
+"""Largest number of files and directories in the kubelet's drop-in directory."""
+_LINKS_MAX: Final = 40
+"""Largest number of symbolic links in a path, as in Linux."""
 
 
 class KubeletConfigResult(NamedTuple):
@@ -444,25 +449,73 @@ def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
     if file := flags.get(FILE_FLAG):
         config = _read_document(_seen_by(process, file))
     if directory := flags.get(DIRECTORY_FLAG):
-        at = _seen_by(process, directory)
-        try:
-            names = sorted(name for name in os.listdir(at) if name.endswith(".conf"))
-        except OSError as error:
-            raise ValueError(f"directory {at}: cannot be listed: {error.strerror}") from None
-        for name in names:
-            config = merge_configs(config, _read_document(at / name))
+        for path in _list_drop_ins(process, directory):
+            config = merge_configs(config, _read_document(path))
     return with_flags(config, flags)
 
 
-def _seen_by(process: Path, path: str) -> Path:
+def _list_drop_ins(process: Path, directory: str) -> Iterator[Path]:
+    """Yield the drop-in files in a kubelet's directory and its subdirectories, in the kubelet's order.
+
+    The order is by name, each directory in the place of its name. As in the kubelet, a symbolic link is never
+    a directory, not even `directory` itself unless it ends with a slash. Source: kubelet
+    ``cmd/kubelet/app/server.go`` as of 1.37, and Go's ``filepath.WalkDir``.
+
+    Args:
+        process: Directory of the kubelet's process in procfs.
+        directory: Value of ``--config-dir``.
+
+    Raises:
+        ValueError: A directory cannot be listed, or the entries are too many.
+    """
+    parent, name = os.path.split(directory)
+    pending, count = [_seen_by(process, parent) / name], 0
+    while pending:
+        path = pending.pop()
+        try:
+            if stat.S_ISDIR(path.lstat().st_mode):
+                names = sorted(os.listdir(path), key=os.fsencode, reverse=True)
+                count += len(names)
+                pending += [path / name for name in names]
+            elif path.name.endswith(".conf"):
+                yield _seen_by(process, path.name, path.parent)
+        except OSError as error:
+            raise ValueError(f"directory {path}: cannot be listed: {error.strerror}") from None
+        if count > _DROP_IN_ENTRIES:
+            raise ValueError(f"directory {directory}: over {_DROP_IN_ENTRIES} files, the limit; remove some")
+
+
+def _seen_by(process: Path, path: str, start: Path | None = None) -> Path:
     """Return the path at which this process can read a file of another process.
 
-    The path is below the other process's root directory or working directory.
+    The path is below the other process's root directory or working directory. Symbolic links are resolved
+    here: the kernel would look for the target of an absolute one in this process's own root directory.
 
     Args:
         process: Directory of the other process in procfs.
+        path: Path in the view of the other process.
+        start: Directory to which the path is relative; None: the other process's working directory.
+
+    Raises:
+        ValueError: The path has too many symbolic links.
     """
-    return process / "root" / path.lstrip("/") if path.startswith("/") else process / "cwd" / path
+    at, links = start or process / "cwd", 0
+    parts = [*reversed(Path(path).parts)]
+    while parts:
+        part = parts.pop()
+        if part.startswith("/"):
+            at = process / "root"
+            continue
+        try:
+            target = os.readlink(at / part)
+        except OSError:  # no link; if it is absent, the read fails
+            at /= part
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            raise ValueError(f"file {path}: over {_LINKS_MAX} symbolic links, the limit")
+        parts += reversed(Path(target).parts)
+    return at
 
 
 def _read_document(path: Path) -> JsonObject:
