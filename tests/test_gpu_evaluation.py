@@ -419,6 +419,19 @@ def test_fabric_fault_is_held_while_gpu_registers_again(
     assert (node.health(), node.codes()) == (Health.HEALTHY, [])
 
 
+def test_idle_time_between_two_slow_readings_is_no_time_under_load() -> None:
+    node = GpuNode(2)
+    node.set_readings(0, pcie_gen=1, utilization=90, pstate=0)
+    node.rest(1)
+    node.set_readings(0, utilization=0, pstate=8)
+    node.rest(600)
+    node.set_readings(0, utilization=90, pstate=0)
+    node.next()
+    assert node.codes() == []
+    node.rest(40)
+    assert node.codes() == ["gpu.pcie.gen"]
+
+
 def test_recovery_action_is_the_first_cause() -> None:
     node = GpuNode()
     node.set_readings(0, recovery_action=2)

@@ -341,6 +341,23 @@ def test_cause_with_raise_ns_is_raised_after_that_time() -> None:
     assert next_change_ns(rising, lasting, NS, at(1).mono_ns) == at(4).mono_ns
 
 
+@pytest.mark.parametrize(
+    ("observations", "expected"),
+    [
+        ("b??????????b", ConditionPhase.PENDING),
+        ("b-----?", ConditionPhase.PENDING),
+        ("b??????????bbb", ConditionPhase.RAISED),
+        ("bb?-----?--b", ConditionPhase.PENDING),  # 2 s before the first pass without a reading
+        ("bb?-----?--bb", ConditionPhase.RAISED),
+        ("b?b?b", ConditionPhase.PENDING),
+        ("b?b?b?b", ConditionPhase.RAISED),
+        ("b--?b", ConditionPhase.RAISED),  # passes that change nothing cause no evaluation
+    ],
+)
+def test_time_without_readings_does_not_raise_a_fault(observations: str, expected: ConditionPhase) -> None:
+    assert phase(observations, replace(RULE, raise_ns=3 * NS)) is expected
+
+
 def test_unknown_cause_has_no_probation() -> None:
     unknown = BAD._replace(severity=Severity.UNKNOWN)
     condition = next_condition(None, unknown, WATCHED, 1, at(1))

@@ -110,6 +110,9 @@ class Condition(NamedTuple):
     """CLOCK_MONOTONIC at which the run of ``run_start_pass``, or the probation, began [ns]."""
     last_pass: int
     """Pass number of the source at the last evaluation."""
+    unseen_ns: int = 0
+    """CLOCK_MONOTONIC of the last evaluation, if the fault is pending and the rule could not be evaluated
+    then [ns]; else 0."""
 
     @property
     def is_cause(self) -> bool:
@@ -128,6 +131,11 @@ def next_condition(
     seen: bool = True,
 ) -> Condition | None:
     """Return the condition (raised or pending fault) after one evaluation; None if there is no fault.
+
+    Passes without an evaluation have the result of the evaluation before them. The passes and the time from
+    an evaluation in which the rule could not be evaluated to the next evaluation do not count for a pending
+    fault. Those before them still count: readings that fail again and again delay a lasting fault, and do
+    not keep it pending for ever.
 
     Args:
         condition: Condition before the evaluation; None if there was no fault.
@@ -149,12 +157,16 @@ def next_condition(
         # a less severe finding is good for the held one; its own condition begins when that has cleared
         clearing = next_condition(condition, None, row, pass_number, now, seen=seen)
         return clearing or next_condition(None, finding, row, pass_number, now, seen=seen)
-    if not seen:
-        unseen = pass_number - condition.last_pass  # passes that neither raise nor clear
-        phase = TRANSITIONS[condition.phase, PassObservation.UNSEEN]
-        return condition._replace(
-            phase=phase, run_start_pass=condition.run_start_pass + unseen, last_pass=pass_number
+    if condition.unseen_ns:
+        condition = condition._replace(
+            run_start_pass=condition.run_start_pass + pass_number - condition.last_pass,
+            run_start_ns=condition.run_start_ns + now.mono_ns - condition.unseen_ns,
+            unseen_ns=0,
         )
+    if not seen:
+        phase = TRANSITIONS[condition.phase, PassObservation.UNSEEN]
+        unseen_ns = now.mono_ns if phase is ConditionPhase.PENDING else 0
+        return condition._replace(phase=phase, last_pass=pass_number, unseen_ns=unseen_ns)
     bad = finding is not None
     was_bad = condition.phase in (ConditionPhase.CLEAR, ConditionPhase.PENDING, ConditionPhase.RAISED)
     if bad != was_bad:
