@@ -376,6 +376,65 @@ static void test_kubepods_created_later_is_found(void)
     machine_clear();
 }
 
+/* kubepods, a QoS class or a pod appears during a lack of descriptors. */
+static void test_directory_that_cannot_be_listed_is_listed_again(void)
+{
+    static const char *const existing[] = { "cg", "cg/kubepods", "cg/kubepods/burstable" };
+    struct fx f;
+
+    for (int i = 0; i < 3; i++) {
+        check_row = existing[i];
+        fx_dir("%s", existing[i]);
+        f = running();
+        v2_make("cg/" POD "/" ID);
+        v2_make("cg/" POD);
+        fx_exhaust_descriptors(true);
+        fx_events(&f);
+        fx_elapse(&f, 2 * DH_NS);
+        fx_pass(&f);
+        CHECK_INT(state_of(&f), DH_STATE_FAILING);
+        CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err, EMFILE);
+        CHECK(f.s->cgroups->unlisted);
+        fx_exhaust_descriptors(false);
+        fx_elapse(&f, 2 * DH_NS);
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), 2);
+        CHECK_INT(f.s->cgroups->unlisted, 0);
+        dh_sampler_sweep(f.s);
+        fx_pass(&f);
+        CHECK_INT(state_of(&f), DH_STATE_OK);
+        fx_close(&f);
+        machine_clear();
+    }
+    check_row = "";
+}
+
+/* What cannot be listed and is removed then fails no more. */
+static void test_directory_that_cannot_be_listed_may_be_removed(void)
+{
+    static const char *const made[] = { "cg/kubepods/besteffort", "cg/" POD };
+    struct fx f;
+
+    for (int i = 0; i < 2; i++) {
+        check_row = made[i];
+        fx_dir("cg/kubepods/burstable");
+        f = running();
+        fx_dir("%s", made[i]);
+        fx_exhaust_descriptors(true);
+        fx_events(&f);
+        fx_exhaust_descriptors(false);
+        CHECK_INT(state_of(&f), DH_STATE_FAILING);
+        CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err, EMFILE);
+        fx_remove("%s", made[i]);
+        fx_events(&f);
+        CHECK_INT(fx_group_count(&f), 0);
+        CHECK_INT(state_of(&f), DH_STATE_OK);
+        fx_close(&f);
+        machine_clear();
+    }
+    check_row = "";
+}
+
 static void test_group_recreated_under_its_name_gets_a_new_id(void)
 {
     struct fx f;
@@ -863,6 +922,7 @@ static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
             CHECK_INT(state_of(&f), DH_STATE_FAILING);
             fx_exhaust_descriptors(false);
             dh_sampler_sweep(f.s);
+            fx_elapse(&f, 2 * DH_NS);
             fx_pass(&f);
         }
         few_files_check(&f);
@@ -889,6 +949,7 @@ static void test_files_of_a_live_group_are_read_after_a_lack_of_descriptors(void
     CHECK(!HAS(fx_group(&f, UID, "")->valid, DH_GROUP_MEM_OOM_KILL));
     CHECK(!HAS(fx_group(&f, UID, "")->valid, DH_GROUP_MEM_LIMIT));
     dh_sampler_sweep(f.s);
+    fx_elapse(&f, 2 * DH_NS);
     fx_pass(&f);
     few_files_check(&f);
     fx_close(&f);
@@ -1063,6 +1124,8 @@ int main(void)
     test_group_path_too_long_fails_the_source();
     test_groups_outside_kubepods_are_ignored();
     test_kubepods_created_later_is_found();
+    test_directory_that_cannot_be_listed_is_listed_again();
+    test_directory_that_cannot_be_listed_may_be_removed();
     test_group_recreated_under_its_name_gets_a_new_id();
     test_group_removed_during_a_read_is_no_failure();
     test_thousand_groups_created_and_removed_at_once();

@@ -71,6 +71,7 @@ struct dh_cg_dir {
     uint8_t hier;
     uint8_t level;
     bool unwatched; /* it exists, and the kernel refused a watch */
+    bool unlisted;  /* it exists, and its last listing failed */
     int wd;       /* -1: does not exist yet */
     uint32_t dropped; /* pods in it without room in the table */
     char path[DH_CG_PATH];
@@ -104,6 +105,7 @@ struct dh_cg_group {
     uint32_t sweeps;
     uint32_t dropped; /* of a pod: its containers without room in the table */
     uint8_t hiers;    /* bit per hierarchy that contains it; 0 = free slot */
+    uint8_t unlisted; /* of a pod: bit per hierarchy in which the last listing of its containers failed */
     uint8_t watches;
     bool settled; /* was read again when it was one second old */
     bool unreadable;    /* something that exists cannot be read */
@@ -129,6 +131,7 @@ struct dh_cgroups {
     uint32_t *pending;         /* slots with pending != 0, each once */
     uint32_t pending_num;
     uint32_t next_id, free_hint, unreadable;
+    uint32_t unlisted;        /* directories, of pods too, whose last listing failed; the next retry lists them */
     uint32_t cursor;          /* position of the sweep */
     int64_t sweep_debt;       /* groups by which the sweep is late (or, if negative, early), times sweep_ns */
     uint32_t base_pod;        /* slot + 1 of the pod that is being swept; 0 = none */

@@ -325,6 +325,26 @@ static void clear_dropped(struct dh_sampler *s, uint32_t *dropped)
     *dropped = 0;
 }
 
+/* Note whether a listing of an existing directory failed. Return: the same. */
+static bool count_unlisted(struct dh_sampler *s, bool was, int err)
+{
+    bool is = err && !dh_is_absence(err);
+
+    s->cgroups->unlisted += is;
+    s->cgroups->unlisted -= was;
+    if (is)
+        dh_source_failed(s, DH_SOURCE_CGROUPS, DH_GROUP_SET, err);
+    return is;
+}
+
+static void pod_mark_unlisted(struct dh_sampler *s, uint32_t slot, uint8_t hier, int err)
+{
+    struct dh_cg_group *p = &s->cgroups->group[slot];
+    uint8_t bit = (uint8_t)(1u << hier);
+
+    p->unlisted = count_unlisted(s, p->unlisted & bit, err) ? p->unlisted | bit : p->unlisted & (uint8_t)~bit;
+}
+
 /* Read every file of a group in one hierarchy. A group that is gone leaves the hierarchy. */
 void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 {
@@ -384,8 +404,10 @@ static void group_remove(struct dh_sampler *s, uint32_t slot)
             link = &c->group[*link - 1].next;
         *link = p->next;
     }
-    for (uint8_t h = 0; h < c->hiers; h++)
+    for (uint8_t h = 0; h < c->hiers; h++) {
         drop_watches(s, slot, h);
+        pod_mark_unlisted(s, slot, h, 0);
+    }
     dh_map_drop(&c->by_path, p->key);
     clear_dropped(s, &p->dropped);
     c->relist |= s->work->head.dropped > 0; /* a slot is free now */
@@ -414,6 +436,7 @@ void dh_cg_group_leave(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         return;
     }
     drop_watches(s, slot, hier);
+    pod_mark_unlisted(s, slot, hier, 0);
     dh_cg_hier_clear(s, slot, hier);
 }
 
@@ -464,7 +487,7 @@ void dh_cg_pod_list(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 
     if (!hier)
         clear_dropped(s, in.dropped);
-    dh_sampler_list_dir(s, c->hier[hier].fd, in.path, each_entry, &in);
+    pod_mark_unlisted(s, slot, hier, -dh_sampler_list_dir(s, c->hier[hier].fd, in.path, each_entry, &in));
 }
 
 static const char *dir_path(const struct dh_cg_dir *d)
@@ -502,11 +525,13 @@ static void dir_list(struct dh_sampler *s, uint32_t index)
     struct dh_cgroups *c = s->cgroups;
     struct dh_cg_dir *d = &c->dir[index];
     struct listed_dir in = { d->hier, d->level, 0, d->path, &d->dropped };
+    int err = 0;
 
     dir_watch(s, index);
     clear_dropped(s, in.dropped);
     if (d->wd >= 0 || d->unwatched) /* otherwise it does not exist */
-        dh_sampler_list_dir(s, c->hier[d->hier].fd, dir_path(d), each_entry, &in);
+        err = -dh_sampler_list_dir(s, c->hier[d->hier].fd, dir_path(d), each_entry, &in);
+    d->unlisted = count_unlisted(s, d->unlisted, err);
 }
 
 void dh_cg_dir_add(struct dh_sampler *s, uint8_t hier, uint8_t level, const char *path)
@@ -543,6 +568,7 @@ static void dir_gone(struct dh_sampler *s, uint8_t hier, const char *path)
         if (c->dir[i].hier != hier || strcmp(c->dir[i].path, path))
             continue;
         clear_dropped(s, &c->dir[i].dropped);
+        c->dir[i].unlisted = count_unlisted(s, c->dir[i].unlisted, 0);
         if (c->dir[i].wd < 0)
             continue;
         watch_drop(s, c->dir[i].wd);
@@ -587,9 +613,9 @@ void dh_cg_entry_changed(struct dh_sampler *s, uint64_t watch, const char *name,
 }
 
 /*
- * List the known directories, or only those that did not exist before. A directory above kubepods may also
- * have been created again; its parent is not watched. Groups without room are searched for again when slots
- * may be free.
+ * List the known directories, or only those that did not exist before or could not be listed. A directory
+ * above kubepods may also have been created again; its parent is not watched. Groups without room are searched
+ * for again when slots may be free.
  */
 void dh_cg_tree_list(struct dh_sampler *s, bool missing_only)
 {
@@ -601,11 +627,11 @@ void dh_cg_tree_list(struct dh_sampler *s, bool missing_only)
         const struct dh_cg_dir *d = &c->dir[i];
         bool is_above_kubepods = d->level == DH_CG_PARENT && *d->path;
 
-        if (!missing_only || dropped || d->wd < 0 || (is_above_kubepods && dir_watch(s, i)))
+        if (!missing_only || dropped || d->wd < 0 || d->unlisted || (is_above_kubepods && dir_watch(s, i)))
             dir_list(s, i);
     }
-    for (uint32_t slot = 0; dropped && slot < s->work->head.groups; slot++) {
-        uint8_t hiers = c->group[slot].dropped ? c->group[slot].hiers : 0;
+    for (uint32_t slot = 0; (dropped || c->unlisted) && slot < s->work->head.groups; slot++) {
+        uint8_t hiers = dropped && c->group[slot].dropped ? c->group[slot].hiers : c->group[slot].unlisted;
 
         for (uint8_t h = 0; h < c->hiers; h++)
             if (hiers & 1u << h)

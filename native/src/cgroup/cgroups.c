@@ -434,7 +434,7 @@ static void state_set(struct dh_sampler *s)
 {
     const struct dh_cgroups *c = s->cgroups;
 
-    if (c->unreadable || (c->root_err && c->root_err != ENOENT))
+    if (c->unreadable || c->unlisted || (c->root_err && c->root_err != ENOENT))
         dh_source_state(s, DH_SOURCE_CGROUPS, DH_STATE_FAILING);
     else
         dh_source_state(s, DH_SOURCE_CGROUPS, c->hiers ? DH_STATE_OK : DH_STATE_ABSENT);
