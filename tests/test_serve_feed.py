@@ -3,7 +3,8 @@ renewed.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -176,6 +177,62 @@ def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
     assert not asyncio.run(messages_after(30.0))
+
+
+class SentLists:
+    """Lists that streams were sent, by the stream's name, in place of gRPC streams whose clients read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lists: dict[str, list[bytes]] = {}
+        monkeypatch.setattr("agent.serve.health.service.send_message_nowait", self._send_nowait)
+        monkeypatch.setattr("agent.serve.health.service.send_shared_message", self._send)
+
+    def _send_nowait(self, stream: str, message: bytes) -> bool:
+        self.lists.setdefault(stream, []).append(message)
+        return True
+
+    async def _send(self, stream: str, message: bytes) -> None:
+        self._send_nowait(stream, message)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> SentLists:
+    return SentLists(monkeypatch)
+
+
+@contextlib.asynccontextmanager
+async def open_stream(subscribers: HealthSubscribers, name: str) -> AsyncIterator[None]:
+    """Serve a stream until it has been sent what is pending, and to the end of the block."""
+    task = asyncio.create_task(subscribers.serve(HealthSubscriber(name)))  # type: ignore[arg-type]
+    for _ in range(5):  # the task sends, lets the loop run once, and waits
+        await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["opened", "sent-again"])
+def test_withheld_full_list_is_sent_with_the_next_report(sent: SentLists, is_new: bool) -> None:
+    """The next report has no new reading of ``slow``, as while its check runs every 20 min."""
+
+    async def run() -> None:
+        subscribers = HealthSubscribers(Encoder())
+        old = [device("fast", timeout_s=30), device("slow", timeout_s=3600)]
+        subscribers.publish(old)
+        if is_new:
+            subscribers._published_s -= 40
+        async with open_stream(subscribers, "stream"):
+            if not is_new:
+                assert sent.lists.pop("stream") == [b"fast,slow"]
+                subscribers._published_s -= 40
+                subscribers.resend_all()
+            assert sent.lists == {}
+            subscribers.publish([device("fast", verified=2), old[1]])
+            subscribers.publish([device("fast", verified=3), old[1]])
+            assert sent.lists == {"stream": [b"fast,slow", b"fast"]}
+
+    asyncio.run(run())
 
 
 def test_report_is_repeatable_until_half_of_the_smallest_lease() -> None:

@@ -234,7 +234,11 @@ class HealthSubscribers:
         """
         while True:
             number, repeats = self._feed.number, self._resend_count
-            for message in self._pending(subscriber):
+            messages = self._pending(subscriber)
+            if messages is None:
+                await self._wait_pending(subscriber)
+                continue
+            for message in messages:
                 subscriber.has_sent = True
                 await send_shared_message(subscriber.stream, message)
                 self._count(message)
@@ -247,13 +251,17 @@ class HealthSubscribers:
         self.lists += 1
         self.sent_bytes += len(message)
 
-    def _pending(self, subscriber: "HealthSubscriber") -> tuple[bytes, ...]:
+    def _pending(self, subscriber: "HealthSubscriber") -> tuple[bytes, ...] | None:
+        """Return the lists that a stream must send now.
+
+        None: the stream must send all devices, but the last report is too old; the next report has them.
+        """
         if self._muted:
             return ()
         since = subscriber.number if subscriber.resend_count == self._resend_count else 0
         age_s = asyncio.get_running_loop().time() - self._published_s
         if since == 0 and not self._feed.is_current(age_s):
-            return ()
+            return None
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
@@ -267,9 +275,11 @@ class HealthSubscribers:
     def _send_at_once(self, subscriber: "HealthSubscriber") -> bool:
         """Send the devices that a stream must send if its client's flow control window has room.
 
-        Returns True if no device remains to be sent.
+        Returns True if no device of the last report remains to be sent.
         """
         messages = self._pending(subscriber)
+        if messages is None:
+            return True
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
             return False
         if messages:
