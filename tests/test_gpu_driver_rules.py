@@ -115,6 +115,7 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     (MISSING, STARTING, RuleInconclusive("NVML is being opened")),
     (MISSING, NO_LIBRARY, RuleInconclusive("NVML cannot be used")),
     (MISSING, failing_library(9), RuleInconclusive("NVML cannot be used")),
+    (MISSING, gpu_view(gpu_set=gpu_set(*EIGHT, err=999)), RuleInconclusive("NVML cannot be used")),
     (MISSING, gpu_view(sample=None, gpu_set=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),  # noqa: E501
      RuleInconclusive("NVML is still listing its GPUs")),
     # --- gpu.driver.reloaded

@@ -376,6 +376,38 @@ def test_status_15_and_16_are_unhealthy_until_probation_ends() -> None:
 
 
 @pytest.mark.parametrize("status", [NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED])
+def test_lost_gpu_stays_unhealthy_while_nvml_lists_no_gpus(status: int) -> None:
+    node = GpuNode()
+    node.lose(0, status)
+    node.rest(5)
+    gpus = dict(node.gpus)
+    node.gpus.clear()
+    node.nvml = node.nvml._replace(state=SourceState.FAILING)
+    node.library["err"] = NvmlReturnCode.UNKNOWN
+    node.rest(300)
+    assert (node.health(), node.health("gpu-1")) == (Health.UNHEALTHY, Health.UNKNOWN)
+    node.gpus.update(gpus)
+    node.nvml = node.nvml._replace(state=SourceState.OK)
+    node.library["err"] = NvmlReturnCode.OK
+    node.recover(0)
+    node.rest(100)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_xid_109_is_not_unhealthy_while_nvml_lists_no_gpus() -> None:
+    node = GpuNode()
+    node.rest(5)
+    node.xid(0, 109)
+    node.rest(3)
+    assert node.health() is Health.HEALTHY
+    node.gpus.clear()
+    node.nvml = node.nvml._replace(state=SourceState.FAILING)
+    node.library["err"] = NvmlReturnCode.UNKNOWN
+    node.rest(5)
+    assert node.health() is Health.UNKNOWN
+
+
+@pytest.mark.parametrize("status", [NvmlReturnCode.LOST, NvmlReturnCode.RESET_REQUIRED])
 def test_unloaded_driver_does_not_clear_lost_gpu(status: int) -> None:
     node = GpuNode()
     node.lose(0, status)

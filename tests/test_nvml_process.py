@@ -162,8 +162,11 @@ def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
     end_process(fake, "crash segv")
     watched.until(lambda s: bool(s.process))
     may_start.set()
-    hung = watched.until(lambda s: not s.process and bool(s.call_ns))
+    hung = watched.until(lambda s: bool(s.call_ns))
     assert (hung.nvml.state, hung.generation) == (SourceState.STARTING, 2)
+    assert [(gpu.uuid, gpu.status) for gpu in hung.gpus] == [
+        (gpu.uuid, NvmlReturnCode.UNINITIALIZED) for gpu in before.gpus
+    ]
     monkeypatch.setattr(nvml_process, "FIRST_PASS_S", PATIENCE_S)
     fake.scenario.write_text(scenario)
     may_start.clear()
@@ -174,6 +177,26 @@ def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
     after = watched.until(lambda s: not s.process and s.nvml.state is SourceState.OK)
     assert (after.generation, [gpu.handles for gpu in after.gpus]) == (2, [2, 2])
     assert all(now.passes >= then.passes for now, then in zip(after.gpus, before.gpus, strict=True))
+
+
+def test_gpus_stay_unreadable_while_the_next_process_cannot_use_nvml(
+    watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = watched.until_read(2)
+    scenario = fake.scenario.read_text()
+    fake.scenario.write_text(scenario + "init 999\n")
+    may_start.clear()
+    end_process(fake, "crash segv")
+    watched.until(lambda s: bool(s.process))
+    monkeypatch.setattr(nvml_process, "FIRST_PASS_S", 0.0)
+    may_start.set()
+    away = watched.until(lambda s: not s.process)
+    assert (away.nvml.state, away.err) == (SourceState.FAILING, NvmlReturnCode.UNKNOWN)
+    assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
+    assert {gpu.status for gpu in away.gpus} == {NvmlReturnCode.UNINITIALIZED}
+    fake.scenario.write_text(scenario)
+    watched.child.send_signal(signal.SIGKILL)
+    assert watched.until_read(2).err == NvmlReturnCode.OK
 
 
 def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(

@@ -137,8 +137,8 @@ class NvmlProcess:
             found = self._read_child(self._child) if self._child else None
             if found is None or not self._replaces_last(found):
                 return self._without_child()
-            if found.nvml.state is SourceState.STARTING and self._before is not None:
-                return _continued(found, self._before)  # no GPUs: the last ones are still needed
+            if self._before is not None and not found.gpus and found.nvml.state is not SourceState.OK:
+                return self._without_gpus(found, self._before)
             if found is not self._raw or self._last is None:
                 self._raw = found
                 self._last = _continued(found, self._before) if self._before else found
@@ -177,12 +177,31 @@ class NvmlProcess:
             return _no_gpus(SourceState.ABSENT, self._ended_ns, "no NVIDIA driver, GPU or library")
         if not self._end:
             return _no_gpus(SourceState.STARTING, self._ended_ns)
-        times = f", {self._ends} times since the agent started" if self._ends > 1 else ""
-        reason = f"the NVML process {self._end}{times}"
+        reason = self._end_reason()
         if self._last is None:
             failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
             return replace(failing, err=NvmlReturnCode.UNKNOWN, process=reason)
         return _unreadable(self._last, reason, self._ends)
+
+    def _end_reason(self) -> str:
+        times = f", {self._ends} times since the agent started" if self._ends > 1 else ""
+        return f"the NVML process {self._end}{times}"
+
+    def _without_gpus(self, found: NvmlSample, before: NvmlSample) -> NvmlSample:
+        """Return the sample while a new child process lists no GPU, because NVML is being opened or cannot be
+        used: the GPUs of the last child process, without readings."""
+        now = _continued(found, before)
+        last = _unreadable(before, self._end_reason(), self._ends)
+        if found.nvml.state is not SourceState.STARTING:  # NVML's error is the better reason
+            last = replace(last, err=found.err, process="")
+        return replace(
+            last,
+            nvml=now.nvml,
+            events=now.events,
+            generation=now.generation,
+            call=found.call,
+            call_ns=found.call_ns,
+        )
 
     def pass_durations(self) -> PassDurations | None:
         """Return how long the child process's readings of all GPUs took; None: no child process runs."""

@@ -80,11 +80,12 @@ def evaluate_missing_gpu(view: GpuRuleInput) -> RuleResult:
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
     """
     gpu = view.sample
-    if gpu is not None and gpu.status != NvmlReturnCode.GPU_NOT_FOUND:
+    has_error = nvml_library_error(view.gpu_set) != NvmlReturnCode.OK
+    if gpu is not None and gpu.status != NvmlReturnCode.GPU_NOT_FOUND and not has_error:
         return OK
     if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleInconclusive("NVML is being opened")
-    if nvml_library_error(view.gpu_set):
+    if has_error:
         return RuleInconclusive("NVML cannot be used")
     if gpu is None and is_listing_gpus(view.gpu_set):
         return RuleInconclusive("NVML is still listing its GPUs")

@@ -44,6 +44,8 @@ HANDLED_STATUSES: Final = frozenset(
 )
 """NVML return codes that are no error, or that another rule evaluates."""
 
+NO_SAMPLE: Final = RuleInconclusive("needs the GPU")
+"""Result of a rule about a GPU's last read if NVML does not list the GPU: nothing was read."""
 FIELD_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
     "recovery action": (GpuField.RECOVERY_ACTION,),
     "ECC errors": (GpuField.ECC_UNCORRECTABLE, GpuField.ECC_CORRECTABLE),
@@ -109,8 +111,8 @@ def evaluate_not_answering(view: GpuRuleInput) -> RuleResult:
     Source: waiting time of the GPU's thread in NVML, or of the library's thread for which it waits [ns].
     """
     call = _oldest_open_call(view)
-    if call is None:
-        return OK
+    if call is None:  # the end of the process that calls NVML is no answer of the GPU
+        return RuleInconclusive("no process calls NVML") if view.gpu_set.process else OK
     since_ns, name = call
     waiting_ns = view.now_ns - since_ns
     step_ns = max((step for step in _steps_ns(view.limits) if step <= waiting_ns), default=None)
@@ -137,8 +139,10 @@ def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
 def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
     """Return a finding if the last read of the GPU ended with NVML's return code ``status``. If the read
     ended without an error, or with an error that another rule reports, the result is OK. After any other
-    error it is inconclusive."""
-    found = view.sample.status if view.sample else NvmlReturnCode.OK
+    error, and without a sample, it is inconclusive."""
+    if view.sample is None:
+        return NO_SAMPLE
+    found = view.sample.status
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
     return OK if found in HANDLED_STATUSES else RuleInconclusive(f"NVML returned {nvml_code_text(found)}")
@@ -165,7 +169,9 @@ def evaluate_failing_calls(view: GpuRuleInput) -> RuleResult:
 
     Source: NVML's return code for the last pass as a whole.
     """
-    status = view.sample.status if view.sample else NvmlReturnCode.OK
+    if view.sample is None:
+        return NO_SAMPLE
+    status = view.sample.status
     if status in HANDLED_STATUSES:
         return OK
     if nvml_library_error(view.gpu_set):  # gpu.driver.init reports it
@@ -206,7 +212,7 @@ def evaluate_missing_readings(view: GpuRuleInput) -> RuleResult:
     Source: the values of nvmlDeviceGetFieldValues, all of them not supported.
     """
     if view.sample is None:
-        return RuleInconclusive("needs the GPU")
+        return NO_SAMPLE
     absent = _absent_kinds(view, FIELD_VALUES)
     if len(absent) < len(FIELD_VALUES):
         return OK

@@ -120,8 +120,8 @@ def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings
     xid_154 = log.faults.get(FaultKey(number, f"{XID_PREFIX}154"))
     announced = announced_action(xid_154.xid_lines) if xid_154 and not xid_154.resolved else None
     sample, gpu_state = gpus.samples.get(number), gpus.per_gpu.get(number)
-    if sample is None or gpu_state is None:
-        return XidReadings(announced=announced)
+    if sample is None or gpu_state is None:  # the readings are missing, and may exist
+        return XidReadings(announced=announced, has_action=True)
     action = sample[GpuField.RECOVERY_ACTION]
     links = sample[GpuField.LINKS_UP]
     replays = gpu_state.growth.get(GpuField.PCIE_REPLAY, CounterGrowth(0, 0.0)).events
