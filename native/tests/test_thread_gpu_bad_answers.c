@@ -160,6 +160,78 @@ static void test_field_seen_once_is_retried_at_once(void)
     gx_stop(&g);
 }
 
+static bool is_absent(struct gx *g, enum dh_gpu_field field)
+{
+    const struct dh_gpu *gpu = gx_gpu(g, 0);
+
+    return !dh_gpu_has_bit(gpu->valid, field) && !dh_gpu_has_bit(gpu->seen, field);
+}
+
+/* The counters become unsupported before the mode, a slow field, is due. */
+static void test_ecc_counters_of_a_gpu_without_ecc_are_absent(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    CHECK(dh_gpu_has_bit(gx_gpu(&g, 0)->seen, DH_GPU_ECC_UNCORRECTABLE));
+    gx_command(&g, "gpu 0 set ecc.mode=0");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_MODE) == 0);
+    CHECK(is_absent(&g, DH_GPU_ECC_UNCORRECTABLE));
+    gx_command(&g, "gpu 0 set ecc.mode=1");
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 0);
+    gx_stop(&g);
+}
+
+static void test_field_that_mig_removes_is_absent(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    gx_command(&g, "gpu 0 fail field 4 3"); /* NVML_FI_DEV_ECC_DBE_VOL_TOTAL is not supported */
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == -1);
+    CHECK(!is_absent(&g, DH_GPU_ECC_UNCORRECTABLE)); /* nothing explains it */
+    gx_command(&g, "gpu 0 mig 3g.40gb");
+    EVENTUALLY(is_absent(&g, DH_GPU_ECC_UNCORRECTABLE));
+    gx_command(&g, "gpu 0 fail field 4 0");
+    gx_command(&g, "gpu 0 mig off");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 0);
+    gx_stop(&g);
+}
+
+static void test_field_that_another_driver_lacks_is_absent(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    gx_command(&g, "gpu 0 fail field 4 3");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == -1);
+    CHECK(!is_absent(&g, DH_GPU_ECC_UNCORRECTABLE));
+    gx_command(&g, "reload driver=570.10.1");
+    EVENTUALLY(is_absent(&g, DH_GPU_ECC_UNCORRECTABLE));
+    gx_stop(&g);
+}
+
+static void test_gpu_that_answers_by_the_handle_of_another_has_its_own_record(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    char uuid[sizeof(gx_gpu(&g, 0)->uuid)];
+
+    gx_ready(&g, 2);
+    snprintf(uuid, sizeof(uuid), "%s", gx_gpu(&g, 0)->uuid);
+    gx_command(&g, "gpu 0 lost");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_GPU_IS_LOST);
+    gx_command(&g, "gpu 0 replace");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_GPU_NOT_FOUND);
+    CHECK_STR(gx_gpu(&g, 0)->uuid, uuid);
+    EVENTUALLY(gx_head(&g)->gpus == 3 && gx_gpu(&g, 2)->state == DH_STATE_OK);
+    CHECK(strlen(gx_gpu(&g, 2)->uuid) == 40 && strcmp(gx_gpu(&g, 2)->uuid, uuid) != 0);
+    gx_stop(&g);
+}
+
 static void test_wait_that_ends_early_is_no_busy_loop(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1");
@@ -239,6 +311,10 @@ int main(void)
     test_unknown_error_of_a_lost_gpu_keeps_it_lost();
     test_refused_call_does_not_request_a_handle_each_pass();
     test_field_seen_once_is_retried_at_once();
+    test_ecc_counters_of_a_gpu_without_ecc_are_absent();
+    test_field_that_mig_removes_is_absent();
+    test_field_that_another_driver_lacks_is_absent();
+    test_gpu_that_answers_by_the_handle_of_another_has_its_own_record();
     test_wait_that_ends_early_is_no_busy_loop();
     test_wide_error_code_is_truncated_consistently();
     test_event_after_a_reload_is_not_assigned_by_an_old_handle();

@@ -161,6 +161,11 @@ void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested)
     if (w->head.state != DH_STATE_OK || reinit_requested || needs_reopen(w))
         reopen(w);
     w->head.passes++;
+    pthread_mutex_lock(&w->lock);
+    if (w->scan_requested)
+        w->scanned = 0;
+    w->scan_requested = false;
+    pthread_mutex_unlock(&w->lock);
     if (w->head.state == DH_STATE_OK && w->scanned != w->head.count) {
         /*
          * A GPU that hangs while it is identified must not delay the others. A head that still reports "no

@@ -56,26 +56,33 @@ void dh_gpu_plan_fields(struct dh_gpu_slot *s)
 }
 
 /*
- * Store the result of one field. A field that was valid once is read again in the next pass. An unchanged
- * valid value is not written.
+ * Store the result of one field. A field that was valid once is read again in the next pass, unless the GPU
+ * may lack it since a mode or the driver changed. An unchanged valid value is not written.
  */
 void dh_gpu_store(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64_t value)
 {
     uint64_t bit = 1ull << (field % 64);
     struct dh_gpu *g = &s->work;
-    bool is_seen = g->seen[field / 64] & bit;
+    bool unsupported = dh_gpu_is_unsupported(code);
 
-    if (!code && dh_gpu_is_valid(g, field) && g->value[field] == value)
+    if (!code && dh_gpu_is_valid(g, field) && g->value[field] == value) {
+        s->may_lack[field / 64] &= ~bit;
         return;
+    }
     s->unchanged = false;
     s->fast_ok &= !code;
+    if (unsupported) {
+        s->lost_field |= dh_gpu_is_valid(g, field);
+        g->seen[field / 64] &= ~(s->may_lack[field / 64] & bit);
+    }
     g->code[field] = (uint16_t)code;
-    s->unsupported_ns[field] = !is_seen && dh_gpu_is_unsupported(code) ? s->now_ns : 0;
+    s->unsupported_ns[field] = unsupported && !(g->seen[field / 64] & bit) ? s->now_ns : 0;
     if (code) {
         g->valid[field / 64] &= ~bit;
         g->value[field] = 0;
         return;
     }
+    s->may_lack[field / 64] &= ~bit;
     g->valid[field / 64] |= bit;
     g->seen[field / 64] |= bit;
     g->value[field] = value;

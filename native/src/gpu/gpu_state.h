@@ -109,6 +109,9 @@ struct dh_gpu_slot {
                                            record clears it */
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass reads */
     uint64_t unsupported_ns[DH_GPU_FIELD_NUM]; /* since when a field is skipped because it is unsupported */
+    uint64_t may_lack[DH_GPU_WORDS]; /* fields not read successfully since a mode or the driver changed: the GPU
+                                        may lack them now although it had them */
+    bool lost_field;               /* a field that was valid became unsupported in this pass */
     uint64_t links;                /* bit set of links that answer */
     uint64_t links_ns;             /* when all links were last queried, each with a definite answer; 0 =
                                       never */
@@ -205,6 +208,7 @@ struct dh_gpu_watch {
     int32_t closed_err;      /* why the library is closed: nvmlReturn_t */
     bool absent;             /* the library does not exist */
     bool started, stopping, abandoned, reinit_requested, check_requested, opener_active;
+    bool scan_requested;     /* there may be a GPU without a record although the count did not change */
     uint32_t threads;
     bool is_common;          /* the common thread runs the passes over all GPUs */
     bool is_common_busy;     /* it is in a pass, which may hang */

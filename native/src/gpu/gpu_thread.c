@@ -9,6 +9,8 @@
 #include "core/durations.h"
 #include "gpu/gpus.h"
 
+#define READS_MAX 3 /* in one pass: a lost field, the mode that explains it, and the fields of that mode */
+
 /* Read all fields again, unsupported ones included: the GPU may have been reset or repartitioned. */
 static void retry_fields(struct dh_gpu_slot *s)
 {
@@ -16,6 +18,12 @@ static void retry_fields(struct dh_gpu_slot *s)
     memset(s->via_function, 0, sizeof(s->via_function));
     s->links_ns = 0;
     s->slow = s->mig_due = true;
+}
+
+/* The GPU may lack fields that it had before: its mode changed, or another driver may be loaded. */
+static void expect_lost_fields(struct dh_gpu_slot *s)
+{
+    memset(s->may_lack, 0xff, sizeof(s->may_lack));
 }
 
 static void adopt_handle(struct dh_gpu_slot *s, nvmlDevice_t dev)
@@ -38,6 +46,16 @@ static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
     return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, s->work.period_ns);
 }
 
+/* The handle belongs to a GPU that NVML no longer lists, or to another GPU, which needs a record of its own. */
+static void drop_handle(struct dh_gpu_slot *s)
+{
+    s->dev = NULL;
+    s->status = NVML_ERROR_GPU_NOT_FOUND;
+    pthread_mutex_lock(&s->w->lock);
+    s->w->scan_requested = true;
+    pthread_mutex_unlock(&s->w->lock);
+}
+
 /*
  * NVML counts fewer GPUs than have a handle, and a handle of a removed GPU may still answer. Return: whether
  * NVML still lists this GPU.
@@ -48,8 +66,7 @@ static bool is_still_listed(struct dh_gpu_slot *s)
     nvmlReturn_t code = dh_gpu_handle(s, &dev);
 
     if (code == NVML_ERROR_GPU_NOT_FOUND) {
-        s->dev = NULL;
-        s->status = code;
+        drop_handle(s);
         return false;
     }
     s->unreachable = false; /* another failure: the pass itself shows whether the GPU answers */
@@ -69,6 +86,8 @@ static bool has_handle(struct dh_gpu_slot *s)
         return !s->verify_due || is_still_listed(s);
     if (s->dev || s->dev_epoch != s->caller.epoch)
         s->handle_ns = 0;
+    if (s->dev_epoch != s->caller.epoch)
+        expect_lost_fields(s);
     s->dev = NULL;
     s->dev_epoch = s->caller.epoch;
     if (!is_due(s, s->handle_ns)) {
@@ -88,9 +107,15 @@ static bool has_handle(struct dh_gpu_slot *s)
 static bool is_back(struct dh_gpu_slot *s)
 {
     nvmlDevice_t dev = NULL;
+    nvmlReturn_t code;
 
     if (dh_gpu_is_responding(s, s->dev)) {
-        if (dh_gpu_handle(s, &dev)) { /* the old handle still works */
+        code = dh_gpu_handle(s, &dev);
+        if (code == NVML_ERROR_GPU_NOT_FOUND) {
+            drop_handle(s);
+            return false;
+        }
+        if (code) { /* the old handle still works */
             s->unreachable = false;
             s->status = NVML_SUCCESS;
             retry_fields(s);
@@ -112,10 +137,14 @@ static bool is_back(struct dh_gpu_slot *s)
     return true;
 }
 
-static void read_all(struct dh_gpu_slot *s)
+/* Read the fields that are due. Return: whether the GPU may have other fields now, so that all must be read. */
+static bool read_all(struct dh_gpu_slot *s)
 {
-    uint64_t mig_mode = s->work.value[DH_GPU_MIG_MODE], links = s->links;
+    const struct dh_gpu *g = &s->work;
+    uint64_t mig_mode = g->value[DH_GPU_MIG_MODE], ecc_mode = g->value[DH_GPU_ECC_MODE], links = s->links;
+    bool had_ecc_mode = dh_gpu_is_valid(g, DH_GPU_ECC_MODE), is_slow = s->slow, mode_changed;
 
+    s->lost_field = false;
     s->fast_ok = !s->slow;
     s->plan_reusable &= s->fast_ok;
     s->unchanged = s->plan_reusable;
@@ -134,12 +163,15 @@ static void read_all(struct dh_gpu_slot *s)
         s->slow_ns = s->now_ns;
         s->work.slow_passes++;
     }
-    if (s->work.value[DH_GPU_MIG_MODE] != mig_mode)
-        retry_fields(s); /* with MIG a GPU has no NVLinks and other counters */
-    if (s->work.value[DH_GPU_MIG_MODE] != mig_mode || s->links != links)
+    mode_changed = g->value[DH_GPU_MIG_MODE] != mig_mode || /* with MIG a GPU has no NVLinks and other counters */
+                   (had_ecc_mode && dh_gpu_is_valid(g, DH_GPU_ECC_MODE) && g->value[DH_GPU_ECC_MODE] != ecc_mode);
+    if (mode_changed)
+        expect_lost_fields(s);
+    if (mode_changed || s->links != links)
         s->slow_ns = 0; /* the next pass reads what this pass could not know of */
     dh_gpu_read_migs(s);
     s->plan_reusable = s->fast_ok;
+    return mode_changed || (s->lost_field && !is_slow); /* the modes are slow fields */
 }
 
 static void finish_pass(struct dh_gpu_slot *s)
@@ -183,10 +215,13 @@ static void pass(struct dh_gpu_slot *s)
     s->caller.is_measured = s->slow || s->follows_slow;
     s->follows_slow = s->slow;
     if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {
-        read_all(s);
-        if (status_before && !s->status && !s->slow) { /* the GPU answers again: slow fields failed with it */
+        bool was_failing = status_before && !s->slow; /* if the GPU answers again: slow fields failed with it */
+
+        for (int reads = 0; reads < READS_MAX; reads++) {
+            if (!read_all(s) && (!was_failing || s->status))
+                break;
+            was_failing = false;
             retry_fields(s);
-            read_all(s);
         }
     }
     if (dh_nvml_session_is_stale(s->w, &s->caller))
