@@ -186,6 +186,15 @@ def test_fault_of_a_device_that_is_read_late_survives_a_restart() -> None:
     assert codes(device_of(node.next(3), "dev-0")) == [check.code]
 
 
+def test_stored_fault_of_a_device_without_other_checks_counts_before_the_first_run() -> None:
+    check = FABRIC._replace(devices="*/dev-0")
+    node = Node(check, part=DeclaredOtherDevice())
+    node.restart()
+    node.run(check, "down")
+    node.restart()
+    assert codes(device_of(node.next(3), "dev-0")) == [check.code, "declared.unseen"]
+
+
 def test_declared_device_is_checked_by_its_name_in_reports() -> None:
     check = FABRIC._replace(devices="a.example.com/*")
     part = DeclaredCpuDevice(0b10, 0, exclusive=False, isolated=False)

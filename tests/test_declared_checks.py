@@ -246,6 +246,28 @@ def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | Non
     assert node.state.checkpoint.checks == ()
 
 
+@pytest.mark.parametrize(
+    "part", [None, DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False)]
+)
+def test_stored_check_fault_counts_before_the_first_result(part: DeclaredPart | None) -> None:
+    node = Node(part)
+    restarted(node)
+    cause = device_of(node.check(STUCK), "dev-0").causes[0]
+    expected = Health.UNHEALTHY, ["fw.stuck", "declared.unseen"]
+    report = restarted(node)
+    assert health_and_codes(report) == expected
+    assert device_of(report, "dev-0").causes[0] == cause
+    assert health_and_codes(node.next(30)) == expected, "the first run hangs"
+
+
+def test_stored_degraded_check_fault_is_unknown_before_the_first_result() -> None:
+    node = Node()
+    restarted(node)
+    node.check(STUCK._replace(severity=Severity.DEGRADED))
+    assert not [device for device in restarted(node).devices if device.device == "dev-0"]
+    assert health_and_codes(node.next(5)) == (Health.UNKNOWN, ["declared.unseen", "fw.stuck"])
+
+
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])
 def test_check_finding_of_another_boot_is_not_restored(boot_id: str) -> None:
     node = Node()

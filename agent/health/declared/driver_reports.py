@@ -244,12 +244,15 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
     }
 
 
-def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> None:
-    """Keep the stored faults of a device whose health checks have not run since the agent's start."""
+def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> list[Cause]:
+    """Keep the stored faults of a device whose health checks have not run since the agent's start; return
+    them as causes, worst first."""
     own = check_conditions_subject(subject)
     for code in evaluation.previous_codes(own):
-        if evaluation.previous[own, code].last_pass == 0:
+        condition = evaluation.previous[own, code]
+        if condition.last_pass == 0 and condition.finding.code not in (_UNREADABLE, _EXPIRED):
             evaluation.repeat_finding(own, code, passes=0)
+    return evaluation.causes(own, _public_row)
 
 
 def evaluate_driver_checks(

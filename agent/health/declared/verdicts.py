@@ -252,8 +252,9 @@ def declared_verdicts(
             cause = cause_from_row(
                 REMOVED_DEVICE, "no longer declared by its driver", state.removed[subject].since
             )
-            verdicts[subject] = _single_cause_verdict(evaluation, before, device, cause)
+            verdicts[subject] = _verdict_without_readings(evaluation, before, device, [cause])
             continue
+        restored: list[Cause] = []
         if isinstance(declared.part, DeclaredGpuDevice):
             found = None
             if subject in before.devices or not _awaits_first_result(evaluation, checks.get(subject, ())):
@@ -261,7 +262,7 @@ def declared_verdicts(
             if found is not None:
                 found = _with_check_causes(evaluation, before, device, found, checks)
             else:
-                keep_restored_faults(evaluation, subject)
+                restored = keep_restored_faults(evaluation, subject)
         elif not _is_not_evaluated(evaluation, before, state, device, checks):
             rules, begin = DECLARED_RULES[device.kind], evaluation.list_lengths()
             if rules:
@@ -275,16 +276,19 @@ def declared_verdicts(
             )
             cached.store(subject, device.kind, found, begin)
         else:
-            keep_restored_faults(evaluation, subject)
+            restored = keep_restored_faults(evaluation, subject)
         if found is None:
             late_ns = state.since[subject].mono_ns + FIRST_PASS_WAIT_NS
-            if evaluation.now.mono_ns < late_ns and subject not in before.devices:
+            is_known = subject in before.devices or any(
+                cause.severity > Severity.UNKNOWN for cause in restored
+            )
+            if evaluation.now.mono_ns < late_ns and not is_known:
                 evaluation.due_ns.append(late_ns)
                 continue
             cause = cause_from_row(
                 NOT_EVALUATED_YET, "no source has finished a pass since it was declared", state.since[subject]
             )
-            found = _single_cause_verdict(evaluation, before, device, cause)
+            found = _verdict_without_readings(evaluation, before, device, [*restored, cause])
         verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
     return verdicts, cached.next_cache()
 
@@ -304,11 +308,12 @@ def _run_declared_rules(
         evaluation.run_rules(subject, PCI_RULES, view.function)
 
 
-def _single_cause_verdict(
-    evaluation: Evaluation, before: VerdictContext, device: InventoryDevice, cause: Cause
+def _verdict_without_readings(
+    evaluation: Evaluation, before: VerdictContext, device: InventoryDevice, causes: list[Cause]
 ) -> DeviceHealth:
+    causes = sorted(causes, key=lambda cause: -cause.severity)
     now, lease_s = evaluation.now, evaluation.settings.lease_s
-    return make_verdict(evaluation, before, device, cause.severity, [cause], now, lease_s)
+    return make_verdict(evaluation, before, device, causes[0].severity, causes, now, lease_s)
 
 
 def _check_causes(
@@ -379,7 +384,7 @@ def _gpu_verdict(
     causes of the host's GPU, and the faults of the declaration itself."""
     if snapshot.gpus is None:
         cause = cause_from_row(UNWATCHED, "GPU monitoring is off", before.started)
-        return _single_cause_verdict(evaluation, before, device, cause)
+        return _verdict_without_readings(evaluation, before, device, [cause])
     gpu = find_host_gpu(declared, gpus.state.rule_state.registry)
     host_device = find_host_device(declared, gpu)
     is_identifying = is_identifying_gpus(snapshot.gpus, evaluation.settings.gpu, evaluation.now.mono_ns)
