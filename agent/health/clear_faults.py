@@ -142,17 +142,24 @@ def clear_faults(
             outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
         found = _remembered(outcome, target, request.code, conditions)
-        restarted = _restarted(outcome, target, declared, snapshot, settings)
-        found.from_start = [
+        restarted = _restarted(outcome, target, request.code, declared, snapshot, settings)
+        ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
             if _ends_with(key[1], target, declared, outcome, restarted, snapshot, settings, now)
         ]
+        found.from_start = [key for key in ending if request.code in ("", key[1])]
+        others = [code for _, code in ending if request.code not in ("", code)]
         accepted = restarted if found.from_start else outcome
         if found.is_empty:
             outcome = _refused(
                 outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
             )
+        elif found.from_start and others:
+            reason = (
+                f"{target.name}: {request.code} cannot be cleared alone: {', '.join(others)} would end too"
+            )
+            outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         elif reason := _shown_by_reading(accepted.gpus, found, target, conditions, snapshot, settings, now):
             outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         else:
@@ -287,11 +294,11 @@ def _is_reported(conditions: Conditions, name: Subject, code: str) -> bool:
 def _reading_faults(
     outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
 ) -> Iterator[tuple[Subject, str]]:
-    """Yield the raised faults of a device that its present readings show. If ``code`` is empty, faults of
-    severity INFO are left out."""
+    """Yield the raised faults of a device that its present readings show. Faults of severity INFO are left
+    out, except that with the code ``code``."""
     for key, condition in conditions.items():
         subject, known_code = key
-        named = code == known_code if code else condition.finding.severity > Severity.INFO
+        named = code == known_code or condition.finding.severity > Severity.INFO
         if subject == target.name and named and condition.is_cause and key not in outcome.dropped:
             yield key
 
@@ -299,25 +306,39 @@ def _reading_faults(
 def _restarted(
     outcome: ClearOutcome,
     target: _Target,
+    code: str,
     declared: DeclaredState,
     snapshot: Snapshot,
     settings: EngineSettings,
 ) -> ClearOutcome:
-    """Return the state in which a device's present values replace its values at the agent's start."""
+    """Return the state in which a device's present values replace its values at the agent's start.
+
+    Args:
+        code: Finding code of the rule whose values are replaced; empty: the values of all rules.
+    """
     gpu = target.host_device
     if gpu is not None:
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
             return outcome
         state = outcome.gpus.state
         rule_state = restart_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
+        if code:  # keep what other rules compare with
+            of_gpu = rule_state.per_gpu[gpu.gpu_number]
+            now, seen = of_gpu.seen, state.rule_state.per_gpu[gpu.gpu_number].seen
+            if code == "gpu.nvlink.down":
+                seen = seen._replace(links_up=now.links_up)
+            elif code == "gpu.fabric.manager":
+                seen = seen._replace(fabric_manager=now.fabric_manager)
+            per_gpu = {**rule_state.per_gpu, gpu.gpu_number: replace(of_gpu, seen=seen)}
+            rule_state = replace(rule_state, per_gpu=per_gpu)
         return replace(outcome, gpus=outcome.gpus._replace(state=replace(state, rule_state=rule_state)))
     if target.name in declared.devices:
         part = declared.devices[target.name].part
-        return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part))
+        return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part, code))
     device = next((device for device in outcome.host.devices if device.name == target.name), None)
     if device is None:
         return outcome
-    return replace(outcome, host=restart_host_device(outcome.host, snapshot, settings, device))
+    return replace(outcome, host=restart_host_device(outcome.host, snapshot, settings, device, code))
 
 
 def _ends_with(

@@ -138,16 +138,20 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> Gpu
 
 
 def restart_host_device(
-    host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
+    host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice, code: str
 ) -> HostRuleState:
     """Return the host rules' state in which the present values of a host device replace its values at start.
-    Expected values that the configuration sets stay."""
+    Expected values that the configuration sets stay.
+
+    Args:
+        code: Finding code of the rule whose values are replaced; empty: the values of all rules.
+    """
     match device.kind:
         case DeviceKind.CPU:
             node = device.numa_node
             cpus = host.cpus.expected.get(node, 0) | host.cpus.numa_cpus.get(node, 0)
             observed = node if settings.expect_cpus is None else None
-            return replace(host, cpus=restart_cpus(host.cpus, snapshot, cpus, observed))
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, cpus, observed, code))
         case DeviceKind.MEMORY:
             return replace(host, memory=restart_memory(host.memory, snapshot, device.numa_node))
         case DeviceKind.HUGEPAGES if device.name not in settings.expect_pools:
@@ -156,18 +160,24 @@ def restart_host_device(
             return host
 
 
-def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
+def restart_declared_part(
+    host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str
+) -> HostRuleState:
     """Return the host rules' state in which the present values of a declared part replace those at start. A
     declared part is the hardware of the host that a driver declares as a device. Expected values that the
-    driver declares stay."""
+    driver declares stay.
+
+    Args:
+        code: Finding code of the rule whose values are replaced; empty: the values of all rules.
+    """
     match part:
         case DeclaredCpuDevice():
-            return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus, code=code))
         case DeclaredPciDevice():
-            return replace(host, pci=restart_pci(host.pci, part.address))
+            return replace(host, pci=restart_pci(host.pci, part.address, code))
         case DeclaredNicDevice():
-            pci = restart_pci(host.pci, nic_address(host.nics, part))
-            return replace(host, nics=restart_nic(host.nics, snapshot, part), pci=pci)
+            pci = restart_pci(host.pci, nic_address(host.nics, part), code)
+            return replace(host, nics=restart_nic(host.nics, snapshot, part, code), pci=pci)
         case _:
             return host
 

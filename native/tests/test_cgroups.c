@@ -10,6 +10,7 @@
 #include "fixture.h"
 
 #define UID "11111111-2222-3333-4444-555555555555"
+#define UID_2 "22222222-2222-3333-4444-555555555555"
 #define UID_SYSTEMD "11111111_2222_3333_4444_555555555555"
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define DEEP "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z" /* as slices the path is too long */
@@ -830,6 +831,45 @@ static void test_page_sizes_without_pages_are_not_swept(void)
     machine_clear();
 }
 
+/* The pools are unknown at first: sysfs is mounted after cgroupfs, or a listing fails. */
+static void test_page_size_found_later_is_read_in_existing_groups(void)
+{
+    const struct dh_group *g;
+    struct fx f;
+
+    fx_remove("sys");
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    CHECK_INT(fx_group(&f, UID, ID)->sizes, 0);
+    machine_make();
+    fx_elapse(&f, 10 * DH_NS);
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    g = fx_group(&f, UID, ID);
+    CHECK_INT(g->sizes, 1);
+    CHECK_U64(g->hugetlb[0].size_kib, 2048);
+    CHECK_U64(g->hugetlb[0].max, 8388608);
+    CHECK(HAS(g->hugetlb[0].valid, DH_GROUP_HT_EVENTS) && !g->hugetlb[0].events);
+    fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_write("max 1\n", "cg/" POD "/" ID "/hugetlb.2MB.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
+    CHECK_U64(fx_group(&f, UID, ID)->hugetlb[0].events, 1);
+    fx_write("0\n", "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages");
+    v2_make("cg/kubepods/pod" UID_2);
+    fx_write("max 3\n", "cg/kubepods/pod" UID_2 "/hugetlb.1GB.events");
+    fx_resync(&f);
+    CHECK_INT(fx_group(&f, UID, ID)->sizes, 2);
+    g = fx_group(&f, UID_2, "");
+    CHECK_U64(g->hugetlb[0].max, 8388608);
+    CHECK_U64(g->hugetlb[1].events, 3);
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    fx_close(&f);
+    fx_remove("sys");
+    machine_clear();
+}
+
 static void test_missing_file_of_a_live_group_is_unreadable(void)
 {
     const struct dh_group *g;
@@ -1139,6 +1179,7 @@ int main(void)
     test_frozen_container_is_found_by_its_own_watch();
     test_sweep_reads_every_group_once();
     test_page_sizes_without_pages_are_not_swept();
+    test_page_size_found_later_is_read_in_existing_groups();
     test_missing_file_of_a_live_group_is_unreadable();
     test_absent_files_are_absent_again_after_a_lack_of_descriptors();
     test_files_of_a_live_group_are_read_after_a_lack_of_descriptors();

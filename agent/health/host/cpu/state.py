@@ -308,27 +308,34 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
 
 
 def restart_cpus(
-    state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
+    state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None, code: str = ""
 ) -> CpuRuleState:
     """Return the CPU rules' state in which the present values of CPUs replace their values at start.
 
     Args:
         numa_node: NUMA node whose online CPUs also replace those at start; None: no node.
+        code: Finding code of the rule whose values are replaced; empty: the values of all rules.
     """
     expected, isolated, machine = state.expected, snapshot.cpus.isolated, snapshot.machine
-    if numa_node is not None and numa_node in expected and isinstance(snapshot.cpus.online, int):
-        expected = {**expected, numa_node: expected[numa_node] & snapshot.cpus.online}
-    if isinstance(isolated, int) and isinstance(state.isolated_start, int):
+    online = snapshot.cpus.online
+    if code not in ("", "cpu.offline"):
+        numa_node = None
+    if numa_node is not None and numa_node in expected and isinstance(online, int):
+        expected = {**expected, numa_node: expected[numa_node] & online}
+    if code not in ("", "cpu.isolation"):
+        isolated = state.isolated_start
+    elif isinstance(isolated, int) and isinstance(state.isolated_start, int):
         isolated = state.isolated_start & ~cpus | isolated & cpus
     caps = {core.cpu: core.cap_khz for core in (machine.cores if machine else ())}
     start_khz = state.cpu_facts.start_khz
-    now_khz = {cpu: khz for cpu in cpu_numbers(cpus) if isinstance(khz := caps.get(cpu), int)}
+    changed = cpus if code in ("", "cpu.capped") else 0
+    now_khz = {cpu: khz for cpu in cpu_numbers(changed) if isinstance(khz := caps.get(cpu), int)}
     facts = replace(state.cpu_facts, samples=(), start_khz={**start_khz, **now_khz})
     return replace(
         state,
         expected=expected,
         isolated_start=isolated if isinstance(isolated, int) else state.isolated_start,
-        smt_start=machine.smt_active if machine else state.smt_start,
+        smt_start=machine.smt_active if machine and code in ("", "cpu.smt") else state.smt_start,
         cpu_facts=next_cpu_facts(facts, machine.cores) if machine else state.cpu_facts,
     )
 

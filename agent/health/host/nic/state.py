@@ -165,20 +165,28 @@ def _restored_port(port: NicPortBaseline) -> _NicPortState:
     )
 
 
-def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice) -> NicRuleState:
+def restart_nic(
+    state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice, code: str = ""
+) -> NicRuleState:
     """Return the NIC rules' state in which the present state of a NIC's ports replaces their best earlier
-    state."""
+    state.
+
+    Args:
+        code: Finding code of the rule whose values are replaced; empty: the values of all rules.
+    """
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
     known = state.states.get(declared)
     if known is None or nic is None or not isinstance(nic.ports, tuple):
         return state
-    ports = {
-        port.number: known.ports[port.number]._replace(
-            was_active=port.is_active, rate_mbps=port.rate_mbps, width=port.width
-        )
-        for port in nic.ports
-        if port.number in known.ports
-    }
+    ports = dict(known.ports) if code else {}
+    for port in nic.ports:
+        if (before := known.ports.get(port.number)) is None:
+            continue
+        if code in ("", "nic.port_down"):
+            before = before._replace(was_active=port.is_active)
+        if code in ("", "nic.rate"):
+            before = before._replace(rate_mbps=port.rate_mbps, width=port.width)
+        ports[port.number] = before
     return replace(state, states={**state.states, declared: known._replace(ports=ports)})
 
 

@@ -236,13 +236,20 @@ def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
     return PciRuleState(restored={start.address: start for start in functions})
 
 
-def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
-    """Return the PCI rules' state in which a PCI function's present values replace its values at start."""
+def restart_pci(state: PciRuleState, address: str, code: str = "") -> PciRuleState:
+    """Return the PCI rules' state in which a PCI function's present values replace its values at start.
+
+    Args:
+        code: Finding code of the rule whose value is replaced; empty: the values of all rules.
+    """
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state
-    now = known._replace(start=PciBaselineValues(function.driver, function.width))
-    return replace(state, states={**state.states, address: now})
+    start = PciBaselineValues(
+        function.driver if code in ("", "pci.unbound") else known.start.driver,
+        function.width if code in ("", "pci.link_width") else known.start.width,
+    )
+    return replace(state, states={**state.states, address: known._replace(start=start)})
 
 
 def _next_function_state(
