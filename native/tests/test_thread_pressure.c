@@ -57,7 +57,8 @@ static struct mx started(int trigger)
 
 static void test_trigger_is_handled_between_passes(void)
 {
-    uint64_t heartbeat_ns;
+    struct dh_durations before[DH_MACHINE_SOURCE_NUM], after[DH_MACHINE_SOURCE_NUM];
+    uint64_t heartbeat_ns, fired_ns;
     struct mx x;
     int fd[2];
     char urgent;
@@ -68,8 +69,14 @@ static void test_trigger_is_handled_between_passes(void)
     heartbeat_ns = pressure(&x)->heartbeat_ns;
     CHECK_U64(x.head->psi_memory_full_us, 300);
     machine_make(LINE("some", "800") LINE("full", "400"));
+    dh_machine_durations(x.m, before);
+    poll(NULL, 0, 50); /* no part of the reading */
+    fired_ns = dh_now_ns();
     CHECK_INT(send(fd[0], "!", 1, MSG_OOB), 1);
     EVENTUALLY(mx_woken(&x)); /* after its reading was published */
+    dh_machine_durations(x.m, after);
+    CHECK(after[DH_MACHINE_PRESSURE].sum_ns > before[DH_MACHINE_PRESSURE].sum_ns);
+    CHECK(after[DH_MACHINE_PRESSURE].sum_ns - before[DH_MACHINE_PRESSURE].sum_ns <= dh_now_ns() - fired_ns);
     CHECK(pressure(&x)->heartbeat_ns > heartbeat_ns);
     CHECK(pressure(&x)->passes > 1);
     CHECK_U64(x.head->psi_memory_full_us, 400);

@@ -110,7 +110,7 @@ static void triggers_handle(struct dh_machine *m, const struct pollfd *fds)
     for (int i = 0; i < DH_MACHINE_TRIGGERS; i++) {
         if (!fds[i].revents)
             continue;
-        m->now_ns = dh_now_ns();
+        m->now_ns = m->source_start_ns = dh_now_ns();
         if (dh_machine_pressure_fired(m, i, fds[i].revents))
             source_done(m, DH_MACHINE_PRESSURE);
     }
