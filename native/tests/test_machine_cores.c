@@ -175,6 +175,35 @@ static void test_cpus_that_come_online_later_are_sorted_in(void)
     machine_make();
 }
 
+/* A lack of descriptors at the first read of a file says nothing of it, also after another CPU is sorted in. */
+static void test_absent_file_is_absent_again_after_a_cpu_is_sorted_in(void)
+{
+    struct mx x;
+    struct dh_core *core;
+
+    cpu_2_goes_offline();
+    fx_remove(CPU "/cpu3/cpufreq");
+    x = running();
+    core = &x.m->work.core[2]; /* of CPU 3 */
+    dh_machine_store(x.m,
+                     &(struct dh_machine_record){ DH_MACHINE_CORES, &core->valid, &core->seen,
+                                                  &x.m->core_assumed[2], &core->err, &x.m->cores_dirty },
+                     DH_CORE_MAX_KHZ, &core->max_khz, EMFILE, 0);
+    machine_make();
+    fx_remove(CPU "/cpu3/cpufreq");
+    mx_later(&x, RARE_NS);
+    CHECK_INT(x.head->cores, 4);
+    CHECK_U64(mx_core(&x, 2)->valid, ALL);
+    CHECK(!HAS(mx_core(&x, 3)->seen, DH_CORE_MAX_KHZ));
+    CHECK_INT(mx_source(&x, DH_MACHINE_CORES)->state, DH_STATE_OK);
+    fx_remove(CPU "/cpu2/cpufreq");
+    mx_later(&x, RARE_NS);
+    CHECK(HAS(mx_core(&x, 2)->seen, DH_CORE_MAX_KHZ)); /* it existed, so it is unreadable now */
+    CHECK_INT(mx_source(&x, DH_MACHINE_CORES)->state, DH_STATE_FAILING);
+    mx_close(&x);
+    machine_make();
+}
+
 static void test_missing_files_are_absent(void)
 {
     struct mx x;
@@ -448,6 +477,7 @@ int main(void)
     test_offline_cpu_keeps_its_last_values();
     test_core_number_survives_its_lowest_cpu_going_offline();
     test_cpus_that_come_online_later_are_sorted_in();
+    test_absent_file_is_absent_again_after_a_cpu_is_sorted_in();
     test_missing_files_are_absent();
     test_old_kernel_siblings_file_is_read();
     test_unreadable_value_is_neither_zero_nor_absent();

@@ -43,9 +43,12 @@ static int online_read(struct dh_machine *m, struct online *o)
 static void core_insert(struct dh_machine *m, uint32_t at, uint32_t cpu)
 {
     struct dh_core *core = &m->work.core[at];
+    uint64_t *assumed = &m->core_assumed[at];
 
     memmove(core + 1, core, (m->work.head.cores - at) * sizeof(*core));
+    memmove(assumed + 1, assumed, (m->work.head.cores - at) * sizeof(*assumed));
     *core = (struct dh_core){ .cpu = cpu };
+    *assumed = 0;
     m->work.head.cores++; /* the table has room for every CPU that a list can contain */
     m->cores_dirty = true;
 }
