@@ -890,6 +890,37 @@ static void test_cpu_with_a_lost_counter_reports_its_error(void)
     throttle_remove();
 }
 
+/* The CPUs count on while it is unknown which of them are online. */
+static void test_throttle_counts_without_the_online_set_are_unreadable(void)
+{
+    struct fx f;
+    const struct dh_node *n;
+
+    for (int cpu = 0; cpu < 2; cpu++)
+        throttle_write(cpu, "100\n", "1000\n");
+    f = running();
+    n = fx_node(&f, 0);
+    throttle_write(0, "102\n", "1003\n");
+    throttle_pass(&f);
+    CHECK_U64(n->throttle_core, 2);
+    fx_write("\n", CPU "/online");
+    throttle_pass(&f);
+    CHECK(!HAS(n->valid, DH_NODE_THROTTLE_CORE) && HAS(n->seen, DH_NODE_THROTTLE_CORE));
+    CHECK(!HAS(n->valid, DH_NODE_THROTTLE_PACKAGE) && HAS(n->seen, DH_NODE_THROTTLE_PACKAGE));
+    CHECK_INT(throttle_of(&f, 0)->err, DH_EPARSE);
+    CHECK(!HAS(fx_node(&f, 1)->seen, DH_NODE_THROTTLE_CORE)); /* no counters, as before */
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_FAILING);
+    throttle_write(0, "112\n", "1023\n");
+    machine_make();
+    throttle_pass(&f);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
+    CHECK(HAS(n->valid, DH_NODE_THROTTLE_CORE));
+    CHECK_U64(n->throttle_core, 12);
+    CHECK_U64(n->throttle_package, 23);
+    fx_close(&f);
+    throttle_remove();
+}
+
 static void request_rescan(struct fx *f)
 {
     uint64_t one = 1;
@@ -1077,6 +1108,7 @@ int main(void)
     test_missing_throttle_counter_fails_at_the_second_read();
     test_throttle_counts_are_published_per_cpu();
     test_cpu_with_a_lost_counter_reports_its_error();
+    test_throttle_counts_without_the_online_set_are_unreadable();
     test_rescan_lists_nodes_and_pools_again();
     test_many_rescan_requests_make_few_passes();
     test_invalid_options_are_refused();

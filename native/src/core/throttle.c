@@ -77,6 +77,20 @@ static int counter_read(struct dh_sampler *s, uint32_t cpu, int level)
     return 0;
 }
 
+/*
+ * Return the error of a counter without a read of its file. A CPU that is offline has none. If the set of
+ * online CPUs cannot be read, the counter is unreadable, and keeps its last value for the growth until then.
+ */
+static int counter_skip(struct dh_sampler *s, uint32_t cpu, int level)
+{
+    struct dh_cpu_throttle *t = &s->throttle[cpu];
+
+    if (s->work->head.cpu_seen & ~s->work->head.cpu_valid & DH_FIELD_BIT(DH_CPU_ONLINE))
+        return t->has[level] ? s->online.err : 0;
+    t->known[level] = false;
+    return 0;
+}
+
 /* Read the counters of a node's CPUs. Return: whether each could be read. */
 static bool node_pass(struct dh_sampler *s, struct dh_node *node)
 {
@@ -90,12 +104,8 @@ static bool node_pass(struct dh_sampler *s, struct dh_node *node)
         if (!has_bit(node->cpus, cpu))
             continue;
         for (int level = 0; level < 2; level++) {
-            if (has_bit(s->work->head.cpu_online, cpu)) {
-                t->err[level] = counter_read(s, cpu, level);
-            } else {
-                t->err[level] = 0;
-                t->known[level] = false;
-            }
+            t->err[level] = has_bit(s->work->head.cpu_online, cpu) ? counter_read(s, cpu, level)
+                                                                   : counter_skip(s, cpu, level);
             if (t->err[level]) {
                 err[level] = t->err[level];
                 dh_source_failed(s, DH_SOURCE_THROTTLE, field[level], err[level]);
