@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from test_cli_e2e import AGENT, Node, line_with, started
 from test_record import write_segment
 
 from agent.cli.main import main
+from agent.engine.step import EngineState
 from agent.model.claim import DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
@@ -502,6 +504,58 @@ def test_segment_without_content_is_left_out(day: Path, capsys: pytest.CaptureFi
     code, _, err = run(capsys, "replay", day)
     assert code == 70
     assert "none of the 3 record files can be read; the first one: " in err
+
+
+def test_segment_with_an_unreadable_state_is_left_out_of_a_copy(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SegmentReader.state
+
+    def read_state(reader: SegmentReader) -> tuple[EngineState, str]:
+        is_first = reader.path == segment_path(day, 1)
+        return read(reader)[0], "this release has no class Former" if is_first else ""
+
+    monkeypatch.setattr(SegmentReader, "state", read_state)
+    for options in [], ["--redact"]:
+        code, out, err = run(capsys, "record", day, "--to", day.parent / f"copy{len(options)}", *options)
+        assert (code, out[:10]) == (0, "1 segment ")
+        assert err.count("its first state is unreadable: this release has no class Former; it is not") == 1
+    segment_path(day, 2).unlink()
+    code, _, err = run(capsys, "record", day, "--to", day.parent / "none")
+    assert code == 70
+    assert "its first state is unreadable" in err
+
+
+def test_segment_deleted_during_a_redacted_copy_is_left_out(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = Redactor.collect
+
+    def collect_and_delete(redactor: Redactor, value: Any) -> None:
+        collect(redactor, value)
+        if isinstance(value, RecordedStep):
+            segment_path(day, 1).unlink(missing_ok=True)
+
+    monkeypatch.setattr(Redactor, "collect", collect_and_delete)
+    code, out, err = run(capsys, "record", day, "--to", day.parent / "copy", "--redact")
+    assert (code, out[:10]) == (0, "1 segment ")
+    assert "record-00000001.drahrec: cannot be read: No such file or directory; it is not copied" in err
+    assert [path.name[7:15] for path in segment_paths(day.parent / "copy")] == ["00000001"]
+
+
+def test_segment_deleted_during_a_replay_is_left_out(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SegmentReader.steps
+
+    def read_and_delete(reader: SegmentReader) -> Iterator[RecordedStep]:
+        segment_path(day, 2).unlink(missing_ok=True)
+        return read(reader)
+
+    monkeypatch.setattr(SegmentReader, "steps", read_and_delete)
+    code, out, err = run(capsys, "replay", day)
+    assert (code, bool(out)) == (0, True)
+    assert "record-00000002.drahrec: cannot be read: No such file or directory" in err
 
 
 def test_copies_into_one_directory_are_numbered_after_the_last_one(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.record.redaction import Redactor
+    from agent.record.segment_file import RecordPath, SegmentReader
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.record.replay import readable_segments, record_segments
+    from agent.record.replay import open_segments, record_segments
     from agent.record.segment_file import segment_number, segment_path, segment_paths
     from agent.system.files import make_directory
 
@@ -56,58 +57,69 @@ def main(args: Namespace) -> int:
     if args.to.resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
     problems: list[str] = []
-    paths = readable_segments(paths, problems)
-    for problem in problems:
-        print(f"drahealth: {problem}; it is not copied", file=sys.stderr)
-    redactor, seen = _redactor(paths) if args.redact else (None, {})
-    steps = 0
+    redactor: Redactor | None = None
+    limits: dict[RecordPath, int | None] = {}
+    copied = steps = 0
     try:
+        if args.redact:
+            redactor, limits = _redactor(paths, problems)
+            paths = [path for path in paths if path in limits]
         make_directory(args.to)
         first = max((segment_number(path) or 0 for path in segment_paths(args.to)), default=0) + 1
-        for number, path in enumerate(paths, first):
-            steps += _copy(path, segment_path(args.to, number), redactor, seen.get(path))
+        for reader in open_segments(paths, problems, needs_state=True):
+            target = segment_path(args.to, first + copied)
+            steps += _copy(reader, target, redactor, limits.get(reader.path))
+            copied += 1
     except OSError as error:
         raise ProbeError(f"record copy {args.to}: cannot be written: {error.strerror}") from None
-    segments, evaluations = format_count(len(paths), "segment"), format_count(steps, "evaluation")
+    finally:
+        for problem in problems:
+            print(f"drahealth: {problem}; it is not copied", file=sys.stderr)
+    segments, evaluations = format_count(copied, "segment"), format_count(steps, "evaluation")
     print(f"{segments} with {evaluations} copied to {args.to}")
     return 0
 
 
-def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
+def _redactor(paths: list[Path], problems: list[str]) -> tuple[Redactor, dict[RecordPath, int | None]]:
     """Return a redactor that replaces all sensitive texts of the segment files, the files of a record.
 
-    Also return the number of recorded evaluations in each file.
+    Also return the number of recorded evaluations in each file that can be read.
+
+    Args:
+        paths: Segment files.
+        problems: Receives a text about each file that cannot be read.
     """
     import secrets
 
     from agent.record.redaction import Redactor
-    from agent.record.segment_file import SegmentReader
+    from agent.record.replay import open_segments
 
-    redactor, seen = Redactor(secrets.token_bytes(32)), dict.fromkeys(paths, 0)
-    for path in paths:
-        reader = SegmentReader(path)
+    redactor = Redactor(secrets.token_bytes(32))
+    seen: dict[RecordPath, int | None] = {}
+    for reader in open_segments(paths, problems, needs_state=True):
         redactor.add_head(reader.head)
         redactor.collect(reader.state()[0])
+        count = 0
         for step in reader.steps():
             redactor.collect(step)
-            seen[path] += 1
+            count += 1
+        seen[reader.path] = count
     return redactor, seen
 
 
-def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | None) -> int:
+def _copy(reader: SegmentReader, target: Path, redactor: Redactor | None, limit: int | None) -> int:
     """Copy one file of a record up to its last complete entry; return the number of copied evaluations.
 
     Args:
+        reader: Reader of the file.
+        target: File of the copy.
+        redactor: Replacement of sensitive texts; None: the copy has all texts.
         limit: Largest number of evaluations to copy; None: copy all. The agent may append evaluations with
             names that the redactor has not seen.
     """
-    from agent.record.segment_file import SegmentReader, SegmentWriter
+    from agent.record.segment_file import SegmentWriter
 
-    reader = SegmentReader(source)
-    state, reason = reader.state()
-    if reason:
-        raise ProbeError(f"record file {source}: not copied: its first state is unreadable: {reason}")
-    head = reader.head
+    head, state = reader.head, reader.state()[0]
     if redactor is not None:
         head, state = redactor.head(head), redactor.state(state)
     writer = SegmentWriter(target, head, state)

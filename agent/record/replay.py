@@ -1,6 +1,6 @@
 """Replay of recorded evaluations by the health engine, with the recorded settings or with others."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -219,27 +219,45 @@ def record_segments(records: list[Path]) -> list[Path]:
     return found
 
 
-def readable_segments(paths: list[Path], problems: list[str]) -> list[Path]:
-    """Return the segments whose head can be read; add a text about each other segment to ``problems``.
+def open_segments(
+    paths: Sequence[Path], problems: list[str], *, needs_state: bool = False
+) -> Iterator[SegmentReader]:
+    """Yield a reader of each segment that can be read; add a text about each other segment to ``problems``.
 
-    A loss of power can leave a new segment without content, and the agent deletes old segments.
+    A loss of power can leave a new segment without content, and the agent deletes old segments at any time.
+
+    Args:
+        paths: Files of the segments.
+        problems: Receives the texts.
+        needs_state: Whether a segment whose recorded state cannot be read counts as unreadable.
 
     Raises:
         ProbeError: None of the segments can be read.
     """
-    found: list[Path] = []
+    first_problem = ""
+    opened = 0
     for path in paths:
         try:
-            SegmentReader(path)
+            reader = _open_segment(path, needs_state=needs_state)
         except ProbeError as error:
             if len(paths) == 1:
                 raise
+            first_problem = first_problem or str(error)
             problems.append(str(error))
         else:
-            found.append(path)
-    if not found:
-        raise ProbeError(f"none of the {len(paths)} record files can be read; the first one: {problems[0]}")
-    return found
+            opened += 1
+            yield reader
+    if not opened:
+        raise ProbeError(f"none of the {len(paths)} record files can be read; the first one: {first_problem}")
+
+
+def _open_segment(path: Path, *, needs_state: bool) -> SegmentReader:
+    """Return a reader of a segment; raises ProbeError if its head, settings or a needed state is invalid."""
+    reader = SegmentReader(path)
+    reason = reader.state()[1]
+    if needs_state and reason:
+        raise ProbeError(f"record file {path}: its first state is unreadable: {reason}")
+    return reader
 
 
 def published_steps(
@@ -254,8 +272,8 @@ def published_steps(
         problems: Receives a text about each part of a record that cannot be read.
     """
     replay = Replay(change)
-    for path in readable_segments(record_segments(records), problems):
-        reader = SegmentReader(path)
+    for reader in open_segments(record_segments(records), problems):
+        path = reader.path
         if reader.head.lost:
             problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
         if reason := reader.state()[1]:
