@@ -176,7 +176,7 @@ def test_health_socket_yields_merged_devices(tmp_path: Path) -> None:
 
 def test_status_is_decoded(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving:
-        serving.publish(device("a"), unhealthy("b"))
+        serving.latest.publish(report([device("a"), unhealthy("b")]))
         received = read_status(serving.agent)
     assert (received.version, received.pid, received.node, received.publications) == (
         "9.9.9",

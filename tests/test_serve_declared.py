@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from wire.google import Watcher, names, watch_health
-from wire.serving import DRIVER, Serving, device, report
+from wire.serving import DRIVER, Serving, current_report, device
 
 from agent.model.health import DeviceHealth, Health
 
@@ -42,7 +42,7 @@ def publish(serving: Serving, *devices: DeviceHealth, declaring: tuple[str, ...]
     """Publish a report of the host's device and of these, verified at the newest time of all."""
     newest = max([device.verified for device in devices], key=lambda at: at.mono_ns)
     hosts = device(HOSTS)._replace(verified=newest)
-    serving.latest.publish(replace(report([hosts, *devices]), declaring=declaring))
+    serving.latest.publish(replace(current_report([hosts, *devices]), declaring=declaring))
 
 
 def test_stream_switches_from_host_to_declared_devices(serving: Serving, kubelet: Watcher) -> None:

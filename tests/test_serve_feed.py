@@ -4,15 +4,24 @@ renewed.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.serving import at, device, unhealthy
+from wire.serving import DRIVER, at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.serve.health.service import HealthFeed, HealthSubscriber, HealthSubscribers
+from agent.model.report import Report
+from agent.model.time import NS, Instant
+from agent.serve.health.service import HealthFeed, HealthPublisher, HealthSubscriber, HealthSubscribers
+from agent.system.threads.latest_value import LatestValue
+
+
+def ago(age_s: float) -> int:
+    """Return the monotonic time of so many seconds before now [ns]."""
+    return time.monotonic_ns() - int(age_s * NS)
 
 
 class Encoder:
@@ -169,10 +178,9 @@ def test_skipped_publications_lose_no_device(
 
 
 def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
-    async def messages_after(age_s: float) -> tuple[bytes, ...]:
+    async def messages_after(age_s: float) -> tuple[bytes, ...] | None:
         subscribers = HealthSubscribers(Encoder())
-        subscribers.publish([device("a", timeout_s=60), device("b", timeout_s=0)])
-        subscribers._published_s -= age_s
+        subscribers.publish([device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
         return subscribers._pending(HealthSubscriber(None))  # type: ignore[arg-type]
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
@@ -219,18 +227,34 @@ def test_withheld_full_list_is_sent_with_the_next_report(sent: SentLists, is_new
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         old = [device("fast", timeout_s=30), device("slow", timeout_s=3600)]
-        subscribers.publish(old)
-        if is_new:
-            subscribers._published_s -= 40
+        subscribers.publish(old, ago(40 if is_new else 0))
         async with open_stream(subscribers, "stream"):
             if not is_new:
                 assert sent.lists.pop("stream") == [b"fast,slow"]
-                subscribers._published_s -= 40
+                subscribers.publish(old, ago(40))  # nothing was read again
                 subscribers.resend_all()
             assert sent.lists == {}
-            subscribers.publish([device("fast", verified=2), old[1]])
-            subscribers.publish([device("fast", verified=3), old[1]])
+            subscribers.publish([device("fast", verified=2), old[1]], ago(0))
+            subscribers.publish([device("fast", verified=3), old[1]], ago(0))
             assert sent.lists == {"stream": [b"fast,slow", b"fast"]}
+
+    asyncio.run(run())
+
+
+def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent: SentLists) -> None:
+    """The publisher begins with the last report of a core that has hung since."""
+
+    async def run() -> None:
+        latest: LatestValue[Report] = LatestValue()
+        latest.publish(Report("node-a", Instant(ago(40), 0.0), (device("a"),)))
+        publisher = HealthPublisher(latest, Encoder(), [DRIVER])
+        task = asyncio.create_task(publisher.run())
+        await latest.wait_newer(0)
+        subscribers = publisher.subscribers_of(DRIVER)
+        async with open_stream(subscribers, "stream"):
+            assert subscribers._feed.number == 1
+            assert sent.lists == {}
+        task.cancel()
 
     asyncio.run(run())
 

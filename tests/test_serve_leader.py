@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import device, eventually, report, unhealthy
+from wire.serving import current_report, device, eventually, unhealthy
 
 from agent.errors import ConfigError
 from agent.serve.dra_plugin.instance_locks import InstancesState, LeaderElection
@@ -235,11 +235,11 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
 ) -> None:
     caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_server")
     with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
-        old.latest.publish(report([device("a"), device("b")]))
+        old.latest.publish(current_report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]
         with Serving(kubelet_dir, pod_uid="new"):
             eventually(lambda: "a newer instance" in caplog.text, "the newer instance is noticed")
-            old.latest.publish(report([unhealthy("a"), device("b", verified=2)]))
+            old.latest.publish(current_report([unhealthy("a"), device("b", verified=2)]))
             with watch_health(old.paths.service) as late_watcher:
                 late_watcher.wait_opened()
                 eventually(old.latest.is_delivered, "the report was taken")
@@ -248,7 +248,7 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
             listed = watcher.next()
             assert names(listed) == ["a", "b"]
             assert listed.devices[0].health == 2
-        old.latest.publish(report([unhealthy("a"), device("b", verified=3)]))
+        old.latest.publish(current_report([unhealthy("a"), device("b", verified=3)]))
         assert names(watcher.next()) == ["b"]
 
 
@@ -264,9 +264,9 @@ def test_newer_instance_resends_all_when_older_is_killed(
         Serving(kubelet_dir, pod_uid="new") as new,
         watch_health(new.paths.service) as watcher,
     ):
-        new.latest.publish(report([device("a"), device("b")]))
+        new.latest.publish(current_report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]
-        new.latest.publish(report([device("a", verified=2), device("b")]))
+        new.latest.publish(current_report([device("a", verified=2), device("b")]))
         assert names(watcher.next()) == ["a"]
         eventually(
             lambda: "another instance of the driver is running" in caplog.text, "the older one was seen"
@@ -294,9 +294,9 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
                 "the check waits for the lock",
             )
             with watch_health(serving.paths.service) as watcher, Kubelet(serving.paths.service) as kubelet:
-                serving.latest.publish(report([device("a")]))
+                serving.latest.publish(current_report([device("a")]))
                 assert names(watcher.next()) == ["a"]
-                serving.latest.publish(report([unhealthy("a")]))
+                serving.latest.publish(current_report([unhealthy("a")]))
                 assert names(watcher.next()) == ["a"]
                 assert kubelet.prepare(claim("a"))["uid-a"].error == ""
                 assert serving.thread.stop(PATIENCE_S)

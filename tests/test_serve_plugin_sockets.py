@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import device, eventually, remove_tree, report
+from wire.serving import current_report, device, eventually, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
@@ -202,7 +202,7 @@ def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> Non
 
 def test_shutdown_ends_streams_and_removes_all_files(kubelet_dir: Path) -> None:
     with Serving(kubelet_dir) as serving, watch_health(serving.paths.service) as watcher:
-        serving.latest.publish(report([device("a")]))
+        serving.latest.publish(current_report([device("a")]))
         watcher.next()
         assert serving.thread.stop(PATIENCE_S)
         with pytest.raises(grpc.RpcError) as raised:
@@ -230,13 +230,13 @@ def test_removed_registration_socket_is_created_again(serving: Serving) -> None:
 
 def test_removed_service_socket_returns_and_streams_continue(serving: Serving) -> None:
     with watch_health(serving.paths.service) as watcher:
-        serving.latest.publish(report([device("a")]))
+        serving.latest.publish(current_report([device("a")]))
         assert names(watcher.next()) == ["a"]
         serving.paths.service.unlink()
         eventually(serving.paths.service.exists, "the socket is created again")
         with Kubelet(serving.paths.service) as kubelet:
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
-        serving.latest.publish(report([device("a", verified=2)]))
+        serving.latest.publish(current_report([device("a", verified=2)]))
         assert names(watcher.next()) == ["a"]
 
 

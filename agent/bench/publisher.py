@@ -22,6 +22,7 @@ from agent.model.time import NS, Instant
 from agent.serve.grpc_servers import GrpcServers, encode_device_health
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 WALL_S: Final = 1.7e9
@@ -70,7 +71,7 @@ def main(directory: Path, devices: int) -> None:
 
 
 def make_report(devices: int, number: int) -> Report:
-    """Return a report of ``devices`` devices whose timestamps grow with ``number``."""
+    """Return a report of ``devices`` devices whose timestamps grow with ``number``, evaluated now."""
     at = Instant(number * NS, WALL_S + number)
     healths = tuple(
         DeviceHealth(
@@ -86,7 +87,7 @@ def make_report(devices: int, number: int) -> Report:
         )
         for index in range(devices)
     )
-    return Report(node="node-a.example.com", at=at, devices=healths)
+    return Report(node="node-a.example.com", at=read_clocks(), devices=healths)
 
 
 def _print_json(**fields: object) -> None:

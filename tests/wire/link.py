@@ -27,7 +27,7 @@ from agent.serve.grpc_servers import GrpcServers
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.google import Watcher, described, message_class
-from wire.serving import DRIVER, ServerThread, device, report
+from wire.serving import DRIVER, ServerThread, current_report, device
 
 API = "drahealth.v1.DriverLink"
 METHODS = {item.name: item for item in described()[API].services_by_name["DriverLink"].methods}
@@ -161,7 +161,7 @@ class Serving(ServerThread):
 
     def publish(self, second: int) -> None:
         """Publish a report of one device, verified in that second."""
-        self.latest.publish(report([device(verified=second)], second=second))
+        self.latest.publish(current_report([device(verified=second)]))
 
     def _open(self, driver: str) -> DriverLinkHandler:
         self.opened.append(f"{driver} in {threading.current_thread().name.rstrip('0123456789')}")

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ from agent.serve.grpc_servers import GrpcServers
 from agent.system.files import DirectoryLock
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.timing import read_clocks
 
 DRIVER = "test.drahealth.example"
 
@@ -59,6 +61,11 @@ def unhealthy(
 def report(devices: Iterable[DeviceHealth] = (), *, second: int = 1) -> Report:
     """Return a report of these devices."""
     return Report(node="node-a", at=at(second), devices=tuple(devices))
+
+
+def current_report(devices: Iterable[DeviceHealth] = ()) -> Report:
+    """Return a report of these devices that was evaluated now, as a new health stream needs it."""
+    return replace(report(devices), at=read_clocks())
 
 
 class ServerThread:
@@ -106,7 +113,7 @@ class Serving(ServerThread):
 
     def publish(self, *devices: DeviceHealth) -> None:
         """Publish a report of these devices."""
-        self.latest.publish(report(devices))
+        self.latest.publish(current_report(devices))
 
 
 def eventually(

@@ -12,6 +12,7 @@ the device's sources again, the verdict changed, or the device was reported Unkn
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -22,6 +23,7 @@ import grpclib.server
 
 from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
+from agent.model.time import NS
 from agent.serve.grpc.codec import EmptyRequest
 from agent.serve.grpc.hardened import send_message_nowait, send_shared_message
 from agent.system.threads.latest_value import LatestValue
@@ -103,7 +105,7 @@ class HealthFeed:
         return messages
 
     def is_current(self, age_s: float) -> bool:
-        """Return whether the last report may be sent to a new stream, ``age_s`` after its publication.
+        """Return whether the last report may be sent to a new stream, ``age_s`` seconds after its evaluation.
 
         The report may be sent until the smallest lease (validity of a verdict) ends. Later, clients would
         take the old verdicts of a hanging engine loop for new ones.
@@ -112,7 +114,7 @@ class HealthFeed:
         return age_s < min(leases, default=0)
 
     def is_repeatable(self, age_s: float) -> bool:
-        """Return whether the last report may be sent again, ``age_s`` seconds after its publication.
+        """Return whether the last report may be sent again, ``age_s`` seconds after its evaluation.
 
         The report may be sent again until half of the smallest lease (validity of a verdict) has passed.
         Clients take a repeated list as proof that the engine loop runs, and a longer silence as proof that it
@@ -171,7 +173,7 @@ class HealthPublisher:
         while True:
             version, report = await self._latest.wait_newer(version)
             for driver, subscribers in self._subscribers.items():
-                subscribers.publish(devices_of_socket(report, driver))
+                subscribers.publish(devices_of_socket(report, driver), report.at.mono_ns)
 
 
 class HealthSubscribers:
@@ -187,21 +189,26 @@ class HealthSubscribers:
         self._waiting: dict[HealthSubscriber, asyncio.Future[None]] = {}
         self._muted = False
         self._resend_count = 0
-        self._published_s = 0.0
+        self._evaluated_ns = 0
         self.lists = 0
         """Number of device lists sent on all streams of the socket."""
         self.sent_bytes = 0
         """Size of the device lists sent on all streams of the socket [bytes]."""
 
-    def publish(self, devices: Sequence[DeviceHealth]) -> None:
+    def publish(self, devices: Sequence[DeviceHealth], evaluated_ns: int) -> None:
         """Replace the devices by those of a new report, and send the changed ones on every stream.
 
         Devices that were read again or are Unknown count as changed.
 
-        Raises ValueError if a device appears twice.
+        Args:
+            devices: Devices of the report.
+            evaluated_ns: Monotonic time of the report [ns]; the report may be published later.
+
+        Raises:
+            ValueError: A device appears twice.
         """
         self._feed.publish(devices)
-        self._published_s = asyncio.get_running_loop().time()
+        self._evaluated_ns = evaluated_ns
         if not self._muted:
             self._send_to_waiting()
 
@@ -217,10 +224,12 @@ class HealthSubscribers:
 
     def repeat_fresh(self) -> None:
         """Send all devices again on every stream, unless streams are muted or the last report is too old."""
-        age_s = asyncio.get_running_loop().time() - self._published_s
-        if not self._muted and self._feed.is_repeatable(age_s):
+        if not self._muted and self._feed.is_repeatable(self._age_s()):
             self._resend_count += 1
             self._send_to_waiting()
+
+    def _age_s(self) -> float:
+        return (time.monotonic_ns() - self._evaluated_ns) / NS
 
     def _send_to_waiting(self) -> None:
         for subscriber, wake in tuple(self._waiting.items()):
@@ -259,8 +268,7 @@ class HealthSubscribers:
         if self._muted:
             return ()
         since = subscriber.number if subscriber.resend_count == self._resend_count else 0
-        age_s = asyncio.get_running_loop().time() - self._published_s
-        if since == 0 and not self._feed.is_current(age_s):
+        if since == 0 and not self._feed.is_current(self._age_s()):
             return None
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
