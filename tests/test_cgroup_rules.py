@@ -249,11 +249,14 @@ class Pods(PaperNode):
         super().__init__(settings, period_ns=10 * NS)
         self.pod, self.container = POD, CONTAINER
         self.there = True
+        self.dropped = 0
         self.declares: tuple[DeclaredFile, ...] = ()
 
     def snapshot(self) -> Snapshot:
         self.groups = [self.pod, self.container] if self.there else []
-        return replace(super().snapshot(), declared=self.declares)
+        read = super().snapshot()
+        core = replace(read.core, groups_dropped=self.dropped)
+        return replace(read, core=core, declared=self.declares)
 
     def notes_after(self, **members: Any) -> list[NonDeviceCause]:
         """Set the container's counters; return the notes."""
@@ -314,6 +317,16 @@ def test_new_container_counts_from_zero() -> None:
         AT_MAX,
         KILL,
     ]
+
+
+def test_container_that_had_no_room_in_the_table_has_no_old_events() -> None:
+    node = Pods()
+    node.there, node.dropped = False, 2
+    node.next()
+    node.there, node.dropped = True, 0
+    counts = {"mem_oom_kill": 5, "mem_max": 10, "cpu_periods": 30, "cpu_throttled": 30}
+    assert node.notes_after(**counts) == []
+    assert codes_of(node.notes_after(mem_oom_kill=6)) == [KILL]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ evaluated by their rate (throttling, memory at its limit). For these, a window o
 counter grows and for some time after.
 
 There may be thousands of cgroups. For most of them only the last sample is kept, and an unchanged sample
-costs one pointer comparison per evaluation. Counts from before the agent's first evaluation are ignored.
+costs one pointer comparison per evaluation. Counts from before the agent's first evaluation are ignored, and
+those from before a cgroup that had no room in the table of cgroups was watched.
 """
 
 from collections.abc import Iterable, Mapping
@@ -184,6 +185,8 @@ class CgroupRuleState:
     evaluated_ns: int = 0
     active: Mapping[int, CgroupWithRecentEvents] = field(default_factory=dict)
     """Cgroups with recent events, by the cgroup's ID."""
+    dropped: bool = False
+    """True: in the last evaluation, some cgroups were not watched, because the table of cgroups was full."""
 
 
 def next_cgroup_state(
@@ -203,15 +206,16 @@ def next_cgroup_state(
     window_ns = max(MEMORY_WINDOW_S, settings.host.throttled_window_s) * NS
     active = dict(previous.active)
     for group in changed:
-        before = previous.by_id.get(group.id) if started else group
+        # a new cgroup counts from 0; one that had no room in the table counts from its first sample
+        unknown = None if started and not previous.dropped else group
+        before = previous.by_id.get(group.id, unknown)
         record = _next_active(
             active.get(group.id), before, group, previous.evaluated_ns, now.mono_ns, window_ns
         )
         if record is not None:
             active[group.id] = record
-    return CgroupRuleState(
-        groups, by_id, pods, now.mono_ns, _without_expired(active, by_id, pods, now.mono_ns, window_ns)
-    )
+    recent = _without_expired(active, by_id, pods, now.mono_ns, window_ns)
+    return CgroupRuleState(groups, by_id, pods, now.mono_ns, recent, snapshot.core.groups_dropped > 0)
 
 
 def _event_readings(group: CgroupSample) -> tuple[Reading, Reading, tuple[HugetlbSample, ...]]:
