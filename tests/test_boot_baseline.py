@@ -24,10 +24,10 @@ from agent.model.declared_devices import (
 from agent.model.health import Blame, Cause, Health, Repair, Severity
 from agent.model.machine_samples import MachineSample, NumaMemorySample, PerCpuSample, PressureSample
 from agent.model.persistent_faults import BootBaseline, PersistentState
-from agent.model.reading import Absence, Missing, SourceSample, SourceState
+from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import CpuSetsSample, Snapshot
 from agent.model.time import NS
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 from agent.store.state_files import UnusableFile
@@ -52,7 +52,7 @@ class Node(GpuNode):
 
     numa = memory()
     cores = (core(0), core(1))
-    smt = 1
+    smt: Reading = 1
     function = pci_sample()._replace(address=FUNCTION)
     nic = nic_sample()
     is_function_gone = False
@@ -183,6 +183,21 @@ def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
         assert texts == [[cause.evidence for cause in device.causes] for device in before.devices]
     node.restore()
     assert found(node.next(80), Severity.DEGRADED) == {}
+
+
+def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
+    node = Node()
+    node.next(4)
+    stored = node.state.checkpoint.start
+    node.cpus = CpuSetsSample(UNREAD, UNREAD, UNREAD)
+    node.numa = node.numa._replace(blocks=UNREAD, blocks_offline=UNREAD)
+    node.cores = tuple(one._replace(cap_khz=UNREAD) for one in node.cores)
+    node.smt = UNREAD
+    node.pool(pool_sample(UNREAD))
+    node.start_again()
+    assert node.state.checkpoint.start == stored
+    node.lose()
+    assert found(node.next(4)) == LOST
 
 
 @pytest.mark.parametrize("boot_id", [SECOND_BOOT, ""])

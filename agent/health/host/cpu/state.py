@@ -302,9 +302,10 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
     if expected and isinstance(online, int):
         of_node = _cpus_by_numa_node(snapshot)
         expected = {node: cpus | of_node.get(node, 0) & online for node, cpus in expected.items()}
-    if isinstance(isolated, int) and isinstance(state.isolated_start, int):
-        isolated |= state.isolated_start
-    return replace(state, expected=expected, isolated_start=isolated)
+    at_start = state.isolated_start
+    if isinstance(isolated, int):
+        at_start = isolated | at_start if isinstance(at_start, int) else isolated
+    return replace(state, expected=expected, isolated_start=at_start)
 
 
 def restart_cpus(
