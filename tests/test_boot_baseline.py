@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from gpu_samples import ALL_UP, pci_sample
 from nic_samples import NIC, PORT, nic_sample
-from paper import ABSENT, cpus_sample, pool_sample
+from paper import ABSENT, cpus_sample, node_sample, pool_sample
 from paper_gpus import FIRST_BOOT, SECOND_BOOT, GpuNode
 
 from agent.engine.step import initial_state
@@ -22,7 +22,7 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.model.health import Blame, Cause, Health, Repair, Severity
-from agent.model.machine_samples import MachineSample, NumaMemorySample, PerCpuSample, PressureSample
+from agent.model.machine_samples import LogLine, MachineSample, NumaMemorySample, PerCpuSample, PressureSample
 from agent.model.persistent_faults import BootBaseline, PersistentState
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
@@ -63,6 +63,7 @@ class Node(GpuNode):
             "nic-0": DeclaredNicDevice(NIC, ""),
         }
         self.requests: tuple[ClearRequest, ...] = ()
+        self.lines: tuple[LogLine, ...] = ()
         super().__init__(1)
         self.restore()
         self._start(PersistentState())
@@ -88,8 +89,10 @@ class Node(GpuNode):
         )
         functions = (self.function, pci_sample(driver="mlx5_core")._replace(address=NIC))
         devices = [DriverDevice(DRIVER, "node-a", name, part, 0) for name, part in self.declared.items()]
+        assert read.log is not None
         return replace(
             read,
+            log=replace(read.log, lines=(*read.log.lines, *self.lines)),
             machine=machine,
             pci=() if self.is_function_gone else functions,
             nics=(self.nic,),
@@ -97,6 +100,11 @@ class Node(GpuNode):
             declared=(DeclaredFile(DRIVER, tuple(devices)),),
             clear_requests=self.requests,
         )
+
+    def log_host(self, text: str) -> None:
+        """Write a line about the host to the kernel log."""
+        us = self.now_ns // 1000
+        self.lines += (LogLine(0, 1, us, us, text, text, len(self.lines)),)
 
     def restore(self) -> None:
         """Give each device what it has at start."""
@@ -198,6 +206,42 @@ def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
     assert node.state.checkpoint.start == stored
     node.lose()
     assert found(node.next(4)) == LOST
+
+
+CPU_FAULTS: Final = (
+    "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: b200000000070f0f",
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [cat:123]",
+)
+
+
+@pytest.mark.parametrize("left", [0b0111, 0b0011])
+@pytest.mark.parametrize("expected", [None, 0b1111])
+def test_offline_cpu_keeps_its_numa_node_and_faults_over_restarts(left: int, expected: int | None) -> None:
+    node = Node()
+    node.cpus = CpuSetsSample(0b1111, 0b1111, 0)
+    node.nodes = {0: node_sample(0, 0b0011), 1: node_sample(1, 0b1100)}
+    node.start_again(settings=replace(node.settings, expect_cpus=expected))
+    for line in CPU_FAULTS:
+        node.log_host(line)
+    node.cpus = CpuSetsSample(0b1111, left, 0)
+    faults = {"cpu-node1": {"cpu.offline", "cpu.machine_check", "cpu.lockup.soft"}}
+    assert found(node.next(4), Severity.DEGRADED) == faults
+    node.nodes[1] = node_sample(1, 0b1100 & left)  # a new agent reads which CPUs are online
+    for _ in range(2):
+        assert found(node.start_again(), Severity.DEGRADED) == faults
+    node.cpus = CpuSetsSample(0b1111, 0b1111, 0)
+    assert found(node.next(80), Severity.DEGRADED) == {"cpu-node1": faults["cpu-node1"] - {"cpu.offline"}}
+
+
+def test_state_file_of_an_earlier_version_has_the_cpus_at_start() -> None:
+    node = Node()
+    node.next(4)
+    node.log_host(CPU_FAULTS[0].replace("CPU 3", "CPU 1"))
+    node.cpus, node.nodes = cpus_sample(0b01), {0: node_sample(0, 0b01)}
+    kept = node.state.checkpoint
+    kept = replace(kept, start=replace(kept.start, numa_cpus=()))
+    node.state = initial_state(node.settings, None, kept, FIRST_BOOT)
+    assert found(node.next(4))[CPU] >= {"cpu.offline", "cpu.machine_check"}
 
 
 @pytest.mark.parametrize("boot_id", [SECOND_BOOT, ""])

@@ -28,6 +28,7 @@ from agent.health.host.cpu.state import (
     CpuThrottleCounters,
     cpu_baselines,
     frequency_baselines,
+    numa_cpu_baselines,
     restart_cpus,
     restored_cpu_state,
 )
@@ -71,6 +72,7 @@ def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
         cpus.isolated_start,
         cpus.smt_start,
         cpus.cpu_facts.start_khz,
+        cpus.numa_cpus,
         host.memory.blocks_online,
         pools.expected,
         pools.max_seen,
@@ -101,6 +103,7 @@ def collect_baseline(
         pci=tuple(pci_baselines(host.pci))[:STORED_MAX],
         nics=tuple(nic_baselines(host.nics))[:STORED_MAX],
         gpus=tuple(GpuBaseline(uuid, *features) for uuid, features in seen if features != SeenGpuFeatures()),
+        numa_cpus=tuple(numa_cpu_baselines(host.cpus)),
     )
 
 

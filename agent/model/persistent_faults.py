@@ -25,6 +25,14 @@ class CpusBaseline(NamedTuple):
     """Online CPUs of the NUMA node, in the kernel's list format."""
 
 
+class NumaCpusBaseline(NamedTuple):
+    """CPUs of one NUMA node, those that went offline included: the kernel lists the online CPUs only."""
+
+    numa_node: int
+    cpus: str
+    """CPUs of the NUMA node, in the kernel's list format."""
+
+
 class FrequencyBaseline(NamedTuple):
     """CPUs that had the same maximum frequency at the agent's start."""
 
@@ -116,6 +124,7 @@ class BootBaseline:
     pci: tuple[PciBaseline, ...] = ()
     nics: tuple[NicBaseline, ...] = ()
     gpus: tuple[GpuBaseline, ...] = ()
+    numa_cpus: tuple[NumaCpusBaseline, ...] = ()
 
 
 # --- faults ------------------------------------------------------------------------------------------------

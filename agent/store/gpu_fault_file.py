@@ -100,7 +100,8 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
 
 
 def _check_cpu_lists(start: BootBaseline) -> None:
-    lists = [start.isolated or "", *(of.online for of in start.cpus), *(of.cpus for of in start.frequencies)]
+    lists = [start.isolated or "", *(of.online for of in start.cpus)]
+    lists += [cpus for _, cpus in (*start.frequencies, *start.numa_cpus)]
     try:
         for cpus in lists:
             parse_cpus(cpus)

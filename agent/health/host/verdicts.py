@@ -223,7 +223,9 @@ def next_host_state(
 def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
     """Return the devices whose values at start an earlier agent stored; some of the devices may no longer
     exist."""
-    found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
+    # the CPUs that the configuration expects have no values at start
+    cpus_of = state.cpus.expected or state.cpus.numa_cpus
+    found = [cpu_device(node) for node, cpus in cpus_of.items() if cpus]
     found += [memory_device(node) for node in state.memory.blocks_online]
     found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]
     return tuple(sorted(found, key=InventoryDevice.sort_key))

@@ -5,6 +5,8 @@ An input is for the CPUs of one NUMA node, or for the CPUs that a driver declare
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from agent.health.host.cpu.facts import (
@@ -20,7 +22,7 @@ from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus, parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DriverDevice
-from agent.model.persistent_faults import BootBaseline, CpusBaseline, FrequencyBaseline
+from agent.model.persistent_faults import BootBaseline, CpusBaseline, FrequencyBaseline, NumaCpusBaseline
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CpuThrottleSample, NumaCpuSample, Snapshot
@@ -171,7 +173,7 @@ class CpuRuleState:
     """Values that the CPU rules carry from one evaluation to the next."""
 
     numa_cpus: Mapping[int, CpuSet] = field(default_factory=dict)
-    """CPUs of each NUMA node when they could last be read."""
+    """CPUs of each NUMA node since boot, those that went offline included."""
     expected: Mapping[int, CpuSet] = field(default_factory=dict)
     """CPUs that should be online, by NUMA node."""
     isolated_start: CpuSet | Missing = NEVER_READ
@@ -205,9 +207,10 @@ def next_cpu_state(
         previous.log_facts, log, limits.correctable_window_s, previous.evaluated_ns, now
     )
     read_ns = next((src.beat_ns for src in snapshot.sources if src.name == "throttle"), now.mono_ns)
+    numa_cpus = _next_numa_cpus(previous.numa_cpus, snapshot)
     return CpuRuleState(
-        numa_cpus={**previous.numa_cpus, **_cpus_by_numa_node(snapshot)},
-        expected=_expected_online(previous, snapshot, settings),
+        numa_cpus=numa_cpus,
+        expected=_expected_online(previous, numa_cpus, snapshot, settings),
         isolated_start=snapshot.cpus.isolated
         if isinstance(previous.isolated_start, Missing)
         else previous.isolated_start,
@@ -242,8 +245,15 @@ def _cpus_by_numa_node(snapshot: Snapshot) -> dict[int, CpuSet]:
     return {node.numa_node: node.cpus for node in snapshot.nodes if isinstance(node.cpus, int)}
 
 
+def _next_numa_cpus(before: Mapping[int, CpuSet], snapshot: Snapshot) -> Mapping[int, CpuSet]:
+    """Return the CPUs of each NUMA node after a snapshot. The kernel lists only the online CPUs of a node.
+    The native core keeps a CPU that goes offline, but not over a restart of the agent."""
+    read = _cpus_by_numa_node(snapshot)
+    return {node: before.get(node, 0) | read.get(node, 0) for node in {**before, **read}}
+
+
 def _expected_online(
-    previous: CpuRuleState, snapshot: Snapshot, settings: EngineSettings
+    previous: CpuRuleState, numa_cpus: Mapping[int, CpuSet], snapshot: Snapshot, settings: EngineSettings
 ) -> Mapping[int, CpuSet]:
     """Return the CPUs that should be online, by NUMA node. Configured CPUs that belong to no NUMA node are
     listed for the first NUMA node."""
@@ -253,13 +263,9 @@ def _expected_online(
             return previous.expected
         new = {node: cpus & online for node, cpus in _cpus_by_numa_node(snapshot).items()}
         return {**new, **previous.expected}
-    nodes = {**previous.numa_cpus, **_cpus_by_numa_node(snapshot)}
-    owned = 0
-    for cpus in nodes.values():
-        owned |= cpus
-    expected = {node: cpus & settings.expect_cpus for node, cpus in nodes.items()}
+    expected = {node: cpus & settings.expect_cpus for node, cpus in numa_cpus.items()}
     if expected:
-        expected[min(expected)] |= settings.expect_cpus & ~owned
+        expected[min(expected)] |= settings.expect_cpus & ~reduce(or_, numa_cpus.values())
     return expected
 
 
@@ -267,6 +273,12 @@ def cpu_baselines(state: CpuRuleState) -> Iterator[CpusBaseline]:
     """Yield the CPUs of each NUMA node that should be online, to be stored for a restart of the agent."""
     for node, cpus in sorted(state.expected.items()):
         yield CpusBaseline(node, _cpu_list(cpus))
+
+
+def numa_cpu_baselines(state: CpuRuleState) -> Iterator[NumaCpusBaseline]:
+    """Yield the CPUs of each NUMA node, to be stored for a restart of the agent."""
+    for node, cpus in sorted(state.numa_cpus.items()):
+        yield NumaCpusBaseline(node, _cpu_list(cpus))
 
 
 def frequency_baselines(state: CpuRuleState) -> Iterator[FrequencyBaseline]:
@@ -284,9 +296,11 @@ def _cpu_list(cpus: CpuSet) -> str:
 
 
 def restored_cpu_state(start: BootBaseline) -> CpuRuleState:
-    """Return the state of the CPU rules with the values at start that the agent stored before a restart."""
+    """Return the state of the CPU rules with the values at start that the agent stored before a restart. If
+    an earlier version stored them, the CPUs of a NUMA node are those that were online at start."""
     start_khz = {cpu: khz for khz, cpus in start.frequencies for cpu in cpu_numbers(parse_cpus(cpus))}
     return CpuRuleState(
+        numa_cpus={node: parse_cpus(cpus) for node, cpus in start.numa_cpus or start.cpus},
         expected={node: parse_cpus(online) for node, online in start.cpus},
         isolated_start=NEVER_READ if start.isolated is None else parse_cpus(start.isolated),
         smt_start=NEVER_READ if start.smt is None else start.smt,
