@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 from wire.serving import at, device, eventually, report, unhealthy
 
 from agent.http.agent_view import TotalsSinceStart
-from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
+from agent.http.metric_families import CODES_MAX, DEVICE_FAMILIES, DEVICES_MAX, FAMILIES, TIME_FAMILIES
 from agent.http.metrics import MetricsRenderer
 from agent.model.gpu import GpuField
 from agent.model.health import Health, NonDeviceCause, Severity
@@ -133,8 +134,12 @@ def test_sick_devices_stay_above_the_limit_and_the_others_are_counted() -> None:
     fake.publish(report([*devices, unhealthy("sick")]))
     assert value(fake, "drahealth_device_health", device="sick", drahealth_device_health="unhealthy") == 1
     assert value(fake, "drahealth_devices", state="healthy") == DEVICES_MAX + 9
-    name = "drahealth_metrics_dropped_series"
-    assert value(fake, name, family="drahealth_device_health_since_timestamp_seconds") == 10
+    dropped = "drahealth_metrics_dropped_series"
+    counts = Counter(name for name, _ in scrape(fake))
+    for family in DEVICE_FAMILIES, TIME_FAMILIES:
+        for name in (one.series_name for one in family if one.series_name != "drahealth_device_finding"):
+            per_device, rest = divmod(counts[name], DEVICES_MAX)
+            assert (value(fake, dropped, family=name), rest) == (10 * per_device, 0), name
     shown = {labels for known, labels in scrape(fake) if known == "drahealth_device_info"}
     assert len(shown) == DEVICES_MAX
 

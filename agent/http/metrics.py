@@ -184,10 +184,7 @@ class MetricsRenderer:
         yield _rows(families.REPORTS, [((), view.latest.peek()[0])])
         if report is not None:
             yield _rows(families.REPORT_TIME, [((), report.at.wall_s)])
-            if hidden := len(report.devices) - len(scrape.shown):
-                dropped |= dict.fromkeys((family.series_name for family in families.DEVICE_FAMILIES), hidden)
-            if hidden := sum(_cause_count(d) for d in scrape.shown) - families.CAUSES_MAX:
-                dropped[families.DEVICE_FINDING.series_name] = max(0, hidden)
+            dropped |= _dropped_device_series(report, scrape)
             yield from _report_rows(report, scrape.totals, dropped)
             yield from _core_rows(report)
         if scrape.snapshot is not None and scrape.snapshot.gpus is not None:
@@ -345,6 +342,24 @@ def _device_findings(shown: Iterable[DeviceHealth]) -> Iterator[Series]:
 
 def _cause_count(device: DeviceHealth) -> int:
     return len({cause.code for cause in most_needed_first(device.causes)}) if device.causes else 0
+
+
+def _dropped_device_series(report: Report, scrape: _Scrape) -> dict[str, int]:
+    """Return the number of series of a report's devices that are left out, by name of the series."""
+    shown_keys = {device.key for device in scrape.shown}
+    hidden = [device for device in report.devices if device.key not in shown_keys]
+    known = [found for device in hidden if (found := scrape.totals.devices.get(device.key)) is not None]
+    shown_causes = min(families.CAUSES_MAX, sum(map(_cause_count, scrape.shown)))
+    counts = {
+        families.DEVICE_HEALTH: len(hidden) * len(STATES),
+        families.DEVICE_INFO: len(hidden),
+        families.DEVICE_FINDING: sum(map(_cause_count, report.devices)) - shown_causes,
+        families.DEVICE_TRANSITIONS: len(known) * len(STATES),
+        families.DEVICE_SINCE: len(hidden),
+        families.DEVICE_VERIFIED: len(hidden),
+        families.DEVICE_SECONDS: sum(len({*found.past_ns, found.state}) for found in known),
+    }
+    return {family.series_name: count for family, count in counts.items()}
 
 
 def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Iterator[Rows]:
