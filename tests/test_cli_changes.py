@@ -292,6 +292,12 @@ def test_source_of_a_reported_gpu_has_no_line():
     assert [line.split()[0] for line in lines] == ["gpu-0"]
 
 
+def test_source_with_the_name_of_a_declared_device_has_a_line():
+    declared = gpu(0)._replace(driver="nic.example.com", device="nic", kind="nic")
+    fails = (source("nic", SourceState.FAILING, 5, "sysfs: EIO"),)
+    assert "source nic" in [one.subject for one in report_changes(None, report(declared, sources=fails))]
+
+
 def test_source_of_an_unreported_gpu_has_a_line():
     before = report(gpu(0), sources=(source("gpu-1"),))
     fails = (source("gpu-1", SourceState.FAILING, 1, "NVML returned 3"),)

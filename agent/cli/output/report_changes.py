@@ -141,9 +141,9 @@ def _states(report: Report) -> dict[str, ReportChange]:
         )
     if not report.devices:
         states["devices"] = ReportChange(at, "devices", "none", Severity.UNKNOWN, "no device was found")
-    devices = {device.device for device in report.devices}
+    gpus = {device.device for device in report.devices if not device.driver and device.kind == "gpu"}
     for source in report.sources:
-        if source.name in devices:  # each GPU has a source of the same name; its device line has the error
+        if source.name in gpus:  # each GPU has a source of the same name; its device line has the error
             continue
         if source.state is SourceState.STARTING:
             continue
