@@ -246,11 +246,16 @@ def put_aer(sysfs: Path, bus: str, fatal: int) -> None:
 
 def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
     """Return exit code and report; the code is also about the real CPUs, which other tests take offline."""
+    code, out = scan_text(fake, "-o", "json", *args)
+    return code, json.loads(out)
+
+
+def scan_text(fake: FakeNvml, *args: str) -> tuple[int, str]:
     flags = ("--kmsg", "/dev/null", *args, "--nvml-library", str(fake.library))
     with machine_lock():
-        done = run_command("scan", "-o", "json", *flags, env=fake.env, cwd=REPOSITORY)
+        done = run_command("scan", *flags, env=fake.env, cwd=REPOSITORY)
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, done.stdout
 
 
 def put_gpus(sysfs: Path, *drivers: str) -> None:
@@ -387,6 +392,8 @@ def test_field_that_differs_between_readers_exits_3(tmp_path):
     assert differing == ["remap_correctable", "remap_uncorrectable", "remap_pending", "remap_failure"]
     assert document["backends"]["fields"][0]["pynvml"] == "unknown (999)"
     assert code == 3
+    line = "unknown: pynvml and the native core read different values from a GPU\n"
+    assert scan_text(fake, "--backend", "both", "--exit-style", "npd") == (2, line)
 
 
 def test_pynvml_alone_shows_readings_and_no_verdict(tmp_path):

@@ -103,7 +103,8 @@ def _show_report(config: Config, args: Namespace) -> int:
 
     def text(style: TextStyle) -> str:
         if args.exit_style == "npd":
-            return f"{npd_line(report.devices, unlisted)}\n"
+            line = npd_line(report.devices, unlisted, readers_differ=check is not None and check.differs)
+            return f"{line}\n"
         comparison = "\n" + render_check(check, style) if check else ""
         return render_report(report, style, processes=processes) + comparison
 
@@ -121,14 +122,23 @@ def _missing(unlisted: Sequence[str]) -> str:
     return f"no list of devices from {', '.join(unlisted)} in time; its devices may be missing"
 
 
-def npd_line(devices: Sequence[DeviceHealth], unlisted: Sequence[str] = ()) -> str:
+def npd_line(
+    devices: Sequence[DeviceHealth], unlisted: Sequence[str] = (), *, readers_differ: bool = False
+) -> str:
     """Return one line about the devices, for the message of a condition of node-problem-detector.
 
     The line has no times and no readings, because node-problem-detector reports each change of the message.
-    `unlisted` are the names of the sources whose devices are missing.
+
+    Args:
+        devices: Devices of the report.
+        unlisted: Names of the sources whose devices are missing.
+        readers_differ: Whether pynvml and the native core read different values from a GPU.
     """
-    if unlisted and all(device.severity < Severity.UNKNOWN for device in devices):
-        return f"unknown: {_missing(unlisted)}"
+    if all(device.severity < Severity.UNKNOWN for device in devices):
+        if unlisted:
+            return f"unknown: {_missing(unlisted)}"
+        if readers_differ:
+            return "unknown: pynvml and the native core read different values from a GPU"
     if not devices:
         return "no device was found"
     for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
