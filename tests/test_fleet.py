@@ -323,9 +323,10 @@ def test_file_without_a_token_is_refused(
         (404, b"not found", "the server did not answer as the query API: 404 Not Found; check the path"),
         (200, b"<html>", "the server did not answer as the query API: another format"),
         (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
+        (200, b'{"status": "\xe9"}', "another format"),
         (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
     ],
-    ids=["path", "html", "sample", "error"],
+    ids=["path", "html", "sample", "latin-1", "error"],
 )
 def test_answer_of_no_prometheus_exits_with_69(
     capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
@@ -343,6 +344,12 @@ def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) ->
         f"drahealth: Prometheus http://{address}: query not answered: Connection refused"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 70}.b"])
+def test_host_with_an_invalid_label_exits_with_69(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    assert main(["fleet", "--prometheus", f"http://{host}:1"]) == 69
+    assert f"drahealth: Prometheus http://{host}:1: query not answered: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,7 @@ def test_damaged_segment_is_named_and_the_rest_is_replayed(
         (["/nowhere"], 70, "No such file"),
         (["/proc"], 70, "no segment file"),
         (["{day}", "--until", "noon"], 64, "'noon' is not a time"),
+        (["{day}", "--until", "9999-12-31T23:59:59-14:00"], 64, "'9999-12-31T23:59:59-14:00' is not a time"),
         (["{day}", "--speed", "0"], 64, "0 is not a positive number"),
         (["{day}", "-o", "report", "--until", "1970-01-02T00:00:00Z"], 70, "no published report"),
     ],

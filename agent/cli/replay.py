@@ -109,7 +109,7 @@ def _parse_until(text: str | None) -> float | None:
         return None
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UsageError(f"--until: {text!r} is not a time such as 2026-11-23T05:00:00Z") from None
 
 

@@ -119,7 +119,7 @@ class PrometheusClient:
             connection.request("POST", self._path, urlencode({"query": query}), self._headers)
             response = connection.getresponse()
             data = response.read(ANSWER_BYTES + 1)
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a host that is no name in DNS
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ApiUnreachableError(f"Prometheus {self.url}: query not answered: {reason}") from None
         finally:
@@ -132,7 +132,7 @@ class PrometheusClient:
             )
         try:
             answer = msgspec.json.decode(data, type=_Answer)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
             is_ok = response.status == OK_STATUS
             text = "another format" if is_ok else f"{response.status} {response.reason}"
             raise ApiUnreachableError(
