@@ -276,6 +276,10 @@ def test_clients_without_a_handshake_count_as_connections(
         ("tls_server_config: {cert: a}", "tls_server_config.cert: does not exist"),
         ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "'TLS10' is not one of TLS12"),
         (
+            "tls_server_config: {cert_file: a, key_file: b, min_version: [TLS12]}",
+            "min_version: .* is not one of",
+        ),
+        (
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
             "client_ca_file needs a client_auth_type that verifies certificates, and the reverse",
         ),

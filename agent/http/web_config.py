@@ -270,7 +270,7 @@ def _path(table: Mapping[str, Any], key: str, directory: Path) -> Path | None:
 
 def _choice(table: Mapping[str, Any], key: str, choices: Mapping[str, Any], default: str) -> Any:
     name = table.get(key) or default
-    if name not in choices:
+    if not isinstance(name, str) or name not in choices:
         raise ValueError(f"tls_server_config.{key}: {name!r} is not one of {', '.join(choices)}")
     return choices[name]
 
