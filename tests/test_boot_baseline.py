@@ -325,6 +325,35 @@ def test_clear_accepts_what_the_device_has_now(name: str) -> None:
         assert {fault.code for fault in report.cleared} == shown
 
 
+@pytest.mark.parametrize(("name", "code"), [(name, code) for name in LOST for code in sorted(LOST[name])])
+def test_clear_with_a_code_accepts_only_what_its_rule_compares(name: str, code: str) -> None:
+    node = Node()
+    node.next(4)
+    node.lose()
+    node.next(4)
+    subject = f"{DRIVER}/node-a/{name}" if name in node.declared else name
+    result = node.clear(subject, code)
+    assert [(fault.device, fault.code) for fault in result.cleared] == [(subject, code)], result.reason
+    report = node.next(80)
+    left = {device: codes - {"cpu.smt"} for device, codes in {**LOST, name: LOST[name] - {code}}.items()}
+    assert found(report, Severity.DEGRADED) == {device: codes for device, codes in left.items() if codes}
+    assert ("cpu.smt" in found(report)[CPU]) is (code != "cpu.smt")
+
+
+def test_clear_of_a_nic_port_keeps_the_rate_of_the_other_port() -> None:
+    node = Node()
+    slow = PORT._replace(number=2)
+    node.nic = nic_sample(PORT, slow)
+    node.next(4)
+    node.nic = nic_sample(PORT._replace(state=1, phys_state=3), slow._replace(rate_mbps=100_000))
+    subject = f"{DRIVER}/node-a/nic-0"
+    assert found(node.next(4))["nic-0"] == {"nic.port_down", "nic.rate"}
+    assert node.clear(subject, "nic.port_down").refusal is None
+    assert found(node.next(80))["nic-0"] == {"nic.rate"}
+    assert node.clear(subject, "nic.rate").refusal is None
+    assert "nic-0" not in found(node.next(80))
+
+
 def test_accepted_values_are_the_new_start() -> None:
     node = Node()
     node.next(4)

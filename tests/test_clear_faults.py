@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gpu_samples import ALL_UP
 from paper_gpus import SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.model.claim import ClaimRef, DeviceRef
@@ -13,6 +14,7 @@ from agent.model.declared_devices import DeclaredFile, DeclaredGpuDevice, Declar
 from agent.model.gpu import GpuEvent, NvmlReturnCode
 from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault
+from agent.model.reading import Absence, Missing
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 
@@ -379,6 +381,39 @@ def test_two_requests_in_one_evaluation_are_answered_in_order() -> None:
     first, second = node.next().clear_results
     assert (first.number, first.refusal) == (1, None)
     assert (second.number, second.refusal) == (2, ClearRefusal.UNKNOWN)
+
+
+# --- readings that differ from those at start ---------------------------------------------------------------
+
+
+def test_clear_of_links_keeps_fault_of_fabric_manager() -> None:
+    node = ClearNode()
+    node.rest(30)
+    node.host = replace(node.host, fabric_manager=Missing(Absence.ABSENT))
+    node.set_readings(0, links_up=ALL_UP & ~0b10000)
+    node.rest(30)
+    assert node.open_codes() == ["gpu.nvlink.down", "gpu.fabric.manager"]
+    assert cleared(node.clear("gpu-0", "gpu.nvlink.down")) == [("gpu-0", "gpu.nvlink.down")]
+    node.rest(400)
+    assert node.open_codes() == ["gpu.fabric.manager"]
+
+
+def test_clear_with_a_code_is_refused_if_it_would_end_another_fault() -> None:
+    node = ClearNode()
+    node.rest(30)
+    node.host = replace(node.host, fabric_manager=Missing(Absence.ABSENT))
+    node.set_readings(0, fabric_state=1)
+    node.rest(90)
+    before = node.open_codes()
+    assert before == ["gpu.fabric.state", "gpu.fabric.manager"]
+    result = node.clear("gpu-0", "gpu.fabric.manager")
+    assert (result.refusal, result.reason) == (
+        ClearRefusal.STILL_PRESENT,
+        "gpu-0: gpu.fabric.manager cannot be cleared alone: gpu.fabric.state would end too",
+    )
+    node.rest(400)
+    assert node.open_codes() == before
+    assert {code for _, code in cleared(node.clear("gpu-0"))} == set(before)
 
 
 # --- faults that drivers report -----------------------------------------------------------------------------
