@@ -65,10 +65,8 @@ void dh_gpu_store(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint
     struct dh_gpu *g = &s->work;
     bool unsupported = dh_gpu_is_unsupported(code);
 
-    if (!code && dh_gpu_is_valid(g, field) && g->value[field] == value) {
-        s->may_lack[field / 64] &= ~bit;
+    if (!code && dh_gpu_is_valid(g, field) && g->value[field] == value)
         return;
-    }
     s->unchanged = false;
     s->fast_ok &= !code;
     if (unsupported) {
@@ -82,7 +80,6 @@ void dh_gpu_store(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint
         g->value[field] = 0;
         return;
     }
-    s->may_lack[field / 64] &= ~bit;
     g->valid[field / 64] |= bit;
     g->seen[field / 64] |= bit;
     g->value[field] = value;

@@ -109,9 +109,11 @@ struct dh_gpu_slot {
                                            record clears it */
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass reads */
     uint64_t unsupported_ns[DH_GPU_FIELD_NUM]; /* since when a field is skipped because it is unsupported */
-    uint64_t may_lack[DH_GPU_WORDS]; /* fields not read successfully since a mode or the driver changed: the GPU
-                                        may lack them now although it had them */
+    uint64_t may_lack[DH_GPU_WORDS]; /* fields not valid in a slow pass since a mode or the driver changed: the
+                                        GPU may lack them now although it had them */
     bool lost_field;               /* a field that was valid became unsupported in this pass */
+    bool has_ecc_mode;             /* the ECC mode was read */
+    uint64_t mig_mode, ecc_mode;   /* as last read */
     uint64_t links;                /* bit set of links that answer */
     uint64_t links_ns;             /* when all links were last queried, each with a definite answer; 0 =
                                       never */

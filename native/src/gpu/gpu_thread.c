@@ -137,14 +137,35 @@ static bool is_back(struct dh_gpu_slot *s)
     return true;
 }
 
+/*
+ * After a read that changed the record. Return: whether the GPU may have other fields than before, so that all
+ * must be read: a mode changed, or a field was lost and the modes, which are slow fields, were not read.
+ */
+static bool has_other_fields(struct dh_gpu_slot *s)
+{
+    const struct dh_gpu *g = &s->work;
+    bool lost_field = s->lost_field && !s->slow, mode_changed = g->value[DH_GPU_MIG_MODE] != s->mig_mode;
+
+    s->lost_field = false;
+    s->mig_mode = g->value[DH_GPU_MIG_MODE]; /* with MIG a GPU has no NVLinks and other counters */
+    if (dh_gpu_is_valid(g, DH_GPU_ECC_MODE)) {
+        mode_changed |= s->has_ecc_mode && g->value[DH_GPU_ECC_MODE] != s->ecc_mode;
+        s->has_ecc_mode = true;
+        s->ecc_mode = g->value[DH_GPU_ECC_MODE];
+    }
+    if (mode_changed) {
+        expect_lost_fields(s);
+        s->slow_ns = 0; /* the next pass reads what this pass could not know of */
+    }
+    return mode_changed || lost_field;
+}
+
 /* Read the fields that are due. Return: whether the GPU may have other fields now, so that all must be read. */
 static bool read_all(struct dh_gpu_slot *s)
 {
-    const struct dh_gpu *g = &s->work;
-    uint64_t mig_mode = g->value[DH_GPU_MIG_MODE], ecc_mode = g->value[DH_GPU_ECC_MODE], links = s->links;
-    bool had_ecc_mode = dh_gpu_is_valid(g, DH_GPU_ECC_MODE), is_slow = s->slow, mode_changed;
+    uint64_t links = s->links;
+    bool is_other;
 
-    s->lost_field = false;
     s->fast_ok = !s->slow;
     s->plan_reusable &= s->fast_ok;
     s->unchanged = s->plan_reusable;
@@ -162,16 +183,25 @@ static bool read_all(struct dh_gpu_slot *s)
         dh_gpu_read_aer(s);
         s->slow_ns = s->now_ns;
         s->work.slow_passes++;
+        for (uint32_t i = 0; i < DH_GPU_WORDS; i++)
+            s->may_lack[i] &= ~s->work.valid[i];
     }
-    mode_changed = g->value[DH_GPU_MIG_MODE] != mig_mode || /* with MIG a GPU has no NVLinks and other counters */
-                   (had_ecc_mode && dh_gpu_is_valid(g, DH_GPU_ECC_MODE) && g->value[DH_GPU_ECC_MODE] != ecc_mode);
-    if (mode_changed)
-        expect_lost_fields(s);
-    if (mode_changed || s->links != links)
-        s->slow_ns = 0; /* the next pass reads what this pass could not know of */
+    is_other = !s->unchanged && has_other_fields(s);
+    if (s->links != links)
+        s->slow_ns = 0; /* likewise */
     dh_gpu_read_migs(s);
     s->plan_reusable = s->fast_ok;
-    return mode_changed || (s->lost_field && !is_slow); /* the modes are slow fields */
+    return is_other;
+}
+
+/* Read all fields until the GPU shows no further change of the fields that it has. */
+static void read_again(struct dh_gpu_slot *s)
+{
+    for (int reads = 1; reads < READS_MAX; reads++) {
+        retry_fields(s);
+        if (!read_all(s))
+            return;
+    }
 }
 
 static void finish_pass(struct dh_gpu_slot *s)
@@ -215,14 +245,8 @@ static void pass(struct dh_gpu_slot *s)
     s->caller.is_measured = s->slow || s->follows_slow;
     s->follows_slow = s->slow;
     if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {
-        bool was_failing = status_before && !s->slow; /* if the GPU answers again: slow fields failed with it */
-
-        for (int reads = 0; reads < READS_MAX; reads++) {
-            if (!read_all(s) && (!was_failing || s->status))
-                break;
-            was_failing = false;
-            retry_fields(s);
-        }
+        if (read_all(s) || (status_before && !s->status && !s->slow)) /* it answers again: slow fields failed */
+            read_again(s);
     }
     if (dh_nvml_session_is_stale(s->w, &s->caller))
         roll_back(s);
