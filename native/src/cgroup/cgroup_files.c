@@ -97,28 +97,45 @@ static bool is_in_hierarchy(const struct dh_cg_spec *spec, const struct dh_cg_hi
     return spec->version == h->version && (spec->controller & h->controllers);
 }
 
+/* Add the page sizes of the machine's new pools; the kernel uses the same sizes in names of cgroup files. */
+static void sizes_add(struct dh_sampler *s)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    for (; c->pools < s->work->head.pools; c->pools++) {
+        const struct dh_pool *pool = &s->work->pool[c->pools];
+
+        if (pool->node == DH_MACHINE && c->sizes < DH_HP_MAX)
+            c->size_kib[c->sizes++] = pool->size_kib;
+        else if (pool->node == DH_MACHINE)
+            dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_HT_MAX);
+    }
+}
+
 /*
- * Build the list of files for the hierarchies from @hiers_before on. The page sizes are those of the
- * machine's pools; the kernel uses the same sizes in names of cgroup files.
+ * Add the files of the hierarchies from @hiers_before on, and those of the page sizes of new pools: sysfs may
+ * appear after cgroupfs. Existing groups are then read again.
  */
 void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before)
 {
     struct dh_cgroups *c = s->cgroups;
+    uint32_t sizes_before = c->sizes;
 
-    for (uint32_t i = 0; !hiers_before && c->hiers && i < s->work->head.pools; i++) {
-        if (s->work->pool[i].node != DH_MACHINE)
+    if (!c->hiers)
+        return;
+    sizes_add(s);
+    for (uint32_t slot = 0; c->sizes > sizes_before && slot < s->work->head.groups; slot++) {
+        if (!c->group[slot].hiers)
             continue;
-        if (c->sizes == DH_HP_MAX) {
-            dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_HT_MAX);
-            break;
-        }
-        c->size_kib[c->sizes++] = s->work->pool[i].size_kib;
+        dh_cg_sizes_init(s, &s->work->group[slot]);
+        dh_group_mark_dirty(s, slot);
+        c->rescan = true;
     }
-    for (uint32_t h = hiers_before; h < c->hiers; h++) {
-        for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++)
+    for (uint32_t h = 0; h < c->hiers; h++) {
+        for (size_t i = 0; h >= hiers_before && i < sizeof(specs) / sizeof(*specs); i++)
             if (is_in_hierarchy(&specs[i], &c->hier[h]))
                 file_add(c, &specs[i], h, -1, "");
-        for (uint32_t k = 0; k < c->sizes; k++) {
+        for (uint32_t k = h >= hiers_before ? 0 : sizes_before; k < c->sizes; k++) {
             char unit[32];
 
             dh_text_hugetlb(c->size_kib[k], unit, sizeof(unit));

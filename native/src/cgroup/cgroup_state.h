@@ -125,6 +125,7 @@ struct dh_cgroups {
     uint64_t swept, oom; /* files of DH_CG_SWEPT and of DH_CG_OOM */
     uint64_t size_kib[DH_HP_MAX];
     uint32_t sizes;
+    uint32_t pools;      /* pools whose page sizes are in size_kib */
     struct dh_cg_dir dir[DH_CG_DIRS];
     uint32_t dirs, dirs_unwatched;
     struct dh_cg_group *group; /* group_max entries, mapped */

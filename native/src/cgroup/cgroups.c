@@ -476,6 +476,8 @@ void dh_cgroups_pass(struct dh_sampler *s)
         inotify_open(s);
     if (retry && (!c->hiers || c->root_err))
         dh_cg_hiers_find(s);
+    if (c->pools < s->work->head.pools)
+        dh_cg_files_make(s, c->hiers);
     if (s->resync && !s->first)
         dh_cg_tree_list(s, false);
     if (s->probe_absent)
