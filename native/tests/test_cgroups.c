@@ -142,6 +142,25 @@ static void test_v1_hierarchies_share_one_record(void)
     machine_clear();
 }
 
+static void test_v1_hierarchy_mounted_later_is_found_at_a_resync(void)
+{
+    struct fx f;
+
+    fx_remove("cg");
+    v1_make("memory", "cpu", "later", POD "/" ID);
+    f = running();
+    CHECK_U64(fx_group(&f, UID, ID)->mem_failcnt, 7);
+    CHECK_U64(fx_group(&f, UID, ID)->hugetlb[0].seen, 0);
+    v1_make("memory", "cpu", "hugetlb", POD "/" ID);
+    fx_resync(&f);
+    v1_check(&f);
+    CHECK_INT(f.s->cgroups->hiers, 3);
+    fx_resync(&f);
+    CHECK_INT(f.s->cgroups->hiers, 3);
+    fx_close(&f);
+    machine_clear();
+}
+
 static void test_v1_controllers_mounted_together_are_read_once(void)
 {
     struct fx f;
@@ -1156,6 +1175,7 @@ int main(void)
     machine_make();
     test_v2_alone_reads_every_file();
     test_v1_hierarchies_share_one_record();
+    test_v1_hierarchy_mounted_later_is_found_at_a_resync();
     test_v1_controllers_mounted_together_are_read_once();
     test_hierarchy_unopenable_fails_the_source();
     test_v2_next_to_v1_supplies_the_missing_controllers();

@@ -36,7 +36,7 @@ static void parents_add(struct dh_sampler *s, uint8_t hier)
 
 /*
  * Find the hierarchies and list their groups. Hierarchies that are found later are added too: one may have
- * existed from the start without permission to open it.
+ * existed from the start without permission to open it, or is mounted later.
  */
 void dh_cg_hiers_find(struct dh_sampler *s)
 {

@@ -474,8 +474,8 @@ void dh_cgroups_pass(struct dh_sampler *s)
         c->retry_ns = s->now_ns;
     if (s->resync && s->inotify_fd < 0)
         inotify_open(s);
-    if (retry && (!c->hiers || c->root_err))
-        dh_cg_hiers_find(s);
+    if (retry && (!c->hiers || c->root_err || (s->resync && c->hier[0].version == 1)))
+        dh_cg_hiers_find(s); /* a v1 hierarchy may be mounted at any time */
     if (c->pools < s->work->head.pools)
         dh_cg_files_make(s, c->hiers);
     if (s->resync && !s->first)
