@@ -27,7 +27,7 @@ from test_record import write_segment
 
 from agent.cli.main import main
 from agent.engine.step import EngineState
-from agent.model.claim import DeviceRef
+from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
@@ -461,6 +461,28 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     code, out, err = run(capsys, "replay", tmp_path / "copy")
     assert (code, err) == (0, "")
     assert "gpu-1 Unhealthy gpu.lost" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("refused for team-a/train-0.", "refused for NS/CLAIM."),
+        ("node worker-7.", "node NODE."),
+        ("host worker-7.dc1.example.com", "host NODE.dc1.example.com"),
+        ("worker-7: team-a_, train-0-", "NODE: NS_, CLAIM-"),
+        (
+            "worker-70 worker-7-b train-0.x train-01 my-team-a",
+            "worker-70 worker-7-b train-0.x train-01 my-team-a",
+        ),
+    ],
+)
+def test_name_before_a_sign_is_redacted_and_a_part_of_a_longer_name_is_not(text: str, expected: str) -> None:
+    redactor = Redactor(b"k")
+    redactor.collect(
+        [ClaimRef("team-a", "train-0", "uid-1"), DeviceRef("d.example.com", "worker-7", "gpu-0")]
+    )
+    redacted = re.sub(r"\b(ns|claim|node)-[0-9a-f]{10}", lambda found: found[1].upper(), redactor.text(text))
+    assert redacted == expected
 
 
 def test_redacted_copy_of_a_growing_record_has_no_names_of_later_evaluations(

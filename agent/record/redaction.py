@@ -20,6 +20,10 @@ from agent.record.events import CLASSES, DeviceVerdict, RecordedStep, SegmentHea
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32,}", re.IGNORECASE)
 """Pattern of a UUID, with underscores as in a cgroup's name, and of a container id in a cgroup path."""
 _NAME: Final = r"[A-Za-z0-9_.-]"
+_NAME_GOES_ON: Final = r"[A-Za-z0-9]|[_.-]+[A-Za-z0-9]"
+"""Pattern of the text after a sensitive text that is only a part of a longer name."""
+_NODE_GOES_ON: Final = r"[A-Za-z0-9]|[_-]+[A-Za-z0-9]"
+"""As _NAME_GOES_ON, for the name of a node: a domain can follow the whole name."""
 _HEX: Final = "0123456789abcdef"
 
 
@@ -189,11 +193,15 @@ class Redactor:
         if known is None:
             if self._pattern is None:
                 terms = sorted(self._terms.keys() - self._devices, key=len, reverse=True)
-                names = "|".join(map(re.escape, terms))
-                bounded = rf"(?<!{_NAME})(?:{names})(?!{_NAME})|" if names else ""
+                names = "|".join(re.escape(term) + self._end_pattern(term) for term in terms)
+                bounded = rf"(?<!{_NAME})(?:{names})|" if names else ""
                 self._pattern = re.compile(f"{bounded}(?i:{UUID.pattern})")
             known = self._texts[text] = self._pattern.sub(lambda found: self._pseudonym(found[0]), text)
         return known
+
+    def _end_pattern(self, term: str) -> str:
+        """Return the pattern of the end of a sensitive text: the text is not a part of a longer name."""
+        return f"(?!{_NODE_GOES_ON if self._terms[term] is TermKind.NODE else _NAME_GOES_ON})"
 
     def _pseudonym(self, text: str) -> str:
         kind = self._terms.get(text, TermKind.IDENTIFIER)
