@@ -32,7 +32,7 @@ from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import RuleOverride
-from agent.model.time import NS
+from agent.model.time import NS, Instant
 from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
 from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
@@ -289,6 +289,23 @@ def test_rule_that_is_off_makes_only_its_verdicts_vanish(day: Any) -> None:
         assert {change.kind for change in changes if change.code == code} <= {ChangeKind.VANISHES}
 
 
+@pytest.mark.parametrize(
+    ("mono_s", "wall_s"), [(0, -1500), (2000, -1000)], ids=["clock set", "another boot of an unknown id"]
+)
+def test_intervals_follow_the_wall_clock_of_a_record(tmp_path: Path, mono_s: int, wall_s: int) -> None:
+    steps = gpu_day(3, 16)
+    (tmp_path / "exact").mkdir()
+    write_segment(segment_path(tmp_path / "exact", 1), steps)
+    expected = compare_record(segment_paths(tmp_path / "exact"), lambda recorded: recorded).recorded.unhealthy
+    assert expected
+    state, snapshot, report, use = steps[0]
+    before = Instant(report.at.mono_ns + mono_s * NS, report.at.wall_s + wall_s)
+    write_segment(segment_path(tmp_path, 1), [(state, snapshot, replace(report, at=before), use)])
+    write_segment(segment_path(tmp_path, 2), steps[1:])
+    found = compare_record(segment_paths(tmp_path), lambda recorded: recorded).recorded.unhealthy
+    assert found == expected
+
+
 def test_what_if_prints_changes_pods_and_scores(
     day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,11 +493,10 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
         ),
     ],
 )
-def test_name_before_a_sign_is_redacted_and_a_part_of_a_longer_name_is_not(text: str, expected: str) -> None:
+def test_name_before_a_sign_is_redacted_and_a_part_of_a_name_is_not(text: str, expected: str) -> None:
     redactor = Redactor(b"k")
-    redactor.collect(
-        [ClaimRef("team-a", "train-0", "uid-1"), DeviceRef("d.example.com", "worker-7", "gpu-0")]
-    )
+    claim, device = ClaimRef("team-a", "train-0", "uid-1"), DeviceRef("d.example.com", "worker-7", "gpu-0")
+    redactor.collect([claim, device])
     redacted = re.sub(r"\b(ns|claim|node)-[0-9a-f]{10}", lambda found: found[1].upper(), redactor.text(text))
     assert redacted == expected
 

@@ -228,8 +228,10 @@ def _compare_record(
         result.node = reader.head.node
         for replayed in replay.verdicts(reader, with_cgroups=with_cgroups):
             step = replayed.recorded
-            if boot_id != reader.head.boot_id:  # the monotonic clock begins again
-                base_s, boot_id = step.now.wall_s - step.now.mono_ns / NS, reader.head.boot_id
+            offset_s = step.now.wall_s - step.now.mono_ns / NS
+            # the monotonic clock begins again, or the wall clock was set; the boot's id may be unknown
+            if boot_id != reader.head.boot_id or abs(offset_s - base_s) > GAP_S:
+                base_s, boot_id = offset_s, reader.head.boot_id
             result.steps += 1
             if step.use is StepOutcome.DISCARDED or replayed.starting:
                 continue
