@@ -58,6 +58,25 @@ def test_secret_is_replaced_and_json_stays_json(text: str) -> None:
         json.loads(redacted)
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"secret": {"a": {"b": SECRET}}, "x": 1}, {"secret": REDACTED, "x": 1}),
+        ({"tokens": [[SECRET], [2]]}, {"tokens": REDACTED}),
+        ({"text": f"cookie: {{{SECRET}", "k": 1}, {"text": f"cookie: {REDACTED}", "k": 1}),
+        ({"text": f"{PEM[:40]}\nabc", "k": ["", 2.5]}, {"text": REDACTED, "k": ["", 2.5]}),
+        ({"text": "mount secret-volume: ", "code": "a"}, {"text": "mount secret-volume: ", "code": "a"}),
+        ([{"next": f"token={SECRET}"}], [{"next": f"token={REDACTED}"}]),
+    ],
+    ids=["nested object", "nested list", "open brace", "cut key", "no value", "list"],
+)
+def test_json_text_is_redacted_value_by_value(document: Any, expected: Any, indent: int | None) -> None:
+    redacted, count = redact(json.dumps(document, indent=indent))
+    assert json.loads(redacted) == expected
+    assert count == (document != expected)
+
+
 @pytest.mark.parametrize(
     "secret",
     [

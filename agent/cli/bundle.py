@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from agent.cli.output.json import API_VERSION
 from agent.cli.output.terminal import style_of
@@ -60,6 +60,8 @@ _VALUE: Final = re.compile(
 
 It matches in TOML, YAML, JSON, environment variables and headers.
 """
+_SECRET_KEY: Final = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
+"""Pattern of a key in JSON whose value is a secret."""
 _FLAG: Final = re.compile(
     rf"(?P<name>--[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}\s+)(?P<value>[^\s\"'\\-][^\s\"'\\]*)", re.I
 )
@@ -81,6 +83,34 @@ def redact(text: str) -> tuple[str, int]:
 
     A valid JSON text stays valid.
     """
+    try:
+        redacted, count = _redact_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return _redact_text(text)
+    if not count:
+        return text, 0
+    return json.dumps(redacted, indent=2 if "\n" in text.strip() else None) + "\n", count
+
+
+def _redact_json(value: Any) -> tuple[Any, int]:
+    """Return a parsed JSON value with REDACTED for each secret, and the number of replaced secrets."""
+    if isinstance(value, str):
+        return _redact_text(value)
+    if isinstance(value, list):
+        parts = [_redact_json(part) for part in value]
+        return [part for part, _ in parts], sum(count for _, count in parts)
+    if not isinstance(value, dict):
+        return value, 0
+    members: dict[str, Any] = {}
+    total = 0
+    for key, part in value.items():
+        name, in_name = _redact_text(key)
+        members[name], count = (REDACTED, 1) if _SECRET_KEY.search(key) else _redact_json(part)
+        total += in_name + count
+    return members, total
+
+
+def _redact_text(text: str) -> tuple[str, int]:
     text, count = _PRIVATE_KEY.subn(REDACTED, text)
     for pattern in (_VALUE, _FLAG, *_SHAPES):
         text, found = pattern.subn(_without_value, text)
