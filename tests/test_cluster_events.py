@@ -311,8 +311,12 @@ def test_fault_of_a_device_that_is_gone_for_long_is_forgotten(api: ClusterApi) -
     assert reasons(api) == [("DeviceUnhealthy", 2)]
 
 
-def test_damaged_file_of_events_costs_one_repetition(api: ClusterApi, tmp_path: Path) -> None:
-    (tmp_path / "cluster-events.json").write_text('[[["Node"]]]')
+NO_UTF8 = b'[[[["Node","n","u",""],["","p","gpu-0"],"gpu\xaelost"],1.0,true]]'
+
+
+@pytest.mark.parametrize("content", [b'[[["Node"]]]', NO_UTF8])
+def test_damaged_file_of_events_costs_one_repetition(api: ClusterApi, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "cluster-events.json").write_bytes(content)
     agent = SteppedAgent(api, state_dir=tmp_path)
     agent.run_for(60, lambda: [device("gpu-0", XID)])
     assert reasons(api) == [("DeviceUnhealthy", 1)]

@@ -491,7 +491,7 @@ def _load_events(path: Path) -> list[SavedEvent]:
     """
     try:
         return msgspec.json.decode(read_bounded(path, EVENTS_BYTES).data, type=list[SavedEvent])
-    except (ReadError, msgspec.DecodeError):
+    except (ReadError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError, too
         return []
 
 

@@ -464,7 +464,7 @@ class PrepareSession:
             return obj
         try:
             return msgspec.json.decode(bytes(output), type=dict[str, object])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"--claim-command: the output of create is not a claim: {error}") from None
 
     async def _delete_claims(self) -> list[str]:
