@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from cluster_agents import DRIVER, XID, SteppedAgent, device, report
 from cluster_api import NODE, ClusterApi, Refusal, granted_rights
@@ -263,6 +264,38 @@ def test_refused_rules_stop_no_other_rule(api: ClusterApi, status: int) -> None:
     agent.run_for(300, lambda: [declared(name) for name in names])
     assert rules(api) == {}
     assert agent.publisher.status.error == ""
+
+
+def test_driver_added_again_keeps_no_old_taint(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    with_driver, without = agent.config, msgspec.structs.replace(agent.config, k8s_taint_rules=())
+    agent.publisher.reconfigure(without)
+    agent.run_for(60, lambda: [declared(*SICK)])
+    assert rules(api) == {}
+    agent.run_for(1200, lambda: [declared()])
+    agent.publisher.reconfigure(with_driver)
+    agent.run_for(20, lambda: [declared()])
+    assert rules(api) == {}
+    agent.show(declared(*SICK))
+    (rule,) = api.objects_of("devicetaintrules")
+    assert rule["spec"]["taint"]["timeAdded"] == rfc3339(int(agent.clock.now.wall_s))
+
+
+def test_agent_that_holds_the_lease_again_writes_no_old_taint(api: ClusterApi) -> None:
+    agent = agent_of(api)
+    agent.show(declared(*SICK))
+    lease_s = api.objects_of("leases")[0]["spec"]["leaseDurationSeconds"]
+    agent.clock.advance(2 * lease_s)
+    other = agent_of(api, clock=agent.clock, identity="agent-2")
+    other.show(declared())
+    other.run_for(2 * QUIET_S, lambda: [declared()])
+    assert rules(api) == {}
+    agent.run_for(10, lambda: [declared()])
+    other.clock.advance(2 * lease_s)
+    agent.run_for(20, lambda: [declared()])
+    assert agent.publisher.status.is_held
+    assert rules(api) == {}
 
 
 @pytest.mark.parametrize(

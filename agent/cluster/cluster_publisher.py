@@ -441,6 +441,8 @@ class ClusterPublisher:
 
     def _sync_taint_rules(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
+        if self._rules_listed_ns is None or not config.k8s_taint_rules:  # the Lease was lost, or no rules
+            self._taint_rules.forget_taints()
         if report is None or not (config.k8s_taint_rules or self._taint_rules.count):
             return TaskIntervals(RESYNC_S)
         if self._rules_listed_ns is None or now.mono_ns - self._rules_listed_ns >= RESYNC_S * NS:

@@ -110,6 +110,13 @@ class TaintRules:
         self._existing = None
         self._conflicts.clear()
 
+    def forget_taints(self) -> None:
+        """Let the next :meth:`sync` take the former taints of all devices from the DeviceTaintRules it finds.
+
+        For a pause in which devices may have recovered.
+        """
+        self._states.clear()
+
     def sync(
         self,
         report: Report,
@@ -139,7 +146,8 @@ class TaintRules:
         """
         if self._existing is None:
             self._existing = self._list()
-            self._adopt(self._existing.values(), drivers, policy)
+        self._states = {driver: self._states[driver] for driver in drivers if driver in self._states}
+        self._adopt(self._existing.values(), drivers, policy)
         known = [driver for driver in drivers if driver in served or driver in report.declaring]
         wanted = self._wanted(report, known, policy, now)
         for rule in wanted.values():
@@ -230,6 +238,8 @@ class TaintRules:
     def _adopt(self, rules: Iterable[_RuleObject], drivers: Sequence[str], policy: TaintPolicy) -> None:
         """Restore the taints that a former run of the agent wrote as DeviceTaintRules.
         So ``timeAdded`` stays, and the rule of a device that became Healthy stays for ``policy.quiet_s``."""
+        if self._states.keys() >= set(drivers):
+            return
         kept: dict[DeviceRef, tuple[Taint, ...]] = {}
         for rule in rules:
             try:
