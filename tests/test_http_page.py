@@ -1,11 +1,13 @@
 """HTML page of the HTTP server: its content, its endpoints, and what a real Chromium shows."""
 
 import shutil
+import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -45,7 +47,9 @@ from agent.model.history import (
 from agent.model.pod_findings import PodsSample
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import AgentStatus, Report
+from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS
+from agent.store.history_file import HistoryFile, read_verdicts
 
 __all__ = ["short_tmp"]
 
@@ -265,6 +269,28 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
             return "no record yet" in get(server.addresses[0], "/").text
 
         eventually(is_read, "the history")
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("PRAGMA user_version = 99", "format version 99"),
+        ("DROP TABLE verdicts", "no such table"),
+        ("BEGIN EXCLUSIVE", "locked by the agent"),
+    ],
+    ids=["newer", "damaged", "locked"],
+)
+def test_page_names_the_reason_why_the_history_cannot_be_read(
+    fake: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, words: str
+) -> None:
+    path = tmp_path / "history.sqlite"
+    HistoryFile(path, UsageHistoryLimits()).write_verdicts((), (), 0.0, delete_by_age=False)
+    monkeypatch.setattr("agent.http.app.read_verdicts", partial(read_verdicts, wait_s=0.01))
+    fake.change(config=lambda: Config(node_name="node-a", history_rows=10), history_file=path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, serving(fake.app) as server:
+        db.execute(statement)
+        fake.view.latest.publish(report([device()]))
+        assert words in get(server.addresses[0], "/").text
 
 
 def test_page_and_files_have_a_strict_policy_and_no_inline_code(fake: FakeAgent) -> None:

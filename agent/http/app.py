@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agent.config.config import Config
+from agent.errors import DrahealthError
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
@@ -33,7 +34,8 @@ from agent.http.page_content import STRIP_STEPS, History, PageInput, page_conten
 from agent.model.history import ClockReading
 from agent.model.time import Instant
 from agent.sources.gpu_os_facts import read_boot_id
-from agent.store.history_file import HistoryError, read_verdicts
+from agent.store.history_file import read_verdicts
+from agent.store.state_files import UnusableFile
 from agent.system.threads.worker_threads import call_in_thread
 from agent.system.timing import read_boot_clock
 
@@ -177,7 +179,9 @@ class HistoryReader:
             return self._without("the configuration keeps no history")
         try:
             stored = read_verdicts(self._path)
-        except (HistoryError, OSError) as error:
+        except UnusableFile as error:
+            return self._without(f"history file {self._path}: {error}")
+        except (DrahealthError, OSError) as error:
             return self._without(str(error))
         timeline = ObservedTimeAxis(stored.periods, self._now())
         return History(timeline, verdict_spans(stored, timeline))
