@@ -26,7 +26,8 @@ from agent.store.gpu_fault_file import (
     load_gpu_faults,
     save_gpu_faults,
 )
-from agent.store.state_files import StateWriteError, UnusableFile
+from agent.store.state_files import READ_ATTEMPTS, StateWriteError, UnusableFile
+from agent.system.files import ReadError, read_bounded
 
 GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
 FAULT = PersistentFault(
@@ -221,6 +222,38 @@ def test_directory_or_fifo_at_path_is_set_aside(path, make):
     assert load_gpu_faults(path)[0] == MEMORY
 
 
+def failing_reads(monkeypatch, number, times):
+    """Let the first reads of state files fail with an error number."""
+    failures = iter([number] * times)
+
+    def read(path, limit):
+        if found := next(failures, 0):
+            raise ReadError(path, os.strerror(found), errno=found)
+        return read_bounded(path, limit)
+
+    monkeypatch.setattr("agent.store.state_files.read_bounded", read)
+    monkeypatch.setattr("agent.store.state_files.READ_PAUSE_S", 0.0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+def test_file_is_read_again_after_a_passing_error(path, monkeypatch, number):
+    save_gpu_faults(path, MEMORY)
+    failing_reads(monkeypatch, number, READ_ATTEMPTS - 1)
+    assert load_gpu_faults(path) == (MEMORY, "")
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_file_that_cannot_be_read_stays_and_is_kept_by_later_writes(path, monkeypatch):
+    save_gpu_faults(path, MEMORY)
+    failing_reads(monkeypatch, errno.ENFILE, READ_ATTEMPTS)
+    memory, problem = load_gpu_faults(path)
+    assert memory == PersistentState()
+    assert problem.endswith("in system; left in place, and kept as gpu-faults.json.unreadable-1")
+    assert load_gpu_faults(path) == (MEMORY, "")
+    save_gpu_faults(path, PersistentState())
+    assert load_gpu_faults(path.with_name("gpu-faults.json.unreadable-1")) == (MEMORY, "")
+
+
 def test_five_corrupt_files_are_kept_and_the_oldest_is_replaced(path):
     for number in range(1, 6):
         write(path, b"broken %d" % number)
@@ -259,9 +292,7 @@ def test_unwritable_directory_is_named_and_old_file_stays(locked):
 
 
 def test_unreadable_file_stays_in_place(locked):
-    words = (
-        f"{locked}: Permission denied; could not be renamed: Permission denied; the next write replaces it"
-    )
+    words = f"{locked}: Permission denied; could not be kept: Permission denied; the next write replaces it"
     assert load_gpu_faults(locked) == (PersistentState(), words)
 
 

@@ -32,6 +32,7 @@ from agent.store.driver_files import (
     save_ledger,
 )
 from agent.store.state_files import StateWriteError, UnusableFile
+from agent.system.files import ReadError
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
@@ -258,6 +259,23 @@ def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
     book, problem = save_ledger(tmp_path, DRIVER, "1", FULL, NOW)
     assert (book, load_ledger(tmp_path, DRIVER)) == (FULL, (FULL, ""))
     assert problem.endswith("; renamed to prepares.json.corrupt-1")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypatch, number):
+    keep(tmp_path, FULL)
+    before = (tmp_path / LEDGER_FILE).read_bytes()
+
+    def read(path, limit):
+        raise ReadError(path, os.strerror(number), errno=number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.store.state_files.read_bounded", read)
+        with pytest.raises(StateWriteError, match=os.strerror(number)) as caught:
+            keep(tmp_path, one("a"))
+    assert caught.value.errno == number
+    assert (tmp_path / LEDGER_FILE).read_bytes() == before
+    assert not list(tmp_path.glob("prepares.json.*"))
 
 
 # --- two instances -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -31,7 +32,7 @@ from agent.store.state_files import (
     encode_json,
     struct_type_of,
 )
-from agent.system.files import make_directory, unlock_and_close
+from agent.system.files import ReadError, make_directory, unlock_and_close
 
 LEDGER_FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"
@@ -181,14 +182,15 @@ def load_ledger(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
 
     Empty text: no problem. Raises nothing.
     """
+    path, decode = directory / LEDGER_FILE, partial(_decode_ledger_of, driver)
+    return state_files.load_state_file(path, SIZE_MAX, decode, PrepareLedger())
 
-    def of_driver(data: bytes) -> PrepareLedger:
-        found = decode_ledger(data)
-        if found.driver != driver:
-            raise UnusableFile(f"prepare ledger belongs to driver {found.driver!r}, not to {driver!r}")
-        return found.ledger
 
-    return state_files.load_state_file(directory / LEDGER_FILE, SIZE_MAX, of_driver, PrepareLedger())
+def _decode_ledger_of(driver: str, data: bytes) -> PrepareLedger:
+    found = decode_ledger(data)
+    if found.driver != driver:
+        raise UnusableFile(f"prepare ledger belongs to driver {found.driver!r}, not to {driver!r}")
+    return found.ledger
 
 
 def encode_ledger(prepares: LedgerFileContent) -> bytes:
@@ -269,20 +271,24 @@ def save_ledger(
         The merged ledger, and the problem of the previous file; empty: no problem.
 
     Raises:
-        StateWriteError: The directory or the disk refuses the write; the file is unchanged.
+        StateWriteError: The directory or the disk refuses the write, or the file cannot be read, so that a
+            write would lose entries of other instances; the file is unchanged.
     """
     path = directory / LEDGER_FILE
     try:
         make_directory(directory)
         with _locked(directory / LOCK):
-            stored, problem = load_ledger(directory, driver)
+            stored, problem = state_files.read_state_file(
+                path, SIZE_MAX, partial(_decode_ledger_of, driver), PrepareLedger()
+            )
             merged = merge_ledgers(ledger, stored, now_wall_s)
             state_files.replace_file(
                 path, encode_ledger(LedgerFileContent(driver, version, merged)), SIZE_MAX
             )
-    except OSError as error:
+    except (OSError, ReadError) as error:
         size = len(encode_ledger(LedgerFileContent(driver, version, ledger)))
-        raise StateWriteError(path, size, error.errno or 0, error.strerror or str(error)) from None
+        reason = error.reason if isinstance(error, ReadError) else error.strerror or str(error)
+        raise StateWriteError(path, size, error.errno or 0, reason) from None
     return merged, problem
 
 

@@ -6,9 +6,10 @@ reads the files of a later one; a change that it must not ignore gets a new form
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import ENOENT
+from errno import EISDIR, ELOOP, ENOENT, ENOTDIR, ENXIO
 from pathlib import Path
 from typing import Annotated, Final, TypeVar, get_type_hints
 
@@ -19,8 +20,15 @@ from agent.system.files import ReadError, is_current_file, make_directory, read_
 
 UNUSABLE_FILES_MAX: Final = 5
 """Largest number of renamed unusable files for each name and kind; the oldest is overwritten."""
+READ_ATTEMPTS: Final = 4
+"""Number of reads of a state file that the system cannot read for now, such as for lack of descriptors."""
+READ_PAUSE_S: Final = 0.2
+"""Pause between two reads of such a file [s]."""
 WALL_MAX_S: Final = 253_402_300_799
 """Largest valid time: the end of the year 9999 [s since 1970]."""
+
+_WRONG_KIND: Final = frozenset({0, EISDIR, ELOOP, ENOTDIR, ENXIO})
+"""Error numbers of a read of a path that is no regular file; 0: no system call failed."""
 
 T = TypeVar("T")
 
@@ -52,13 +60,36 @@ def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
     """Load a state file. Returns its content and the text of a problem; empty: the file is valid or absent.
 
     Returns `empty` if the file is absent or unusable. An unusable file is renamed ``<name>.corrupt-1``, or
-    ``.newer-1`` if a later version wrote it. Raises nothing.
+    ``.newer-1`` if a later version wrote it. A file that the system cannot read for now is read again; if
+    that fails, it stays in place and gets a second name, ``<name>.unreadable-1``, which the next write of the
+    state does not replace. Raises nothing. Blocks up to 0.6 s if the file cannot be read.
     """
+    failure = ""
+    for attempt in range(READ_ATTEMPTS):
+        if attempt:
+            time.sleep(READ_PAUSE_S)
+        try:
+            return read_state_file(path, size_max, decode, empty)
+        except ReadError as error:
+            failure = str(error)
+            if error.is_forbidden:
+                break
+    try:
+        outcome = f"left in place, and kept as {_keep_unreadable_file(path)}"
+    except OSError as error:
+        outcome = f"could not be kept: {error.strerror}; the next write replaces it"
+    return empty, f"{failure}; {outcome}"
+
+
+def read_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
+    """Like :func:`load_state_file`, but reads once, and raises ReadError if the system cannot read it."""
     try:
         return decode(read_bounded(path, size_max).data), ""
     except ReadError as error:
         if error.errno == ENOENT:
             return empty, ""
+        if error.errno not in _WRONG_KIND:  # says nothing about the content
+            raise
         unusable = UnusableFile(error.reason)
     except UnusableFile as error:
         unusable = error
@@ -71,11 +102,24 @@ def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
 
 def rename_unusable_file(path: Path, kind: str) -> str:
     """Rename an unusable state file to ``<name>.<kind>-1`` to ``-5``; return the new name. Raises OSError."""
-    names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, UNUSABLE_FILES_MAX + 1)]
-    free = next((name for name in names if not os.path.lexists(name)), None)
-    target = free or min(names, key=lambda name: name.lstat().st_mtime_ns)
+    target = _free_path(path, kind)
     path.rename(target)
     return target.name
+
+
+def _keep_unreadable_file(path: Path) -> str:
+    """Link ``<name>.unreadable-1`` to ``-5`` to a state file, and return that name. Raises OSError."""
+    target = _free_path(path, "unreadable")
+    target.unlink(missing_ok=True)
+    os.link(path, target, follow_symlinks=False)  # needs no descriptor, which may be what is missing
+    return target.name
+
+
+def _free_path(path: Path, kind: str) -> Path:
+    """Return the first free path of ``<name>.<kind>-1`` to ``-5``, else that of the oldest file."""
+    names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, UNUSABLE_FILES_MAX + 1)]
+    free = next((name for name in names if not os.path.lexists(name)), None)
+    return free or min(names, key=lambda name: name.lstat().st_mtime_ns)
 
 
 class _Head(msgspec.Struct):
