@@ -31,6 +31,7 @@ from agent.record.replay import Replay, verdict_differences
 from agent.record.segment_file import SegmentReader, SegmentWriter, cut_torn_tail, segment_path, segment_paths
 from agent.record.value_codec import NO_CHANGE, CodecError, ValueClass, ValueDecoder, ValueEncoder
 from agent.serve.agent_api.encode import encode_report
+from agent.system.timing import CLOCK_TRUST_S
 
 HEAD = SegmentHead("0.1.0", "node-a", "boot-1")
 TABLE = ValueEncoder(CLASSES)
@@ -290,9 +291,24 @@ def test_old_segments_are_deleted_beyond_the_limit_of_bytes(tmp_path: Path) -> N
 
 def test_old_segments_are_deleted_beyond_the_limit_of_age(short_day: list[Step], tmp_path: Path) -> None:
     record_all(tmp_path, short_day)
-    later_s = time.time() + 90_000
-    record_all(tmp_path, short_day, wall_clock=lambda: later_s)
+    later_s, mono_s = time.time() + 90_000, [1000.0]
+    clocks = {"clock": lambda: mono_s[0], "wall_clock": lambda: later_s + mono_s[0]}
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD, **clocks)
+    recorder.record(*short_day[0])
+    end_s = time.monotonic() + PATIENCE_S
+    while len(segment_paths(tmp_path)) < 2:
+        assert time.monotonic() < end_s, "no segment"
+        time.sleep(0.01)
+    mono_s[0] += CLOCK_TRUST_S
+    recorder.record(*short_day[1])
+    assert recorder.close(PATIENCE_S)
     assert [path.name for path in segment_paths(tmp_path)] == ["record-00000002.drahrec"]
+
+
+def test_clock_that_is_ahead_at_the_start_deletes_no_segment(short_day: list[Step], tmp_path: Path) -> None:
+    record_all(tmp_path, short_day)
+    record_all(tmp_path, short_day, wall_clock=lambda: time.time() + 365 * 86_400)
+    assert len(segment_paths(tmp_path)) == 2
 
 
 def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step], tmp_path: Path) -> None:

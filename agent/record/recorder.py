@@ -19,6 +19,7 @@ from agent.engine.step import EngineState, StepOutcome
 from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
+from agent.model.time import NS, Instant
 from agent.record.events import RecordedStep, SegmentHead, Verdicts, report_verdicts
 from agent.record.segment_file import (
     SegmentWriter,
@@ -31,7 +32,7 @@ from agent.record.segment_file import (
 from agent.system.files import UnsafeDirectory, check_directory, make_directory
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, WallClockStepDetector
 
 QUEUE_MAX: Final = 1000
 """Largest number of evaluations that wait in memory for the disk."""
@@ -113,6 +114,7 @@ class SnapshotRecorder:
         self._lost_before = 0
         """Number of evaluations lost before the current segment, as its head states."""
         self._retry_s = 0.0
+        self._clock_steps = WallClockStepDetector()
         self._others: dict[Path, int] = {}
         """Size of each segment except the current one [bytes], the oldest first."""
         self._complaints = LogRateLimiter()
@@ -297,9 +299,14 @@ class SnapshotRecorder:
             self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
-        """Delete the oldest files of the record beyond the limits of size and age; keep the current one."""
+        """Delete the oldest files of the record beyond the limits of size and age; keep the current one.
+
+        Age counts only while the wall clock is trusted: at boot it can be ahead until NTP sets it.
+        """
         current = self._writer.size if self._writer else 0
-        oldest_s = self._wall_clock() - self._limits.age_s
+        now = Instant(round(self._clock() * NS), self._wall_clock())
+        self._clock_steps.note(now)
+        oldest_s = now.wall_s - self._limits.age_s if self._clock_steps.is_trusted(now) else 0.0
         while self._others:
             path = next(iter(self._others))
             if sum(self._others.values()) + current <= self._limits.size and not _is_older(path, oldest_s):
