@@ -212,6 +212,8 @@ class Daemon:
         )
         self._boot_id = boot_id
         self._snapshot_recorder = _snapshot_recorder(config, boot_id)
+        self._closed_recorder: SnapshotRecorder | None = None
+        """Recorder of snapshots before a reload that ended or moved the recording; it may still write."""
         restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
         state = initial_state(settings, restored, saved, boot_id)
         self._checkpoint.set_newest(state.checkpoint)
@@ -298,11 +300,11 @@ class Daemon:
     def _replace_snapshot_recorder(self, config: Config) -> None:
         """Start, end or move the recording of snapshots after a reload.
         The former recorder still writes its queued evaluations."""
-        previous = self._snapshot_recorder
-        if previous is not None:
-            previous.close(0.0)
+        if self._snapshot_recorder is not None:
+            self._snapshot_recorder.close(0.0)
+            self._closed_recorder = self._snapshot_recorder
         try:
-            self._snapshot_recorder = _snapshot_recorder(config, self._boot_id, previous)
+            self._snapshot_recorder = _snapshot_recorder(config, self._boot_id, self._closed_recorder)
         except ConfigError as error:
             log.warning(
                 "record: cannot be started: %s; no snapshots are recorded until the next reload", error

@@ -98,7 +98,9 @@ class SnapshotRecorder:
         self._head = head
         self._clock = clock
         self._wall_clock = wall_clock
-        self._previous = previous
+        while previous is not None and previous._thread is None:  # wrote nothing, its own may still write
+            previous = previous._previous
+        self._previous: SnapshotRecorder | None = previous
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # --- guarded by the condition ---
@@ -162,7 +164,8 @@ class SnapshotRecorder:
 
     def _run(self) -> None:
         set_thread_name("dh-record")
-        if self._previous is not None and self._previous._thread is not None:
+        if self._previous is not None:
+            assert self._previous._thread is not None
             self._previous._thread.join()  # a segment with two writers would be damaged
         self._previous = None
         self._repair_last_segment()
