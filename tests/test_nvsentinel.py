@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from wire.google import message_class
 from wire.serving import eventually
 
-from agent.cluster.sentinel_publisher import DEVICE_S, RETRY_MAX_S, SentinelPublisher
+from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, RETRY_MAX_S, SentinelPublisher
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity
@@ -82,9 +82,11 @@ def connector(short_tmp: Path) -> Iterator[PlatformConnector]:
 
 
 def publisher_of(
-    connector: PlatformConnector, clock: StepClock, *, remediate: bool = False
+    connector: PlatformConnector, clock: StepClock, *, remediate: bool = False, state_dir: Path | None = None
 ) -> SentinelPublisher:
-    return SentinelPublisher(connector.socket, NODE, remediate=remediate, clock=clock, jitter=lambda: 0.5)
+    return SentinelPublisher(
+        connector.socket, NODE, remediate=remediate, state_dir=state_dir, clock=clock, jitter=lambda: 0.5
+    )
 
 
 def test_first_report_sends_every_device_in_one_call(connector: PlatformConnector) -> None:
@@ -150,6 +152,37 @@ def test_recovered_and_removed_devices_are_sent_as_healthy(connector: PlatformCo
         (2, [False, False]),
         (2, [True, True]),
     ]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_replaced_gpu_ends_the_fault_of_the_former_gpu(
+    connector: PlatformConnector, tmp_path: Path, restarts: bool
+) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.note_report(report(device(*SICK)._replace(attributes=(("uuid", "GPU-OLD"),))))
+    publisher.step()
+    connector.events()
+    clock.advance(60)
+    publisher.note_report(report(device(*SICK)))  # the lost GPU has no UUID now
+    publisher.step()
+    assert not any(one.is_healthy for one in connector.events())
+    clock.advance(60)
+    if restarts:
+        publisher = publisher_of(connector, clock, state_dir=tmp_path)
+        publisher.note_report(report(device("gpu-1")))  # the GPU is not reported yet
+        publisher.step()
+        assert [one.entities_impacted[-1].entity_value for one in connector.events()] == [f"{NODE}/gpu-1"]
+    publisher.note_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
+    clock.advance(60)
+    publisher.step()
+    first = [
+        (one.is_healthy, one.entities_impacted[0].entity_value)
+        for one in connector.events()
+        if one.entities_impacted[0].entity_type == "GPU_UUID"
+    ]
+    assert first == [(True, "GPU-OLD"), (True, "GPU-NEW")]
+    assert (tmp_path / DEVICES_FILE).read_bytes() == b"[]"
 
 
 def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:

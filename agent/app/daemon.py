@@ -513,7 +513,10 @@ def _sentinel_publisher(config: Config) -> "SentinelPublisher | None":
     from agent.cluster.sentinel_publisher import SentinelPublisher
 
     return SentinelPublisher(
-        config.nvsentinel_socket, config.node_name, remediate=config.nvsentinel_remediate
+        config.nvsentinel_socket,
+        config.node_name,
+        remediate=config.nvsentinel_remediate,
+        state_dir=config.state_dir,
     )
 
 

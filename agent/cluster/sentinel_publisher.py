@@ -14,15 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from agent.errors import AgentUnreachable
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report, SentinelStatus
 from agent.model.time import NS, Instant
-from agent.serve.platform_connector import health_event, send_health_events
+from agent.serve.platform_connector import entities_of, health_event, send_health_events
+from agent.store.state_files import write_and_rename
+from agent.system.files import ReadError, read_bounded
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import random_fraction, read_clocks
+from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
 DEVICE_S: Final = 30.0
 """Shortest time between two events about a device [s]: the limit for a device that flaps."""
@@ -33,6 +37,10 @@ RETRY_S: Final = 1.0
 The pause is multiplied by a random number from 0.5 to 1.5."""
 RETRY_MAX_S: Final = 60.0
 """Longest pause after failed sends to the platform connector, before the random factor [s]."""
+DEVICES_FILE: Final = "nvsentinel-devices.json"
+"""File in the state directory with the devices whose last event to NVSentinel was about a fault."""
+DEVICES_BYTES: Final = 1 << 20
+"""Largest accepted size of DEVICES_FILE [bytes]."""
 IDLE_S: Final = 3600.0
 """Longest wait of the publisher's thread for a changed report [s]."""
 
@@ -45,6 +53,18 @@ class _SentHealth(NamedTuple):
     device: DeviceHealth
     facts: tuple[object, ...]
     at_ns: int
+    is_restored: bool = False
+    """True: a former run of the agent sent it, and the device was not reported in this run."""
+
+
+class _SavedDevice(msgspec.Struct):
+    """Device of a file of :data:`DEVICES_FILE`: its last event to NVSentinel was about a fault."""
+
+    pool: str
+    device: str
+    kind: str
+    driver: str
+    attributes: tuple[tuple[str, str], ...]
 
 
 class SentinelPublisher:
@@ -56,15 +76,17 @@ class SentinelPublisher:
         node: str,
         *,
         remediate: bool,
+        state_dir: Path | None = None,
         clock: Callable[[], Instant] = read_clocks,
         jitter: Callable[[], float] = random_fraction,
     ) -> None:
-        """Create the publisher; nothing is sent yet.
+        """Create the publisher; nothing is sent yet. Blocks on the disk.
 
         Args:
             socket: Socket of the platform connector.
             node: Name of the Node.
             remediate: True: NVSentinel may act on the events. False: it stores them only.
+            state_dir: Directory of DEVICES_FILE; None: faulty devices are not stored.
             clock: Returns the current time.
             jitter: Returns a random number from 0 to 1.
         """
@@ -79,7 +101,13 @@ class SentinelPublisher:
         self._is_changed = False
         self._stopping = False
         # --- the thread's own ---
-        self._sent: dict[DeviceRef, _SentHealth] = {}
+        self._path = None if state_dir is None else state_dir / DEVICES_FILE
+        self._saved_rows: list[_SavedDevice] | None = None
+        self._unsaved = LogRateLimiter()
+        self._sent: dict[DeviceRef, _SentHealth] = {
+            DeviceRef(*device.key): _SentHealth(device, (), -round(DEVICE_S * NS), is_restored=True)
+            for device in self._load_devices()
+        }
         self._retry_ns = 0
         self._streak = 0
         self._events = 0
@@ -163,12 +191,8 @@ class SentinelPublisher:
             if ref not in self._sent or self._sent[ref].facts != _facts(device)
         }
         for ref in self._sent.keys() - found.keys():
-            changed[ref] = self._sent[ref].device._replace(
-                health=Health.HEALTHY,
-                severity=Severity.OK,
-                causes=(),
-                message="the device is no longer reported",
-            )
+            if not self._sent[ref].is_restored:  # else its driver may not have declared it yet
+                changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
         return changed
 
     def _wait_s(self, ref: DeviceRef, now: Instant) -> float:
@@ -177,9 +201,14 @@ class SentinelPublisher:
         return DEVICE_S - (now.mono_ns - sent.at_ns) / NS if sent else 0.0
 
     def _send(self, due: Mapping[DeviceRef, DeviceHealth], now: Instant) -> None:
+        devices = []
+        for ref, device in sorted(due.items()):
+            before = self._sent.get(ref)
+            if before is not None and _is_replaced(before.device, device):
+                devices.append(_as_healthy(before.device, "the device has other hardware"))
+            devices.append(device)
         events = [
-            health_event(device, self._node, now.wall_s, remediate=self._remediate)
-            for _, device in sorted(due.items())
+            health_event(device, self._node, now.wall_s, remediate=self._remediate) for device in devices
         ]
         asyncio.run(send_health_events(self._socket, events))
 
@@ -189,9 +218,13 @@ class SentinelPublisher:
         self._events += len(due)
         for ref, device in due.items():
             if ref in found:
-                self._sent[ref] = _SentHealth(device, _facts(device), now.mono_ns)
+                attributes = dict(self._sent[ref].device.attributes) if ref in self._sent else {}
+                attributes |= dict(device.attributes)  # a lost GPU may lack its UUID for now
+                sent = device._replace(attributes=tuple(attributes.items()))
+                self._sent[ref] = _SentHealth(sent, _facts(device), now.mono_ns)
             else:
                 del self._sent[ref]
+        self._save_devices()
         if self._error:
             log.info(
                 "nvsentinel: platform connector at %s answers after %d failed calls",
@@ -200,6 +233,46 @@ class SentinelPublisher:
             )
         self._error, self._streak = "", 0
         self._status = SentinelStatus(str(self._socket), self._events, self._failures)
+
+    def _load_devices(self) -> list[DeviceHealth]:
+        """Return the devices in the file of a former run, as healthy; none if it is absent or unusable."""
+        if self._path is None:
+            return []
+        try:
+            data = read_bounded(self._path, DEVICES_BYTES).data
+            found = msgspec.json.decode(data, type=list[_SavedDevice])
+        except (ReadError, ValueError, RecursionError):
+            return []
+        at = self._clock()
+        return [
+            DeviceHealth(
+                one.pool, one.device, one.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
+                attributes=one.attributes, driver=one.driver,
+            )
+            for one in found
+        ]  # fmt: skip
+
+    def _save_devices(self) -> None:
+        """Write the devices whose last event was about a fault, if they changed. Blocks on the disk."""
+        faulty = [sent.device for sent in self._sent.values() if sent.is_restored or _is_faulty(sent.device)]
+        rows = [
+            _SavedDevice(one.pool, one.device, one.kind, one.driver, one.attributes)
+            for one in sorted(faulty, key=lambda device: device.key)
+        ]
+        if self._path is None or rows == self._saved_rows:
+            return
+        try:
+            temporary = self._path.with_name(f".{self._path.name}.new")
+            write_and_rename(self._path, msgspec.json.encode(rows), temporary=temporary, mode=0o600)
+            self._saved_rows = rows
+        except OSError as error:
+            if self._unsaved.tick():
+                log.warning(
+                    "nvsentinel: file of faulty devices %s: not written: %s; after a restart NVSentinel "
+                    "keeps the fault of a GPU that is replaced meanwhile",
+                    self._path,
+                    error.strerror,
+                )
 
     def _note_failure(self, error: str, now: Instant) -> float:
         pause_s = min(RETRY_S * (1 << min(self._streak, 10)), RETRY_MAX_S) * (0.5 + self._jitter())
@@ -214,7 +287,8 @@ class SentinelPublisher:
 
 
 def _facts(device: DeviceHealth) -> tuple[object, ...]:
-    """Return the values of a device whose change causes a health event: health, severity, codes and repair.
+    """Return the values of a device whose change causes a health event: health, severity, codes, repair,
+    and hardware.
 
     A changed message causes no event.
     """
@@ -224,4 +298,20 @@ def _facts(device: DeviceHealth) -> tuple[object, ...]:
         device.severity,
         tuple(cause.code for cause in device.causes),
         device.repair,
+        tuple(entities_of(device)),
     )
+
+
+def _is_faulty(device: DeviceHealth) -> bool:
+    return device.severity > Severity.INFO or device.health is not Health.HEALTHY
+
+
+def _is_replaced(before: DeviceHealth, device: DeviceHealth) -> bool:
+    """Return whether a device has another identifier of its hardware; a missing one says nothing."""
+    known = dict(entities_of(device))
+    return any(known.get(kind, value) != value for kind, value in entities_of(before))
+
+
+def _as_healthy(device: DeviceHealth, message: str) -> DeviceHealth:
+    """Return a device without its faults, which ends those that NVSentinel keeps for its entities."""
+    return device._replace(health=Health.HEALTHY, severity=Severity.OK, causes=(), message=message)

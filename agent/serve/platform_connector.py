@@ -72,7 +72,7 @@ def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: b
         message=device.message[:MESSAGE_CHARS] or "no fault is known",
         recommended_action=v1.RecommendedAction(0 if severity <= Severity.INFO else action),
         error_code=codes,
-        entities_impacted=[v1.Entity(kind, value) for kind, value in _entities(device)],
+        entities_impacted=[v1.Entity(kind, value) for kind, value in entities_of(device)],
         metadata={"severity": severity.name.lower(), "kind": device.kind},
         generated_timestamp=v1.Timestamp(int(wall_s), int(wall_s % 1 * 1e9)),
         node_name=node,
@@ -80,7 +80,7 @@ def health_event(device: DeviceHealth, node: str, wall_s: float, *, remediate: b
     )
 
 
-def _entities(device: DeviceHealth) -> Iterable[tuple[str, str]]:
+def entities_of(device: DeviceHealth) -> Iterable[tuple[str, str]]:
     """Yield the entities (hardware identifiers) of a device, named as in NVSentinel's own GPU monitor."""
     attributes = dict(device.attributes)
     if device.kind == "gpu":
