@@ -324,9 +324,10 @@ def test_file_without_a_token_is_refused(
         (200, b"<html>", "the server did not answer as the query API: another format"),
         (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
         (200, b'{"status": "\xe9"}', "another format"),
+        (200, b'{"status": "", "data": {"result": [{"metric": {}, "value": [1, "x"]}]}}', "another format"),
         (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
     ],
-    ids=["path", "html", "sample", "latin-1", "error"],
+    ids=["path", "html", "sample", "latin-1", "value", "error"],
 )
 def test_answer_of_no_prometheus_exits_with_69(
     capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str

@@ -132,6 +132,7 @@ class PrometheusClient:
             )
         try:
             answer = msgspec.json.decode(data, type=_Answer)
+            samples = [MetricSample(series.metric, float(series.value[1])) for series in answer.data.result]
         except (ValueError, RecursionError):  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
             is_ok = response.status == OK_STATUS
             text = "another format" if is_ok else f"{response.status} {response.reason}"
@@ -144,7 +145,6 @@ class PrometheusClient:
                 response.status, answer.error_type, f"Prometheus {self.url}: query refused: {answer.error}"
             )
         self.warnings |= dict.fromkeys(answer.warnings)
-        samples = (MetricSample(series.metric, float(series.value[1])) for series in answer.data.result)
         return [sample for sample in samples if math.isfinite(sample.value)]
 
     def _connection(self) -> HTTPConnection:
