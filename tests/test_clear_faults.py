@@ -398,6 +398,21 @@ def test_clear_of_links_keeps_fault_of_fabric_manager() -> None:
     assert node.open_codes() == ["gpu.fabric.manager"]
 
 
+@pytest.mark.parametrize("code", ["", "gpu.nvlink.down"])
+def test_clear_of_links_is_refused_while_recovery_is_requested(code: str) -> None:
+    node = ClearNode()
+    node.rest(30)
+    node.set_readings(0, links_up=ALL_UP & ~0b10000, recovery_action=1)
+    node.rest(30)
+    result = node.clear("gpu-0", code)
+    assert (result.refusal, result.cleared) == (ClearRefusal.STILL_PRESENT, ())
+    assert "gpu-0: a reading still shows a fault: gpu.recovery_action: " in result.reason
+    node.set_readings(0, recovery_action=0)
+    node.rest(400)
+    assert node.open_codes() == ["gpu.nvlink.down"]
+    assert cleared(node.clear("gpu-0", code)) == [("gpu-0", "gpu.nvlink.down")]
+
+
 def test_clear_with_a_code_is_refused_if_it_would_end_another_fault() -> None:
     node = ClearNode()
     node.rest(30)

@@ -450,7 +450,7 @@ def _shown_by_reading(
     a fault is checked too.
     """
     host = target.host_device
-    if host is None or not (found.latched or found.conditions):
+    if host is None or not (found.latched or found.conditions or found.from_start):
         return ""
     shared = [key.code for key in found.latched if key.gpu_number == SHARED]
     views = gpu_views(gpus.state.rule_state, snapshot, settings.gpu, now)
