@@ -277,6 +277,58 @@ def test_part_with_later_errors_explains_the_first() -> None:
     assert node.findings() == {}
 
 
+NIC_CORRECTED: Final = "mlx5_core 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer"
+NIC_FATAL: Final = (
+    "mlx5_core 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
+)
+UNNAMED: Final = "an uncorrected error of an unnamed part; 1 line of the kernel log"
+
+
+@pytest.mark.parametrize("other", [NIC_CORRECTED, NIC_FATAL])
+def test_errors_long_before_and_after_do_not_name_the_part(other: str) -> None:
+    node = Node()
+    node.write(other)
+    node.wait(60)
+    node.write(FIRMWARE.format("recoverable"))
+    assert node.findings()["node.machine_check"] == UNNAMED
+    node.wait(60)
+    node.write(other)
+    assert node.findings()["node.machine_check"] == UNNAMED
+    node.now_s += DAY_S
+    assert "node.machine_check" not in node.findings()
+
+
+def test_corrected_error_does_not_name_the_part_of_an_uncorrected_one() -> None:
+    node = Node()
+    node.write(NIC_CORRECTED)
+    node.write(FIRMWARE.format("recoverable"))
+    assert node.findings() == {"node.machine_check": UNNAMED}
+    node.write(NIC_FATAL)
+    assert "node.machine_check" not in node.findings()
+
+
+def test_line_read_late_at_the_start_names_the_part() -> None:
+    node = Node()
+    node.log, node.past, node.log_state = KernelLogState(), MachineRuleState(), SourceState.STARTING
+    node.write(FIRMWARE.format("recoverable"))
+    fatal = {NIC_FATAL: LogLine(0, 1, *[int(node.now_s * 1e6)] * 2, NIC_FATAL, NIC_FATAL, 2)}
+    node.now_s += 60
+    assert "node.machine_check" not in node.findings()
+    node.lines, node.log_state = {**node.lines, **fatal}, SourceState.OK
+    assert "node.machine_check" not in node.findings()
+
+
+def test_later_error_of_a_named_part_does_not_end_an_earlier_one() -> None:
+    node = Node()
+    node.write(FIRMWARE.format("recoverable"))
+    node.wait(60)
+    node.write(FIRMWARE.format("recoverable"))
+    node.write(NIC_FATAL)
+    assert "node.machine_check" in node.findings()
+    node.now_s += DAY_S - 30
+    assert "node.machine_check" not in node.findings()
+
+
 KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
 
 

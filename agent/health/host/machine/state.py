@@ -3,7 +3,7 @@
 The wait times are the times for which tasks waited for a resource (pressure stall information, PSI).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -97,15 +97,19 @@ _UNNAMED_PART: Final = (
     KernelLogCode.MACHINE_CHECK_CORRECTED,
 )
 """Codes of kernel-log lines that may not name the faulty part."""
-_NAMED_PART: Final = (
+_NAMED_UNCORRECTED: Final = (
     KernelLogCode.MACHINE_CHECK,
-    KernelLogCode.MACHINE_CHECK_CORRECTED,
-    KernelLogCode.EDAC_CORRECTED,
     KernelLogCode.EDAC_UNCORRECTED,
     KernelLogCode.MEMORY_FAILURE,
-    KernelLogCode.AER_CORRECTED,
     KernelLogCode.AER_NONFATAL,
     KernelLogCode.AER_FATAL,
+)
+"""Codes of kernel-log lines that name the part with an uncorrected error, if only as "memory"."""
+_NAMED_PART: Final = (
+    *_NAMED_UNCORRECTED,
+    KernelLogCode.MACHINE_CHECK_CORRECTED,
+    KernelLogCode.EDAC_CORRECTED,
+    KernelLogCode.AER_CORRECTED,
 )
 """Codes of kernel-log lines that name the faulty part, if only as "memory"."""
 _NONE_CORRECTED: Final = CounterGrowth(0, float(CORRECTED_WINDOW_S))
@@ -134,6 +138,22 @@ class MachineRuleInput(NamedTuple):
         return tuple(fact for fact in self.recent_by_window[seconds] if fact.code in codes)
 
 
+class UnnamedPartError(NamedTuple):
+    """Error of an unnamed part, and whether other kernel-log lines name the part."""
+
+    last: Instant
+    """Time of the newest line about the error."""
+    is_located: bool
+    """True: a line within RELATED_NS of ``last`` names the part."""
+    unlocated: Instant | None
+    """Time of the newest earlier line for which no line names the part; None: there is none."""
+
+    @property
+    def newest_unlocated(self) -> Instant | None:
+        """Time of the newest line for which no line names the part; None: there is none."""
+        return self.unlocated if self.is_located else self.last
+
+
 class LostLogRecords(NamedTuple):
     """Number of kernel-log records that were overwritten before the agent read them."""
 
@@ -150,6 +170,8 @@ class MachineRuleState:
     wait_totals: WaitTotals = field(default_factory=dict)
     corrected_pci_errors: RateWindow = ()
     """Window over the number of lines about corrected PCIe errors."""
+    unnamed: Mapping[KernelLogCode, UnnamedPartError] = field(default_factory=dict)
+    """Errors whose lines do not name the faulty part, by code."""
 
 
 def next_machine_state(
@@ -168,6 +190,7 @@ def next_machine_state(
         lost_log_records=_lost(previous.lost_log_records, snapshot.log, now),
         wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
         corrected_pci_errors=_corrected(previous.corrected_pci_errors, log, now),
+        unnamed=_next_unnamed(previous.unnamed, log, now),
     )
 
 
@@ -208,7 +231,7 @@ def machine_rule_input(
         corrected_pci_errors=window_growth(state.corrected_pci_errors, CORRECTED_WINDOW_S)
         if has_corrected
         else _NONE_CORRECTED,
-        unlocated_errors=tuple(_unlocated_errors(recent[LASTING_FAULT_HELD_S], facts)),
+        unlocated_errors=tuple(_unlocated_errors(state.unnamed, log, now)),
         waited={
             name: wait_in_window(state.wait_totals, snapshot.machine, name, limits.pressure_window_s)
             for name in RESOURCES
@@ -217,15 +240,48 @@ def machine_rule_input(
     )
 
 
+def _next_unnamed(
+    before: Mapping[KernelLogCode, UnnamedPartError], log: KernelLogState, now: Instant
+) -> Mapping[KernelLogCode, UnnamedPartError]:
+    """Return the errors of unnamed parts after an evaluation; none while lines from before the agent's start
+    are still being read.
+
+    The log state has only the first and the newest time of lines about a named part. So it is decided when
+    the line about the unnamed part is new, and until RELATED_NS later, whether a line names the part.
+    """
+    unnamed: dict[KernelLogCode, UnnamedPartError] = {}
+    for code in _UNNAMED_PART if log.caught_up_ns else ():
+        fact, known = log.facts.get((code, "")), before.get(code)
+        if fact is None:
+            continue
+        last, earlier = fact.last, known.unlocated if known else None
+        if known and known.last == last:
+            if known.is_located or now.mono_ns > last.mono_ns + RELATED_NS:
+                unnamed[code] = known
+                continue
+        elif known:
+            earlier = known.newest_unlocated
+        unnamed[code] = UnnamedPartError(last, _is_part_named(code, last, log), earlier)
+    return unnamed
+
+
+def _is_part_named(code: KernelLogCode, at: Instant, log: KernelLogState) -> bool:
+    """Return whether a kernel-log line about the time ``at`` may name the part that had an error. A corrected
+    error does not explain an uncorrected one."""
+    naming = _NAMED_UNCORRECTED if code is KernelLogCode.HARDWARE_ERROR else _NAMED_PART
+    return any(
+        fact.first.mono_ns - RELATED_NS <= at.mono_ns <= fact.last.mono_ns + RELATED_NS
+        for fact in log.facts.values()
+        if fact.code in naming and (fact.location or fact.code is KernelLogCode.MEMORY_FAILURE)
+    )
+
+
 def _unlocated_errors(
-    young: Iterable[KernelLogFact], facts: Iterable[KernelLogFact]
+    unnamed: Mapping[KernelLogCode, UnnamedPartError], log: KernelLogState, now: Instant
 ) -> Iterator[KernelLogFact]:
-    located = [
-        (fact.first.mono_ns - RELATED_NS, fact.last.mono_ns + RELATED_NS)
-        for fact in facts
-        if fact.code in _NAMED_PART and (fact.location or fact.code is KernelLogCode.MEMORY_FAILURE)
-    ]
-    for fact in young:
-        is_unnamed = fact.code in _UNNAMED_PART and not fact.location
-        if is_unnamed and not any(first <= fact.last.mono_ns <= last for first, last in located):
-            yield fact
+    """Yield the errors of the last day for which no kernel-log line of their time names the part, with the
+    time of the newest such line as that of the last."""
+    for code, error in unnamed.items():
+        at = error.newest_unlocated
+        if at is not None and at.mono_ns > now.mono_ns - LASTING_FAULT_HELD_S * NS:
+            yield log.facts[code, ""]._replace(last=at)
