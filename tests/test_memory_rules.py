@@ -441,6 +441,31 @@ def test_module_belongs_to_the_socket_in_its_label(label: str) -> None:
     assert paper.result(LOST, 1) == lost(f"mc2 {label}: 1 uncorrectable error {SINCE}")
 
 
+@pytest.mark.parametrize(
+    ("dimms", "place"),
+    [
+        ((controller(1, ue=1), module(1, 0, ue=1, label=B1)), f"mc1 {B1}"),
+        ((controller(0, name="F19h"), controller(1, ue=1, name="F19h")), "mc1 (F19h)"),
+    ],
+)
+def test_module_of_a_node_whose_memory_is_offline_belongs_to_it(
+    dimms: tuple[DimmSample, ...], place: str
+) -> None:
+    paper = PaperMemory()
+    paper.two_sockets()
+    assert found_on(paper) == []
+    paper.dimms, paper.numa, paper.having = dimms, (numa(),), 0b01
+    paper.now_s += 1
+    assert found_on(paper) == [1]
+    assert paper.result(LOST, 1) == lost(f"{place}: 1 uncorrectable error {SINCE}")
+
+
+def test_sockets_of_a_single_numa_node_share_it() -> None:
+    paper = PaperMemory((controller(1, ue=1), module(1, 0, ue=1, label=B1)))
+    paper.nodes, paper.packages = (node_sample(0, cpus=0b1111),), {0: 0, 1: 0, 2: 1, 3: 1}
+    assert paper.result(LOST) == lost(f"mc1 {B1}: 1 uncorrectable error {SINCE}")
+
+
 def test_controller_without_modules_belongs_to_the_socket_in_its_name() -> None:
     paper = PaperMemory((controller(5, ue=1, name="Skylake Socket#1 IMC#1"),))
     paper.two_sockets()

@@ -44,8 +44,16 @@ class ControllerNumaNodes:
     """Mapping of memory controllers and memory modules to NUMA nodes, inferred because EDAC does not report
     it."""
 
-    def __init__(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> None:
-        self._memory = numa_nodes_with_memory(machine)
+    def __init__(
+        self, machine: MachineSample, nodes: Iterable[NumaCpuSample], having_memory: Iterable[int]
+    ) -> None:
+        """Create the mapping.
+
+        Args:
+            having_memory: NUMA nodes that have memory or had some since the agent's start. A node whose
+                memory is offline keeps its controllers, and so their errors.
+        """
+        self._memory = sum(1 << node for node in having_memory)
         self._amd = {
             sample.controller
             for sample in machine.dimms
@@ -140,10 +148,19 @@ class EdacState:
 
 
 def next_edac_state(
-    previous: EdacState, log: KernelLogState, snapshot: Snapshot, limits: HostLimits, now: Instant
+    previous: EdacState,
+    log: KernelLogState,
+    snapshot: Snapshot,
+    limits: HostLimits,
+    now: Instant,
+    having_memory: Iterable[int],
 ) -> EdacState:
     """Return the memory errors after a snapshot (the newest readings). The same object is returned until the
-    memory controllers have been read again."""
+    memory controllers have been read again.
+
+    Args:
+        having_memory: NUMA nodes that have memory or had some since the agent's start.
+    """
     machine = snapshot.machine
     if machine is None or not has_source_been_read(machine, "edac"):
         return previous
@@ -151,7 +168,7 @@ def next_edac_state(
     if sources == previous.sources and log is previous.log:
         return previous
     read_ns = next(source.beat_ns for source in sources if source.name == "edac")
-    controllers = ControllerNumaNodes(machine, snapshot.nodes)
+    controllers = ControllerNumaNodes(machine, snapshot.nodes, having_memory)
     counting = {f"mc{sample.controller}" for sample in machine.dimms if not is_absent(sample.uncorrectable)}
     window_s = limits.correctable_window_s
     counters = _next_counters(previous.counters, machine.dimms, read_ns, window_s)

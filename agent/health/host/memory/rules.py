@@ -99,7 +99,7 @@ def next_memory_state(
     if snapshot.machine is None:
         return previous
     blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks_online)}
-    errors = next_edac_state(previous.errors, log, snapshot, settings.host, now)
+    errors = next_edac_state(previous.errors, log, snapshot, settings.host, now, blocks)
     fact = log.facts.get((KernelLogCode.MEMORY_FAILURE, ""))
     failures, failed_since = (fact.times, fact.since) if fact else (0, None)
     if errors is previous.errors and blocks.keys() == previous.blocks_online.keys():
