@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from wire.serving import DRIVER, at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
@@ -254,6 +255,35 @@ def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent: SentL
         async with open_stream(subscribers, "stream"):
             assert subscribers._feed.number == 1
             assert sent.lists == {}
+        task.cancel()
+
+    asyncio.run(run())
+
+
+UNKNOWN = device("a", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="agent.failed", timeout_s=1)
+
+
+def test_new_stream_gets_old_report_only_if_all_devices_are_unknown() -> None:
+    feed = HealthFeed(Encoder())
+    feed.publish([UNKNOWN])
+    assert feed.is_current(1e6)
+    feed.publish([UNKNOWN, device("b", timeout_s=30)])
+    assert [feed.is_current(age_s) for age_s in (29.9, 30.0)] == [True, False]
+
+
+def test_unknown_devices_of_a_last_report_are_sent_again(sent: SentLists) -> None:
+    """No report follows that of a failed core, and the kubelet forgets the reason when the lease ends."""
+
+    async def run() -> None:
+        latest: LatestValue[Report] = LatestValue()
+        latest.publish(Report("node-a", Instant(ago(3600), 0.0), (UNKNOWN,)))
+        publisher = HealthPublisher(latest, Encoder(), [DRIVER])
+        task = asyncio.create_task(publisher.run())
+        await latest.wait_newer(0)
+        async with open_stream(publisher.subscribers_of(DRIVER), "stream"), asyncio.timeout(PATIENCE_S):
+            while len(sent.lists.get("stream", [])) < 3:  # noqa: ASYNC110  # a plain function adds lists
+                await asyncio.sleep(0.01)
+        assert set(sent.lists["stream"]) == {b"a"}
         task.cancel()
 
     asyncio.run(run())

@@ -15,6 +15,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
@@ -108,10 +110,17 @@ class HealthFeed:
         """Return whether the last report may be sent to a new stream, ``age_s`` seconds after its evaluation.
 
         The report may be sent until the smallest lease (validity of a verdict) ends. Later, clients would
-        take the old verdicts of a hanging engine loop for new ones.
+        take the old verdicts of a hanging engine loop for new ones. Unknown devices may always be sent.
         """
-        leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
-        return age_s < min(leases, default=0)
+        known = (device for device in self._devices.values() if device.health is not Health.UNKNOWN)
+        return age_s < min((device.timeout_s or DEFAULT_LEASE_S for device in known), default=inf)
+
+    @property
+    def unknown_lease_s(self) -> float | None:
+        """Smallest lease if all devices are Unknown [s]; None: a device is not Unknown, or there is none."""
+        if any(device.health is not Health.UNKNOWN for device in self._devices.values()):
+            return None
+        return min((device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values()), default=None)
 
     def is_repeatable(self, age_s: float) -> bool:
         """Return whether the last report may be sent again, ``age_s`` seconds after its evaluation.
@@ -167,13 +176,19 @@ class HealthPublisher:
     async def run(self) -> None:
         """Publish each new report to the health streams until cancelled.
 
+        A report whose devices are all Unknown can be the last one, that of a failed core. So it is published
+        again after half of its lease without a new report.
+
         Raises ValueError if a report names a device twice.
         """
-        version = 0
+        version, report = await self._latest.wait_newer(0)
         while True:
-            version, report = await self._latest.wait_newer(version)
             for driver, subscribers in self._subscribers.items():
                 subscribers.publish(devices_of_socket(report, driver), report.at.mono_ns)
+            leases = [lease for one in self._subscribers.values() if (lease := one.unknown_lease_s)]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(leases) / 2 if leases else None):
+                    version, report = await self._latest.wait_newer(version)
 
 
 class HealthSubscribers:
@@ -211,6 +226,11 @@ class HealthSubscribers:
         self._evaluated_ns = evaluated_ns
         if not self._muted:
             self._send_to_waiting()
+
+    @property
+    def unknown_lease_s(self) -> float | None:
+        """Smallest lease if all devices are Unknown [s]; None: a device is not Unknown, or there is none."""
+        return self._feed.unknown_lease_s
 
     def mute(self) -> None:
         """Send no devices on any stream until :meth:`resend_all`; the streams stay open."""
