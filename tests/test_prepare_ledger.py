@@ -292,7 +292,7 @@ def test_fault_expires_also_when_the_clock_is_set(at):
 
 def test_repeated_failure_does_not_extend_the_fault():
     ledger = with_fault(ledger=with_fault(), at=NOW + FAULT_LIMIT_S - 1, unhealthy={ref()})
-    assert prepare_ledger.next_expiry_wall_s(ledger.driver_faults) == NOW + FAULT_LIMIT_S
+    assert prepare_ledger.next_expiry_wall_s(ledger.driver_faults, NOW) == NOW + FAULT_LIMIT_S
 
 
 def test_fault_after_its_expiry_gets_a_new_number():
@@ -319,13 +319,17 @@ def test_expired_fault_is_dropped_after_an_hour():
 
 
 def test_expired_fault_has_no_next_expiry():
-    assert prepare_ledger.next_expiry_wall_s(with_fault().driver_faults) == NOW + FAULT_LIMIT_S
+    assert prepare_ledger.next_expiry_wall_s(with_fault().driver_faults, NOW) == NOW + FAULT_LIMIT_S
     assert (
         prepare_ledger.next_expiry_wall_s(
-            prepare_ledger.record_success(with_fault(), A, "", NOW + 5).driver_faults
+            prepare_ledger.record_success(with_fault(), A, "", NOW + 5).driver_faults, NOW + 5
         )
         is None
     )
+
+
+def test_fault_in_the_future_expires_now():
+    assert prepare_ledger.next_expiry_wall_s(with_fault().driver_faults, NOW - 1800) == NOW - 1800
 
 
 def test_expired_faults_are_dropped_first_beyond_the_limit():
@@ -428,6 +432,13 @@ def test_merge_keeps_an_expiry_of_either_instance():
         prepare_ledger.merge_ledgers(theirs, mine, NOW + 6),
     ):
         assert [fault.expired_wall_s for fault in merged.driver_faults.faults] == [NOW + 5]
+
+
+def test_merge_keeps_a_new_fault_after_the_clock_was_set_back():
+    saved, now = with_fault(), NOW - 1800
+    mine = with_fault(ledger=saved, at=now)
+    merged = prepare_ledger.merge_ledgers(mine, saved, now + 1).driver_faults.faults
+    assert [(fault.reported_wall_s, fault.expired_wall_s) for fault in merged] == [(now, 0.0)]
 
 
 def ledger_of(steps) -> PrepareLedger:

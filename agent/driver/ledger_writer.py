@@ -175,8 +175,9 @@ class LedgerWriter:
     def _wait_s(self) -> float | None:
         """Return the time until the writer thread has work [s]; None: no work. The caller holds the lock."""
         write_s = self._write_s()
-        due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults)
-        expiry_s = None if due is None else min(max(0.0, due - self._clock()), MAX_CLOCK_SLEEP_S)
+        now = self._clock()
+        due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults, now)
+        expiry_s = None if due is None else min(max(0.0, due - now), MAX_CLOCK_SLEEP_S)
         return min((wait_s for wait_s in (write_s, expiry_s) if wait_s is not None), default=None)
 
     def _write_s(self) -> float | None:

@@ -142,17 +142,21 @@ def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[Drive
             yield fault
 
 
-def next_expiry_wall_s(known: DriverFaults) -> float | None:
-    """Return the wall-clock time at which the next driver-reported fault expires; None: none is active."""
+def next_expiry_wall_s(known: DriverFaults, now_wall_s: float) -> float | None:
+    """Return the wall-clock time at which the next driver-reported fault expires; None: none is active.
+
+    A fault with a time in the future, because the clock was set back, expires now.
+    """
     active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
-    first = min(active, default=None)
-    return None if first is None else first + FAULT_LIMIT_S
+    ends = (now_wall_s if at > now_wall_s else at + FAULT_LIMIT_S for at in active)
+    return min(ends, default=None)
 
 
-def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
+def merge_faults(mine: DriverFaults, theirs: DriverFaults, now_wall_s: float) -> DriverFaults:
     """Merge the faults that two instances of a driver reported.
 
-    The newest fault of each device and code stays. A fault is expired if it is expired in either instance.
+    The newest fault of each device and code stays; a fault with a time in the future counts as oldest. A
+    fault is expired if it is expired in either instance.
     Faults of ``mine`` get new numbers where ``theirs`` has the same number.
     """
     found = {_key(fault): fault for fault in theirs.faults}
@@ -163,7 +167,9 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
         if other and other.reported_wall_s == fault.reported_wall_s:
             expired_wall_s = max(other.expired_wall_s, fault.expired_wall_s)
             found[_key(fault)] = other._replace(expired_wall_s=expired_wall_s)
-        elif other is None or other.reported_wall_s < fault.reported_wall_s:
+        elif other is None or _past(other.reported_wall_s, now_wall_s) < _past(
+            fault.reported_wall_s, now_wall_s
+        ):
             number = fault.number
             if number in taken:
                 number, next_number = next_number, next_number + 1
@@ -471,7 +477,7 @@ def merge_ledgers(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float)
         other = claims.get(uid)
         if other is None or _recency(entry, now_wall_s) >= _recency(other, now_wall_s):
             claims[uid] = entry
-    known = merge_faults(mine.driver_faults, theirs.driver_faults)
+    known = merge_faults(mine.driver_faults, theirs.driver_faults, now_wall_s)
     return expire_entries(PrepareLedger(_keep_newest(claims, now_wall_s), known), now_wall_s)
 
 
@@ -492,4 +498,9 @@ def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
 
     An entry with a time in the future counts as oldest.
     """
-    return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf
+    return _past(entry.changed_wall_s, now_wall_s)
+
+
+def _past(at_wall_s: float, now_wall_s: float) -> float:
+    """Return a time as a sort key; a time in the future comes first."""
+    return at_wall_s if at_wall_s <= now_wall_s else -inf

@@ -229,7 +229,7 @@ class NodeRun:
         due = [self._end_ns]
         if self._taints.due_ns is not None:
             due.append(self._script_ns(self._taints.due_ns))
-        expiry_s = next_expiry_wall_s(self._ledger.driver_faults)
+        expiry_s = next_expiry_wall_s(self._ledger.driver_faults, self._now_wall_s)
         if expiry_s is not None:
             due.append(self._script_of_wall_ns(expiry_s))
         return max(min(due), self._t_ns)
