@@ -128,6 +128,16 @@ def test_gpu_is_not_lost_without_descriptors(bus: Bus, monkeypatch: pytest.Monke
     assert read_pci_functions(bus.root, ["0000:5e:00.0"]) == Missing(Absence.UNREADABLE, errno.EMFILE)
 
 
+def test_driver_is_not_unbound_without_memory(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus.plug(driver="nvidia")
+
+    def read_without_memory(_: Path) -> str:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, "readlink", read_without_memory)
+    assert read_pci_functions(bus.root, []) == Missing(Absence.UNREADABLE, errno.ENOMEM)
+
+
 def test_unreadable_bus_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bus").touch()
     assert read_pci_functions(tmp_path, []) == Missing(Absence.UNREADABLE, 20)

@@ -70,9 +70,9 @@ def read_pci_functions(
         names = (_list_by_udev(declared) if udev and sysfs_root == UDEV_SYSFS_ROOT else {}) or _list_by_sysfs(
             bus, declared
         )
+        samples = [_read_pci_function(bus / address, model) for address, model in names.items()]
     except OSError as error:
         return missing_from_error(error)
-    samples = (_read_pci_function(bus / address, model) for address, model in names.items())
     return tuple(sorted(filter(None, samples), key=lambda sample: pci_address_sort_key(sample.address)))
 
 
@@ -168,9 +168,15 @@ def _read_pci_function(device: Path, model: str) -> PciSample | None:
 
 
 def _bound_driver(device: Path) -> str:
+    """Return the kernel driver of a PCI function; empty: none is bound.
+
+    Raises OSError if this process lacks descriptors or memory: a function without a driver is a fault.
+    """
     try:
         return os.path.basename(os.readlink(device / "driver"))
-    except OSError:
+    except OSError as error:
+        if error.errno in OWN_FAILURES:
+            raise
         return ""
 
 
