@@ -402,6 +402,16 @@ def test_new_file_above_file_limit_is_refused_and_old_ones_stay(directory: Path,
     assert read(directory, (newest, *rest)) == (newest, *rest), "having been refused gives it no place"
 
 
+def test_file_that_shrinks_makes_room_for_one_that_grows_in_the_same_read(directory: Path) -> None:
+    write(directory, memories(DEVICES_MAX - 50), "zz.example.com")
+    write(directory, memories(50), "aa.example.com")
+    before = read_declarations(directory, (), "node-a")
+    write(directory, memories(100), "zz.example.com")
+    write(directory, memories(DEVICES_MAX - 100), "aa.example.com")
+    files = read_declarations(directory, before, "node-a")
+    assert [(len(file.devices), file.error) for file in files] == [(DEVICES_MAX - 100, ""), (100, "")]
+
+
 def test_device_limit_applies_to_all_drivers_together(directory: Path) -> None:
     write(directory, memories(DEVICES_MAX - 1), "a.example.com")
     path = write(directory, ONE, "b.example.com")

@@ -396,15 +396,20 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
     names.sort(
         key=lambda name: (not known.get(_driver_of_file(name)), name)
     )  # the newest file exceeds the limit
-    files: dict[str, DeclaredFile] = {}
+    read: list[tuple[DeclaredFile, Path]] = []
     for name in names[:FILES_MAX]:
         driver = _driver_of_file(name)
         if file := _read_declaration(directory / name, driver, known.get(driver, ()), default_pool):
-            files[driver] = file = _within_device_limit(file, known, directory / name)
-            known[driver] = file.devices
+            read.append((file, directory / name))
+    # a file with fewer devices than before makes room for another one
+    read.sort(key=lambda found: len(found[0].devices) > len(known.get(found[0].driver, ())))
+    files: dict[str, DeclaredFile] = {}
+    for file, path in read:
+        files[file.driver] = within = _within_device_limit(file, known, path)
+        known[file.driver] = within.devices
     for name in names[FILES_MAX : FILES_MAX + 1]:
-        path = _printable(str(directory / name))
-        text = f"declaration file {path}: not read: one of {len(names)} files, limit {FILES_MAX}"
+        shown = _printable(str(directory / name))
+        text = f"declaration file {shown}: not read: one of {len(names)} files, limit {FILES_MAX}"
         files[_driver_of_file(name)] = DeclaredFile(_driver_of_file(name), (), text)
     return tuple(files[driver] for driver in sorted(files))
 
