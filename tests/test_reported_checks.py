@@ -211,6 +211,16 @@ def test_repeated_result_of_one_run_is_counted_once() -> None:
     assert health_and_codes(node.report(result(DOWN, run=8, raise_after=2)))[0] is Health.UNHEALTHY
 
 
+def test_first_run_of_a_restarted_driver_counts_as_another_run() -> None:
+    """A broken device that crashes its driver before the second run becomes Unhealthy nevertheless."""
+    node = Node()
+    first = result(DOWN, run=1, raise_after=2, lease_s=60.0)
+    node.report(first)
+    node.wait(10)
+    assert health_and_codes(node.report(first._replace(age_s=11.0))) == (Health.HEALTHY, []), "sent again"
+    assert health_and_codes(node.report(first))[0] is Health.UNHEALTHY
+
+
 def test_runs_without_result_make_the_device_unknown_after_enough_runs() -> None:
     node = Node()
     node.report(result())

@@ -130,12 +130,19 @@ def _next_reported(
 ) -> _Reported:
     """Return the newest result of a check on a device, with the number of consecutive runs that had it."""
     outcome = result.finding, result.no_result_reason
+    beat_ns = now_ns - int(result.age_s * NS)
     passes, same_results = 0, 0
     if before is not None:
         passes = before.sample.passes
         if outcome == (before.sample.finding, before.sample.no_result_reason):
             same_results = before.same_results
-    is_repeated = before is not None and same_results > 0 and 0 < result.run == before.run
+    # a driver that has restarted numbers its runs from 1 again, but they have ended later
+    is_repeated = (
+        before is not None
+        and same_results > 0
+        and 0 < result.run == before.run
+        and beat_ns - before.sample.beat_ns < result.every_s * NS / 2
+    )
     if not is_repeated:
         passes, same_results = passes + 1, same_results + 1
     sample = DriverCheckSample(
@@ -144,7 +151,7 @@ def _next_reported(
         finding=result.finding,
         no_result_reason=result.no_result_reason,
         passes=passes,
-        beat_ns=now_ns - int(result.age_s * NS),
+        beat_ns=beat_ns,
         period_ns=int(result.every_s * NS),
         raise_after=result.raise_after,
         clear_after=result.clear_after,
