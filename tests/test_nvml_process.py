@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,19 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.gpu import GpuField, NvmlReturnCode, NvmlSample
+from agent.model.gpu import GpuAttributes, GpuField, NvmlReturnCode, NvmlSample
 from agent.model.reading import Missing, SourceState
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatchOptions
 from agent.node import nvml_process
 from agent.node.nvml_process import NvmlProcess
-from agent.node.nvml_process_main import decode_inventory, decode_options, encode_options
+from agent.node.nvml_process_main import (
+    INVENTORY,
+    decode_inventory,
+    decode_options,
+    encode_inventory,
+    encode_options,
+)
 from agent.sources.gpu_os_facts import NvidiaPciDevices
 from tests.fake_nvml import FakeNvml, fake_nvml
 
@@ -303,6 +310,36 @@ def test_passes_of_the_nvml_process_are_timed(watched: Watched) -> None:
 def test_inventory_is_read_by_the_nvml_process(watched: Watched) -> None:
     watched.until_read(2)
     assert [gpu.product for gpu in watched.nvml.read_inventory()] == ["NVIDIA H100 80GB HBM3"] * 2
+
+
+def test_late_inventory_answer_is_not_that_of_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request is sent before the answer to the last one."""
+    monkeypatch.setattr(nvml_process, "INVENTORY_S", 0.01)
+    wake_fd = os.eventfd(0)
+    nvml = NvmlProcess(QUICK, Path("/proc"), wake_fd)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nvml._child = nvml_process._Child(os.getpid(), ours, None)  # type: ignore[arg-type]
+    with ours, theirs:
+        for reason in ("did not answer: timed out", "has not answered an earlier request"):
+            with pytest.raises(ProbeError, match=reason):
+                nvml.read_inventory()
+        assert theirs.recv(100) == INVENTORY
+        theirs.send(encode_inventory((GpuAttributes("GPU-late", ""),)))
+        with pytest.raises(ProbeError, match="did not answer: timed out"):
+            nvml.read_inventory()
+        assert theirs.recv(100) == INVENTORY
+        theirs.send(encode_inventory((GpuAttributes("GPU-late", ""),)))
+        monkeypatch.setattr(nvml_process, "INVENTORY_S", PATIENCE_S)
+
+        def answer() -> None:
+            theirs.recv(100)
+            theirs.send(encode_inventory((GpuAttributes("GPU-new", ""),)))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert [gpu.uuid for gpu in nvml.read_inventory()] == ["GPU-new"]
+        thread.join(PATIENCE_S)
+    os.close(wake_fd)
 
 
 def test_inventory_without_nvml_process_is_an_error(

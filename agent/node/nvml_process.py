@@ -54,6 +54,7 @@ FIRST_PASS_S: Final = 2.0
 replace the last ones [s]."""
 INVENTORY_S: Final = 30.0
 """Longest wait for the child's answer to a request for the inventory of GPUs [s]."""
+INVENTORY_BUSY: Final = "GPU inventory: the NVML process has not answered an earlier request; NVML may hang"
 DRIVER_CHECK_S: Final = 20.0
 """Interval of checks for a GPU driver while no child runs and no kernel event is received [s]. The PCI bus is
 listed at start and after an event only: a GPU without a driver cannot be read."""
@@ -119,6 +120,8 @@ class NvmlProcess:
         self._first_call_ns = 0
         """CLOCK_MONOTONIC at which this child process was first seen to call NVML [ns]; 0: not yet."""
         self._requests = threading.Lock()
+        self._unanswered: _Child | None = None
+        """Child process that has not answered a request for the inventory; its answer may still come."""
         self._stop = threading.Event()
         self._check_driver = threading.Event()
         self._thread = DaemonThread(self._run, "dh-nvml")
@@ -242,13 +245,18 @@ class NvmlProcess:
             )
         if not self._requests.acquire(blocking=False):
             channel.close()
-            raise ProbeError(
-                "GPU inventory: the NVML process has not answered an earlier request; NVML may hang"
-            )
+            raise ProbeError(INVENTORY_BUSY)
         try:
+            if self._unanswered is child:
+                channel.recv(MESSAGE_MAX, socket.MSG_DONTWAIT)  # the late answer is out of date
+            self._unanswered = child
             channel.settimeout(INVENTORY_S)
             channel.send(INVENTORY)
-            return decode_inventory(channel.recv(MESSAGE_MAX))
+            answer = channel.recv(MESSAGE_MAX)
+            self._unanswered = None
+            return decode_inventory(answer)
+        except BlockingIOError:
+            raise ProbeError(INVENTORY_BUSY) from None
         except OSError as error:
             raise ProbeError(f"GPU inventory: the NVML process did not answer: {error}") from None
         finally:
