@@ -146,6 +146,21 @@ def test_cleared_volatile_counters_show_a_reset(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", UNTIL_RESET)
+def test_ecc_counts_cleared_by_an_operator_show_no_reset(code: int) -> None:
+    """A reset would clear the count of PCIe replays too."""
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=7, pcie_replay=7)
+    node.next()
+    node.xid(0, code)
+    node.rest(90)  # the replays are no finding any more
+    node.set_readings(0, ecc_correctable=0)
+    node.rest(300)
+    assert node.health() is Health.UNHEALTHY
+    node.set_readings(0, pcie_replay=1)
+    assert seconds_until_healthy(node) <= 66
+
+
+@pytest.mark.parametrize("code", UNTIL_RESET)
 def test_withdrawn_recovery_action_shows_a_reset(code: int) -> None:
     node = GpuNode()
     node.xid(0, code)

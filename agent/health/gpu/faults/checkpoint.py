@@ -11,7 +11,7 @@ all faults continue. A reboot resolves them, except faults that only the replace
 checkpoint also has readings that show a reset, because GPUs are often reset while the agent is stopped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -46,7 +46,7 @@ VOLATILE_COUNTERS: Final = (
     GpuField.ECC_CORRECTABLE_SRAM,
     GpuField.PCIE_REPLAY,
 )
-"""Counters that only a reset of the GPU or a reload of the driver clears, so that smaller values show one."""
+"""Counters that a reset of the GPU and a reload of the driver clear, so that smaller values show one."""
 _PENDING: Final = (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
 RECOVERY_READINGS: Final = frozenset(
     {*VOLATILE_COUNTERS, *_PENDING, GpuField.RECOVERY_ACTION, GpuField.LINKS_UP}
@@ -115,10 +115,6 @@ def _with_generation(before: RecoverySigns, generation: int, now: Instant) -> Re
 
 def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, now: Instant) -> RecoverySigns:
     counters = tuple(sample[which] for which in VOLATILE_COUNTERS)
-    cleared = any(
-        isinstance(was, int) and isinstance(value, int) and value < was
-        for was, value in zip(before.counters, counters, strict=False)
-    )
     action, links = sample[GpuField.RECOVERY_ACTION], sample[GpuField.LINKS_UP]
     action_done = before.action != 0 and action == 0
     at = instant_at_mono(sample.beat_ns, now)
@@ -135,10 +131,25 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
         generation=before.generation,
         reloaded_at=None if read_since_reload else before.reloaded_at,
         read_ns=sample.beat_ns,
-        reset_at=at if cleared or action_done or before.reset_required else reset_at,
+        reset_at=at
+        if _are_cleared(before.counters, counters) or action_done or before.reset_required
+        else reset_at,
         calm_since=(before.calm_since or at) if calm else None,
         links_up_since=(before.links_up_since or at) if all_up else None,
     )
+
+
+def _are_cleared(before: Sequence[Reading], counters: Sequence[Reading]) -> bool:
+    """Return whether readings of the counters in VOLATILE_COUNTERS show a reset. An operator can clear the
+    ECC counts (``nvidia-smi --reset-ecc-errors=0``); alone, they show a reset only if there was no replay."""
+    had_replays = False
+    fell = set()
+    for which, was, value in zip(VOLATILE_COUNTERS, before, counters, strict=False):
+        if which is GpuField.PCIE_REPLAY and isinstance(was, int):
+            had_replays = was > 0
+        if isinstance(was, int) and isinstance(value, int) and value < was:
+            fell.add(which)
+    return GpuField.PCIE_REPLAY in fell or (bool(fell) and not had_replays)
 
 
 def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
