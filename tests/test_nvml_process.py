@@ -14,6 +14,7 @@ from typing import Final
 
 import psutil
 import pytest
+from gpu_samples import gpu_sample, gpu_set
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -204,6 +205,39 @@ def test_gpus_stay_unreadable_while_the_next_process_cannot_use_nvml(
     fake.scenario.write_text(scenario)
     watched.child.send_signal(signal.SIGKILL)
     assert watched.until_read(2).err == NvmlReturnCode.OK
+
+
+@pytest.mark.parametrize(("is_loaded_again", "generation"), [(False, 1), (True, 2)])
+def test_driver_reloaded_between_two_processes_is_counted(
+    fake: FakeNvml,
+    tmp_path: Path,
+    start: Callable[..., Watched],
+    may_start: threading.Event,
+    is_loaded_again: bool,
+    generation: int,
+) -> None:
+    module = tmp_path / "module/nvidia"
+    module.mkdir(parents=True)
+    watched = start(replace(QUICK, library=str(fake.library), sysfs_root=tmp_path))
+    watched.until_read(2)
+    may_start.clear()
+    watched.child.send_signal(signal.SIGKILL)
+    watched.until(lambda s: bool(s.process))
+    if is_loaded_again:
+        module.rename(module.with_name("unloaded"))
+        module.mkdir()
+    may_start.set()
+    assert watched.until_read(2).generation == generation
+
+
+def test_driver_of_another_version_after_a_process_is_a_reload() -> None:
+    wake_fd = os.eventfd(0)
+    nvml = NvmlProcess(replace(QUICK, sysfs_root=Path("/nonexistent")), Path("/proc"), wake_fd)
+    nvml._before = gpu_set(gpu_sample(), driver="570.86.15")
+    assert nvml._is_reloaded(gpu_set(gpu_sample(), driver="575.57.08"))
+    assert not nvml._is_reloaded(gpu_set(gpu_sample(), driver="570.86.15"))
+    assert not nvml._is_reloaded(gpu_set(gpu_sample(), driver=""))
+    os.close(wake_fd)
 
 
 def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(

@@ -117,6 +117,10 @@ class NvmlProcess:
         """Last sample of the child process before this one; None: this is the first."""
         self._raw: NvmlSample | None = None
         """Newest sample as this child process published it, without the counts of earlier child processes."""
+        self._module = 0
+        """Identity of the loaded kernel module when GPUs were last read; see :meth:`_module_id`."""
+        self._was_reloaded = False
+        """Whether the driver was reloaded between the last child process that read GPUs and this one."""
         self._first_call_ns = 0
         """CLOCK_MONOTONIC at which this child process was first seen to call NVML [ns]; 0: not yet."""
         self._requests = threading.Lock()
@@ -142,10 +146,32 @@ class NvmlProcess:
                 return self._without_child()
             if self._before is not None and not found.gpus and found.nvml.state is not SourceState.OK:
                 return self._without_gpus(found, self._before)
+            if self._raw is None:  # the first sample of this child process
+                self._was_reloaded = self._is_reloaded(found)
             if found is not self._raw or self._last is None:
                 self._raw = found
-                self._last = _continued(found, self._before) if self._before else found
+                self._last = (
+                    _continued(found, self._before, reloads=int(self._was_reloaded))
+                    if self._before
+                    else found
+                )
             return self._last
+
+    def _is_reloaded(self, found: NvmlSample) -> bool:
+        """Return whether the driver was reloaded since the last child process: it has another version, or its
+        kernel module was loaded again. ``found`` is the first sample of this child process."""
+        last_module, self._module = self._module, self._module_id() or self._module
+        is_loaded_again = 0 < last_module != self._module
+        last_driver = self._before.driver if self._before else ""
+        return is_loaded_again or bool(last_driver and found.driver and found.driver != last_driver)
+
+    def _module_id(self) -> int:
+        """Return a number that a load of the kernel module changes; 0: not loaded. The kernel numbers the
+        directories of sysfs in the order in which it creates them, and uses no number again soon."""
+        try:
+            return (self._options.sysfs_root / "module/nvidia").stat().st_ino
+        except OSError:
+            return 0
 
     def _replaces_last(self, found: NvmlSample) -> bool:
         """Return whether a new child process's first sample replaces the last sample of the child before.
@@ -350,6 +376,7 @@ class NvmlProcess:
             self._child = None
             end = self._set_end(_reap(child.pid))
             self._before, self._raw, self._first_call_ns = self._last, None, 0
+            self._module = self._module_id() or self._module  # this child process may have seen a reload
             child.watch.close()
             child.channel.close()
         return end
@@ -418,13 +445,16 @@ def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
     return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
 
 
-def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
+def _continued(found: NvmlSample, before: NvmlSample, reloads: int = 0) -> NvmlSample:
     """Return the sample of a new child process, with its counts raised by the previous child's counts.
 
     The start of a child is neither a reload of the driver nor the return of a lost GPU.
+
+    Args:
+        reloads: Number of reloads of the driver between the two child processes.
     """
     gpus = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
-    reloads = max(0, found.generation - 1)
+    reloads += max(0, found.generation - 1)
     return replace(
         found,
         gpus=tuple(_continued_gpu(gpu, gpus.get(gpu.uuid)) for gpu in found.gpus),
