@@ -140,6 +140,14 @@ def test_table_remark_compares_core_with_each_alternative() -> None:
     assert "    psutil 7.2.2: other files, with interval=None" in lines
 
 
+def test_table_remark_omits_other_rows_of_core_and_bare_system_calls() -> None:
+    labels = {"half": "core: half of the files are held", "opens": "bare system calls: openat, read and close"}
+    table = race_table()
+    more = [row_from_samples(f"poll.pass.warm.{key}", label, [3.0], "s") for key, label in labels.items()]
+    lines = lines_of(replace(table, rows=(*table.rows, *more)))
+    assert "    core: 5.0x less than psutil 7.2.2, 20x less than plain Python" in lines
+
+
 def test_format_factor_states_more_and_less() -> None:
     assert report.format_factor(0.5) == "2.0x more"
     assert report.format_factor(1.25) == "1.2x less"

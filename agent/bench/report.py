@@ -111,7 +111,8 @@ MAX_OUTLIER_SHARE: Final = 0.01
 """Share of outliers among the samples from which the outliers alone determine the 99th percentile."""
 VERDICTS: Final[Mapping[bool | None, str]] = {True: "ok", False: "OVER", None: "unsure"}
 CORE_KEY: Final = "core"
-LOWER_BOUND_KEY: Final = "floor"
+NO_ALTERNATIVES: Final = ("core", "lower bound", "bare system calls")
+"""Beginnings of the labels of rows that the C core is not compared with."""
 LEGEND: Final = (
     "ratio: median of the ratios within each round, in which all contenders take turns",
     "memory: peak memory of one call in Python's allocator",
@@ -340,17 +341,16 @@ def compare_core_row(table: ResultTable) -> str:
 
     The text is empty if the table has no row of the C core.
 
-    The lower bound is left out, because it is no alternative.
+    Lower bounds and other rows of the core are left out, because they are no alternatives.
     """
-    rows_by_key = {row.key.rpartition(".")[2]: row for row in table.rows}
-    core = rows_by_key.pop(CORE_KEY, None)
-    rows_by_key.pop(LOWER_BOUND_KEY, None)
-    if core is None or not table.reference or not rows_by_key:
+    core = next((row for row in table.rows if row.key.rpartition(".")[2] == CORE_KEY), None)
+    alternatives = [row for row in table.rows if not row.label.startswith(NO_ALTERNATIVES)]
+    if core is None or not table.reference or not alternatives:
         return ""
     core_ratio = _ratio_to_reference(core)
     factors = (
         f"{format_factor(_ratio_to_reference(row) / core_ratio)} than {_short_label(row.label)}"
-        for row in rows_by_key.values()
+        for row in alternatives
     )
     return f"{_short_label(core.label)}: {', '.join(factors)}"
 
