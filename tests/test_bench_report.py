@@ -141,7 +141,10 @@ def test_table_remark_compares_core_with_each_alternative() -> None:
 
 
 def test_table_remark_omits_other_rows_of_core_and_bare_system_calls() -> None:
-    labels = {"half": "core: half of the files are held", "opens": "bare system calls: openat, read and close"}
+    labels = {
+        "half": "core: half of the files are held",
+        "opens": "bare system calls: openat, read and close",
+    }
     table = race_table()
     more = [row_from_samples(f"poll.pass.warm.{key}", label, [3.0], "s") for key, label in labels.items()]
     lines = lines_of(replace(table, rows=(*table.rows, *more)))

@@ -14,9 +14,10 @@ from agent.model.declared_devices import DeclaredFile, DeclaredGpuDevice, Declar
 from agent.model.gpu import GpuEvent, NvmlReturnCode
 from agent.model.health import Health, Severity
 from agent.model.prepare import DriverFault
-from agent.model.reading import Absence, Missing
+from agent.model.reading import Absence, Missing, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
+from agent.model.time import NS
 
 DRIVER = "gpu.example.com"
 ROOT = Operator(0, 4711, 1000)
@@ -31,6 +32,7 @@ class ClearNode(GpuNode):
         self.requests: tuple[ClearRequest, ...] = ()
         self.declared: tuple[DriverDevice, ...] = ()
         self.driver_faults: tuple[DriverFault, ...] = ()
+        self.more_sources: tuple[SourceSample, ...] = ()
         self.report: Report | None = None
         self._last_number = 0
         super().__init__(*args, **kwargs)
@@ -41,8 +43,10 @@ class ClearNode(GpuNode):
 
     def snapshot(self) -> Snapshot:
         files = (DeclaredFile(DRIVER, self.declared),) if self.declared else ()
+        read = super().snapshot()
         return replace(
-            super().snapshot(),
+            read,
+            sources=(*read.sources, *self.more_sources),
             declared=files,
             driver_faults=self.driver_faults,
             clear_requests=self.requests,
@@ -58,9 +62,9 @@ class ClearNode(GpuNode):
         self.requests = ()
         return result
 
-    def report_fault(self, name: str, code: str = "fpga.stuck", number: int = 1) -> None:
+    def report_fault(self, name: str, code: str = "fpga.stuck", number: int = 1, pool: str = "p") -> None:
         """Let the driver report a fault of one of its devices while it prepares a claim."""
-        fault = DriverFault(number, DeviceRef(DRIVER, "p", name), code, "stuck", "", self.wall_s, CLAIM)
+        fault = DriverFault(number, DeviceRef(DRIVER, pool, name), code, "stuck", "", self.wall_s, CLAIM)
         self.driver_faults = (*self.driver_faults, fault)
 
     def open_codes(self, name: str = "gpu-0") -> list[str]:
@@ -452,6 +456,55 @@ def test_clear_ends_driver_reported_fault_at_once() -> None:
     node.report_fault("fpga", number=2)
     node.next()
     assert "fpga.stuck" in node.codes("fpga")
+
+
+def test_fault_that_driver_without_devices_reports_is_of_host_device() -> None:
+    node = ClearNode()
+    node.report_fault("gpu-0", pool=node.settings.node)
+    node.report_fault("gpu-1", number=2, pool="another-pool")
+    node.next()
+    assert (node.health("gpu-0"), node.open_codes()) == (Health.UNHEALTHY, ["fpga.stuck"])
+    assert node.health("gpu-1") is Health.HEALTHY
+    node.rest(600)
+    assert node.health("gpu-0") is Health.UNHEALTHY, "the fault has not ended"
+    result = node.clear("gpu-0")
+    assert cleared(result) == [("gpu-0", "fpga.stuck")]
+    assert result.driver_faults == node.driver_faults[:1]
+    assert node.health("gpu-0") is Health.HEALTHY
+
+
+def test_fault_of_gpu_driver_reaches_all_gpus_that_driver_without_devices_serves() -> None:
+    node = ClearNode()
+    node.report_fault("gpu-0", "gpu.driver.init", pool=node.settings.node)
+    node.next()
+    assert node.open_codes("gpu-0") == node.open_codes("gpu-1") == ["gpu.driver.init"]
+
+
+def test_fault_of_undeclared_device_waits_until_declarations_are_read() -> None:
+    node = ClearNode()
+    reading = SourceSample(
+        "devices.d", SourceState.STARTING, node.now.mono_ns, NS, 0, "", passes=0, vital=False
+    )
+    node.more_sources = (reading,)
+    node.report_fault("gpu-0", pool=node.settings.node)
+    node.next()
+    assert node.open_codes("gpu-0") == []
+    node.more_sources = (reading._replace(state=SourceState.OK, passes=1),)
+    node.next()
+    assert node.open_codes("gpu-0") == ["fpga.stuck"]
+
+
+def test_fault_of_host_device_moves_to_device_that_driver_declares_later() -> None:
+    node = ClearNode()
+    node.report_fault("gpu-0", pool=node.settings.node)
+    node.next()
+    assert node.open_codes("gpu-0") == ["fpga.stuck"]
+    part = DeclaredGpuDevice(node.gpus[1].bus, "", -1, -1)
+    node.declared = (DriverDevice(DRIVER, node.settings.node, "gpu-0", part, 0),)
+    node.rest(5)
+    assert node.open_codes("gpu-0") == []
+    found = next(one for one in node.evaluate().devices if one.driver == DRIVER)
+    assert [cause.code for cause in found.causes] == ["fpga.stuck"]
 
 
 def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:

@@ -161,7 +161,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Agent:
-    """Hub, source and sessions of an agent with two drivers that declare a device each."""
+    """Hub, source and sessions of an agent with two drivers.
+
+    Each driver declares a device; or both declare none, and serve one host device.
+    """
 
     def __init__(self, directory: Path, host: Host, *, declares: bool = True) -> None:
         self.host = host
@@ -205,13 +208,12 @@ class Agent:
         snapshot = self.source.read()
         assert snapshot is not None
         dead = {one.device.driver for one in snapshot.driver_faults if not one.expired_wall_s}
+        if not self.declares:
+            return Report(NODE, read_clocks(), (self.device("", dead=bool(dead)),))
         devices = [self.device(driver, dead=driver in dead) for driver in (A, B)]
-        declaring = (A, B) if self.declares else ()
-        return Report(NODE, read_clocks(), tuple(devices), declaring=declaring)
+        return Report(NODE, read_clocks(), tuple(devices), declaring=(A, B))
 
     def device(self, driver: str, *, dead: bool) -> DeviceHealth:
-        if not self.declares:
-            return health(device="dev-0")._replace(driver="")
         causes = [("fpga.dead", Severity.UNHEALTHY)] if dead else []
         return health(*causes, device="dev-0", driver_reported=True)._replace(driver=driver)
 
@@ -450,13 +452,35 @@ def test_host_devices_count_until_the_driver_declares_its_own(agent: Agent) -> N
     assert session.check([claim(A, "b")]) == [None]
 
 
-async def test_undeclared_device_is_not_waited_for(
+@pytest.mark.usefixtures("patient")
+async def test_failed_prepare_of_host_device_returns_after_health_and_taint(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = Agent(tmp_path, host, declares=False)
     async with agent.running():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await trio.to_thread.run_sync(failed, session, A)
+        found = session.health_of(DeviceRef(A, NODE, "dev-0"))
+        assert found is not None
+        assert found.health is Health.UNHEALTHY
+        assert is_tainted(session)
+        again = claim(A, "b")
+        assert session.check([again]) == [None], "only a prepare can show whether the fault has passed"
+    assert "fault not delivered" not in caplog.text
+
+
+async def test_device_without_verdict_is_not_waited_for(
+    tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(tmp_path, host, declares=False)
+    named = DEAD._replace(device="dev-9")
+    of_other = replace(claim(A), devices=(ClaimDevice("r", A, NODE, "dev-9"),))
+    async with agent.running():
+        session = await trio.to_thread.run_sync(agent.sessions.open, A)
+        result = ReportedClaimResult(of_other, (named,))
+        [verdict] = await trio.to_thread.run_sync(session.prepared, [result])
+        assert verdict is not None
+        assert verdict.devices == (DeviceRef(A, NODE, "dev-9"),)
     assert "fault not delivered" not in caplog.text
 
 

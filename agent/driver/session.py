@@ -330,14 +330,17 @@ class DriverSession:
         return report is not None and time.monotonic_ns() - report.at.mono_ns <= self._lease_ns
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health; None: no device of this name is known.
+        """Return a device's health; None: no device of this name is known."""
+        return self._hub.health_of(self._reported_device(device))
+
+    def _reported_device(self, device: DeviceRef) -> DeviceRef:
+        """Return the name that a device of the driver has in the report.
 
         Until the driver declares devices, ``device`` names a device that the agent found itself.
         """
         report = self._hub.report
-        if report is not None and self._driver not in report.declaring:
-            device = device._replace(driver="")
-        return self._hub.health_of(device)
+        is_host_device = report is not None and self._driver not in report.declaring
+        return device._replace(driver="") if is_host_device else device
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
         """Pass all faults that the driver reported to the engine."""
@@ -348,8 +351,8 @@ class DriverSession:
 
         Faults of devices that no report has are ignored.
         """
-        reported = [fault for fault in faults if self._hub.health_of(fault.device)]
-        return self._hub.wait_delivered(reported, timeout_s)
+        named = [fault._replace(device=self._reported_device(fault.device)) for fault in faults]
+        return self._hub.wait_delivered([one for one in named if self._hub.health_of(one.device)], timeout_s)
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
         """Return at once, because a driver waits only half a second for an answer over its socket."""

@@ -270,13 +270,15 @@ def step(
     found, verdict_cache = declared_verdicts(
         evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache
     )
-    driver_faults = update_driver_faults(evaluation, clears.driver_faults, snapshot.driver_faults, found)
-    found.update(with_driver_faults(evaluation, previous, driver_faults, declared.known, found))
-
-    # 5. Evaluate cgroups and pods, and add their causes to the devices they use
     own_devices = sorted(own, key=InventoryDevice.sort_key)  # reported before declared devices
     known = {**{device.subject: device for device in own_devices}, **declared.known}
     devices = {device.subject: own[device] for device in own_devices} | found
+    driver_faults = update_driver_faults(
+        evaluation, clears.driver_faults, snapshot.driver_faults, declared.declaring, devices
+    )
+    devices.update(with_driver_faults(evaluation, previous, driver_faults, known, devices))
+
+    # 5. Evaluate cgroups and pods, and add their causes to the devices they use
     groups = cgroup_rule_inputs(host.groups, snapshot, settings, now)
     pod_notes, affected = evaluate_pods(
         evaluation, previous, pods, groups, known, devices, declared.declaring

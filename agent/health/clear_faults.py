@@ -240,7 +240,9 @@ def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: C
     found.driver_faults = [
         key
         for key, open_fault in outcome.driver_faults.items()
-        if key[0] in target.subjects and code in ("", open_fault.fault.code) and not open_fault.cleared
+        if open_fault.subject in target.subjects
+        and code in ("", open_fault.fault.code)
+        and not open_fault.cleared
     ]
     host, gpus = target.host_device, outcome.gpus
     if host is None:
@@ -510,7 +512,8 @@ def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, n
         key: open_fault._replace(cleared=True) if key in found.driver_faults else open_fault
         for key, open_fault in outcome.driver_faults.items()
     }
-    names.update(dict.fromkeys((subject, code) for subject, code, _ in found.driver_faults))
+    reported = [outcome.driver_faults[key] for key in found.driver_faults]
+    names.update(dict.fromkeys((open_fault.subject, open_fault.fault.code) for open_fault in reported))
     operator, at_wall_s = request.operator, round(now.wall_s, 3)
     records = tuple(
         ClearedFault(device, code, at_wall_s, operator.uid, operator.pid, operator.login_uid)
@@ -526,7 +529,7 @@ def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, n
     result = ClearResult(
         request.number,
         records,
-        tuple(outcome.driver_faults[key].fault for key in found.driver_faults),
+        tuple(open_fault.fault for open_fault in reported),
     )
     return replace(
         outcome,

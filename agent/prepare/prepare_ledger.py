@@ -179,9 +179,17 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults, now_wall_s: float) ->
 
 
 def health_without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
-    """Return a device's health without the driver-reported ``faults``; faults that rules found stay."""
-    subject = str(DeviceRef(device.driver, device.pool, device.device))
-    codes = {fault.code for fault in faults if fault.subject == subject}
+    """Return a device's health without the driver-reported ``faults``; faults that rules found stay.
+
+    Args:
+        faults: Faults that one driver reported.
+        device: Device of the driver; or a host device, which a driver without declared devices serves.
+    """
+    codes = {
+        fault.code
+        for fault in faults
+        if (device.driver or fault.device.driver, *fault.device[1:]) == (fault.device.driver, *device.key[1:])
+    }
     rest = tuple(cause for cause in device.causes if not (cause.driver_reported and cause.code in codes))
     if len(rest) == len(device.causes):
         return device

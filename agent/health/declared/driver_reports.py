@@ -10,7 +10,7 @@ evaluation after the report found no fault of the device. An evaluation does not
 or if a rule has found a fault that is not raised yet.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from agent.health.evaluation import Conditions, Evaluation, Subject
 from agent.health.rules import CatalogRow
 from agent.health.state_machine import Condition, ConditionPhase
 from agent.health.verdict import VerdictContext, replace_causes
+from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Health, Repair, Severity
 from agent.model.persistent_faults import PersistentCheckFault
@@ -346,6 +347,7 @@ FAILED_DEVICE: Final = CatalogRow(
 GPU_DRIVER_CODES: Final = frozenset({"gpu.driver.mismatch", "gpu.driver.init"})
 """Codes of faults of the NVIDIA driver: after one failed prepare no GPU of the machine can be prepared."""
 GPU_KINDS: Final = frozenset({DeviceKind.GPU, DeviceKind.MIG})
+DECLARATIONS_SOURCE: Final = "devices.d"
 REEVALUATE_NS: Final = NS
 SEVERITY_OF_HEALTH: Final = {Health.UNHEALTHY: Severity.UNHEALTHY, Health.UNKNOWN: Severity.UNKNOWN}
 
@@ -354,6 +356,8 @@ class OpenDriverFault(NamedTuple):
     """A driver-reported fault that has not ended."""
 
     fault: DriverFault
+    subject: Subject
+    """Faulty device: one that the driver declares, or a host device if the driver declares none."""
     since: Instant
     """Time at which the agent received the driver's report of the fault."""
     verified: bool = False
@@ -372,6 +376,7 @@ def update_driver_faults(
     evaluation: Evaluation,
     past: DriverFaultState,
     faults: Iterable[DriverFault],
+    declaring: Container[str],
     found: Mapping[Subject, DeviceHealth],
 ) -> DriverFaultState:
     """Return the driver-reported faults that have not ended after an evaluation.
@@ -380,6 +385,7 @@ def update_driver_faults(
         evaluation: Evaluation in which all rules have run.
         past: Faults that had not ended after the last evaluation.
         faults: Faults in the prepare ledgers (the records of prepared claims) of all drivers.
+        declaring: Drivers that declare devices. Other drivers serve the host's devices.
         found: Verdicts by device, without driver-reported faults.
     """
     suspects = {
@@ -390,17 +396,27 @@ def update_driver_faults(
     remaining: dict[DriverFaultKey, OpenDriverFault] = {}
     for fault in faults:
         key = (fault.subject, fault.code, fault.reported_wall_s)
+        subject = _faulty_device(fault.device, evaluation, declaring)
         open_fault = past.get(key)
         if open_fault is not None:
-            open_fault = open_fault._replace(fault=fault)
-            if not open_fault.verified and check_conditions_subject(fault.subject) not in suspects:
-                is_verified = _is_well(found.get(fault.subject), open_fault.since)
+            open_fault = open_fault._replace(fault=fault, subject=subject)
+            if not open_fault.verified and check_conditions_subject(subject) not in suspects:
+                is_verified = _is_well(found.get(subject), open_fault.since)
                 open_fault = open_fault._replace(verified=is_verified)
         elif not fault.expired_wall_s:  # else it ended before the agent received it
-            open_fault = OpenDriverFault(fault, evaluation.now)
+            open_fault = OpenDriverFault(fault, subject, evaluation.now)
         if open_fault is not None and not (fault.expired_wall_s and open_fault.verified):
             remaining[key] = open_fault
     return remaining
+
+
+def _faulty_device(ref: DeviceRef, evaluation: Evaluation, declaring: Container[str]) -> Subject:
+    """Return the device that a driver names in a fault. A driver that declares no devices names a host
+    device, whose pool is the node's name. Until the declarations are read, every driver may declare some."""
+    source = evaluation.sources.get(DECLARATIONS_SOURCE)
+    is_read = source is None or source.state is not SourceState.STARTING
+    is_of_host = is_read and ref.driver not in declaring and ref.pool == evaluation.settings.node
+    return ref.device if is_of_host else str(ref)
 
 
 def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
@@ -422,7 +438,7 @@ def with_driver_faults(
 
     Args:
         past: Driver-reported faults that have not ended; of several faults with one code, the newest counts.
-        devices: All declared devices. A fault of the GPU driver is a cause of all GPUs of its DRA driver.
+        devices: All devices. A fault of the GPU driver is a cause of all GPUs of its DRA driver.
         found: Verdicts by device, without driver-reported faults.
     """
     reported: dict[str, dict[str, Cause]] = {}
@@ -430,9 +446,9 @@ def with_driver_faults(
         if open_fault.cleared:
             continue
         cause = _cause(open_fault)
-        for subject in _reached_devices(open_fault.fault, devices):
+        for subject in _reached_devices(open_fault, devices):
             reported.setdefault(subject, {})[cause.code] = cause
-    expired = {key[0] for key, open_fault in past.items() if open_fault.fault.expired_wall_s}
+    expired = {open_fault.subject for open_fault in past.values() if open_fault.fault.expired_wall_s}
     for subject, causes in reported.items():
         if subject not in found:
             continue
@@ -445,16 +461,18 @@ def with_driver_faults(
         yield subject, replace_causes(evaluation, before, device, health, [*kept, *new])
 
 
-def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevice]) -> Iterator[Subject]:
+def _reached_devices(
+    open_fault: OpenDriverFault, devices: Mapping[Subject, InventoryDevice]
+) -> Iterator[Subject]:
     """Yield the devices that a driver-reported fault affects. The fault affects the device that it names. A
     fault of the GPU driver affects all GPUs of its DRA driver."""
-    yield fault.subject
-    origin = devices.get(fault.subject)
-    if origin is None or fault.code not in GPU_DRIVER_CODES:
+    yield open_fault.subject
+    origin = devices.get(open_fault.subject)
+    if origin is None or open_fault.fault.code not in GPU_DRIVER_CODES:
         return
     kinds = GPU_KINDS if origin.kind in GPU_KINDS else {origin.kind}
     for subject, device in devices.items():
-        if subject != fault.subject and device.driver == origin.driver and device.kind in kinds:
+        if subject != open_fault.subject and device.driver == origin.driver and device.kind in kinds:
             yield subject
 
 
