@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from claim_samples import at
@@ -206,6 +208,8 @@ LIFE = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
+from threading import Event
+from typing import Any
 from test_verdict_recorder import Agent, BAD, OK
 agent = Agent(Path(sys.argv[1]))
 for number in range(10_000):
@@ -310,6 +314,25 @@ def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Age
     assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
 
 
+def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = agent.recorder._file
+    write, is_writing, may_write = file.write_verdicts, Event(), Event()
+
+    def held(*args: Any, **options: Any) -> None:
+        is_writing.set()
+        assert may_write.wait(PATIENCE_S)
+        write(*args, **options)
+
+    monkeypatch.setattr(file, "write_verdicts", held)
+    agent.follow(OK)
+    assert is_writing.wait(PATIENCE_S)
+    agent.follow(OK, after_s=HEARTBEAT_S)
+    agent.follow(OK, after_s=10 * HEARTBEAT_S)
+    may_write.set()
+    agent.stop()
+    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
+
+
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
 def test_wall_clock_that_is_set_changes_no_duration(agent: Agent, step_s: float) -> None:
     agent.follow(OK, BAD)
@@ -402,6 +425,8 @@ def test_full_disk_loses_no_change_within_the_limit(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
+from threading import Event
+from typing import Any
 from test_verdict_recorder import Agent, BAD, OK, stored_states
 from wire.serving import eventually
 agent = Agent(Path({str(tmp_path)!r}))

@@ -236,7 +236,11 @@ class VerdictRecorder:
             else:
                 self._stored[one.device] = one
         del self._log.pending[: len(job.changes)]
-        self._log.periods = {one.id: one for one in self._log.periods.values() if one is self._log.period}
+        self._log.periods = {
+            one.id: one
+            for one in self._log.periods.values()
+            if one is self._log.period or one not in job.periods  # or changed during the write
+        }
         dropped, self._log.dropped = self._log.dropped, 0
         if dropped:
             self._log.period = None  # the next report begins another one
