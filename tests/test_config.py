@@ -406,6 +406,15 @@ def test_longer_period_raises_default_slow_period(setup):
     assert setup.load('[agent]\nperiod = "2s"').gpu_slow_ns == 10 * 10**9
 
 
+def test_longer_period_raises_default_windows_of_counters(setup):
+    config = setup.load('[agent]\nperiod = "1h"')
+    windows = [config.throttle_window_s, config.throttled_window_s, config.nic_error_window_s]
+    assert [*windows, config.nic_link_window_s] == [7200, 7200, 7200, 7200]
+    assert setup.load('[agent]\nperiod = "30s"').throttle_window_s == 60
+    assert setup.load('[agent]\nperiod = "45s"').throttle_window_s == 90
+    assert setup.load('[cgroups]\nsweep = "1m"').throttled_window_s == 120
+
+
 def test_shorter_period_raises_default_cpu_budget(setup):
     assert setup.load("").gpu_cpu_ns == 2 * 10**6
     assert setup.load('[agent]\nperiod = "2s"').gpu_cpu_ns == 2 * 10**6
@@ -748,7 +757,20 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ("[pressure]\npercent = 0", "pressure.percent: 0 is below the limit of 1"),
         ('[pressure]\nwindow = "2h"', "pressure.window: 2h is over the limit of 1h"),
         ("[throttle]\nevents = 0", "throttle.events: 0 is below the limit of 1"),
-        ('[throttle]\nwindow = "0s"', "throttle.window: 0s is below the limit of 1s"),
+        ('[throttle]\nwindow = "0s"', "throttle.window: 0s is below the limit of 2s"),
+        (
+            '[agent]\nperiod = "31s"\n[throttle]\nwindow = "60s"',
+            "throttle.window: 1m is shorter than two of agent.period (31s); raise it",
+        ),
+        (
+            '[cgroups]\nsweep = "1m"\nthrottled-window = "119s"',
+            "cgroups.throttled-window: 119s is shorter than two of cgroups.sweep (1m); raise it",
+        ),
+        (
+            '[gpu]\nslow-period = "2m"\n[nic]\nlink-window = "3m"',
+            "nic.link-window: 3m is shorter than two of gpu.slow-period (2m); raise it",
+        ),
+        ('[cgroups]\nthrottled-window = "121m"', "cgroups.throttled-window: 121m is over the limit of 2h"),
         ('[throttle]\nwindow = "25h"', "throttle.window: 25h is over the limit of 24h"),
         ("[expect]\ngpus = 33", "expect.gpus: 33 is over the limit of 32"),
         ('[gpu]\nslow-period = "99ms"', "gpu.slow-period: 99ms is below the limit of 100ms"),

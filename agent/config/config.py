@@ -8,9 +8,10 @@ agent.config.files reads the files, agent.config.value_kinds and agent.config.va
 values.
 """
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -180,8 +181,8 @@ SETTINGS: Final = (
             help="kernel memory for cgroup files that stay open; 0: none stays open", is_fixed=True),
     Setting("cgroups.throttled-percent", "throttled_percent", kinds.COUNT, number_within(1, 100),
             help="a container throttled in more of its CPU periods than this is slow"),
-    Setting("cgroups.throttled-window", "throttled_window_s", kinds.SECONDS, seconds_within(10, 3600),
-            help="window of throttled-percent"),
+    Setting("cgroups.throttled-window", "throttled_window_s", kinds.SECONDS, seconds_within(10, 7200),
+            help="window of throttled-percent, at least two sweeps"),
     Setting("pods.kubelet-dir", "kubelet_dir", kinds.PATH, flag="--kubelet-dir", metavar="DIR",
             help="where the kubelet has its files and sockets (default: /var/lib/kubelet)", is_fixed=True),
     Setting("pods.period", "pods_period_ns", kinds.DURATION, duration_within(S, HOUR),
@@ -196,8 +197,8 @@ SETTINGS: Final = (
             help="expected number of GPUs; default: the number when the agent starts"),
     Setting("throttle.events", "throttle_events", kinds.COUNT, number_within(1, 1_000_000),
             help="thermal-throttle events of a NUMA node that make it degraded"),
-    Setting("throttle.window", "throttle_window_s", kinds.SECONDS, seconds_within(1, 86400),
-            help="window of events"),
+    Setting("throttle.window", "throttle_window_s", kinds.SECONDS, seconds_within(2, 86400),
+            help="window of events, at least two periods"),
     Setting("errors.correctable", "correctable_errors", kinds.COUNT, number_within(1, 1_000_000),
             help="correctable errors of a memory module or CPU that make it degraded"),
     Setting("errors.window", "correctable_window_s", kinds.SECONDS, seconds_within(1, WEEK_S),
@@ -209,11 +210,11 @@ SETTINGS: Final = (
     Setting("nic.errors", "nic_errors", kinds.COUNT, number_within(1, 1_000_000),
             help="symbol errors, or damaged packets, of a port that make it degraded"),
     Setting("nic.error-window", "nic_error_window_s", kinds.SECONDS, seconds_within(60, 86400),
-            help="window of errors"),
+            help="window of errors, at least two of gpu.slow-period"),
     Setting("nic.link-downs", "nic_link_downs", kinds.COUNT, number_within(1, 1000),
             help="times that a port's link goes down that make it degraded"),
     Setting("nic.link-window", "nic_link_window_s", kinds.SECONDS, seconds_within(60, 86400),
-            help="window of link-downs"),
+            help="window of link-downs, at least two of gpu.slow-period"),
     Setting("gpu.watch", "gpu_watch", kinds.SWITCH, help="whether GPUs are monitored", is_fixed=True),
     Setting("gpu.process", "gpu_process", kinds.SWITCH,
             help="whether NVML is called by a process of its own", is_fixed=True),
@@ -450,6 +451,45 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+COUNTER_WINDOWS: Final = {
+    "throttle_window_s": "period_ns",
+    "throttled_window_s": "sweep_ns",
+    "nic_error_window_s": "gpu_slow_ns",
+    "nic_link_window_s": "gpu_slow_ns",
+}
+"""Windows in which rules count the growth of a counter, with the interval at which the counter is read."""
+
+
+def _with_usable_windows(config: Config, given: Container[str]) -> Config:
+    """Return a configuration in which each counter is read twice within its window at least.
+
+    Default windows grow with the interval of the reads. A rule whose window is shorter never counts an event.
+
+    Args:
+        given: Fields that the operator set.
+
+    Raises:
+        ConfigError: A window that the operator set is too short.
+    """
+    settings = {setting.field: setting for setting in SETTINGS}
+    grown: dict[str, int] = {}
+    for field, interval_field in COUNTER_WINDOWS.items():
+        interval = max([interval_field, "period_ns"], key=lambda name: getattr(config, name))
+        needed_s = math.ceil(2 * getattr(config, interval) / S)
+        window_s = getattr(config, field)
+        if window_s >= needed_s:
+            continue
+        if field in given:
+            interval_text = format_duration(getattr(config, interval))
+            raise ConfigError(
+                f"{format_duration(window_s * S)} is shorter than two of {settings[interval].key} "
+                f"({interval_text}); raise it",
+                key=settings[field].key,
+            )
+        grown[field] = needed_s
+    return msgspec.structs.replace(config, **grown) if grown else config
+
+
 # --- loading -----------------------------------------------------------------------------------------------
 
 
@@ -536,7 +576,7 @@ def load_with_origins(
         fields.setdefault("gpu_cpu_ns", max(2 * MS, min(2 * MS * S // max(fields["period_ns"], 1), S)))
     fields.setdefault("node_name", os.uname().nodename.lower())
     try:
-        config = Config(**fields)
+        config = _with_usable_windows(Config(**fields), fields)
     except ConfigError as error:
         field = next(s.field for s in SETTINGS if s.key == error.key)
         _, origin = given.get(field, (None, DEFAULT))
