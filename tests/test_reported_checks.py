@@ -118,6 +118,16 @@ def test_check_that_stops_is_unknown_when_its_lease_ends(part: DeclaredPart | No
     assert source.state is SourceState.FAILING
 
 
+def test_result_about_former_hardware_of_a_redeclared_device_does_not_count() -> None:
+    node = Node(CPU)
+    assert health_and_codes(node.report(result())) == (Health.HEALTHY, [])
+    node.part = CPU._replace(cpus=parse_cpus("0"))
+    assert health_and_codes(node.next()) == (Health.UNKNOWN, ["declared.unseen"])
+    assert health_and_codes(node.next(3)) == EXPIRED
+    node.report(result())
+    assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
+
+
 @PARTS
 def test_result_after_an_ended_lease_counts_again(part: DeclaredPart | None) -> None:
     node = Node(part)
@@ -325,6 +335,8 @@ class CardNode(GpuNode):
 
     samples: Sequence[DriverCheckSample] = ()
     is_declared = False
+    gpu = 0
+    """Index of the declared GPU."""
 
     def declare(self) -> None:
         """Start the agent again in a boot with an ID, and declare the GPU from now on."""
@@ -336,7 +348,7 @@ class CardNode(GpuNode):
         self.samples = samples
 
     def snapshot(self) -> Snapshot:
-        part = DeclaredGpuDevice(self.gpus[0].bus, "", -1, -1)
+        part = DeclaredGpuDevice(self.gpus[self.gpu].bus, "", -1, -1)
         device = DriverDevice(DRIVER, "node-a", "card-0", part, 0, ("link",))
         declared = (DeclaredFile(DRIVER, (device,)),) if self.is_declared else ()
         return replace(super().snapshot(), declared=declared, checks=tuple(self.samples))
@@ -351,6 +363,19 @@ def test_declared_gpu_is_not_healthy_without_a_valid_result() -> None:
     node.next()
     assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
     assert health_and_codes(node.next(15)) == EXPIRED
+
+
+def test_result_about_former_gpu_of_a_redeclared_device_does_not_count() -> None:
+    node = CardNode()
+    node.declare()
+    node.reported.report([result()])
+    assert health_and_codes(node.next(5)) == (Health.HEALTHY, [])
+    node.gpu = 1
+    assert health_and_codes(node.next()) == (Health.UNKNOWN, ["declared.unseen"])
+    assert health_and_codes(node.next(3)) == EXPIRED
+    node.reported.report([result()])
+    node.next()
+    assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
 
 
 def test_restored_check_fault_of_a_gpu_is_kept_until_nvml_answers() -> None:

@@ -211,7 +211,7 @@ def step(
     started = state.started or now
     host = next_host_state(state.host, snapshot, settings, now)
     declared = update_declared(state.declared, snapshot.declared, now)
-    checks = declared_check_samples(snapshot.checks, declared.checked, declared.since)
+    checks = declared_check_samples(snapshot.checks, declared.checked, declared.since, declared.redeclared)
     if checks is not snapshot.checks:
         snapshot = replace(snapshot, checks=checks)
     unchanged = frozenset[int]()

@@ -118,6 +118,7 @@ def declared_check_samples(
     samples: tuple[DriverCheckSample, ...],
     checked: Mapping[Subject, Sequence[str]],
     since: Mapping[Subject, Instant],
+    redeclared: Mapping[Subject, Instant],
 ) -> tuple[DriverCheckSample, ...]:
     """Return the results of health checks that are evaluated.
 
@@ -128,8 +129,15 @@ def declared_check_samples(
         samples: Newest results of all checks.
         checked: Names of the declared checks by device. Reported results of other checks are ignored.
         since: Time of each device's declaration. From then on, a check has two seconds for its first result.
+        redeclared: Times at which devices were declared with other hardware. Earlier reported results are
+            about the former hardware, and ignored.
     """
-    reported = {(sample.subject, sample.check): sample for sample in samples if sample.lease_ns}
+    reported = {
+        (sample.subject, sample.check): sample
+        for sample in samples
+        if sample.lease_ns
+        and not (sample.subject in redeclared and sample.beat_ns < redeclared[sample.subject].mono_ns)
+    }
     if not (reported or checked):
         return samples
     own = [sample for sample in samples if not sample.lease_ns]

@@ -73,6 +73,8 @@ class DeclaredState:
     """Declared devices by subject (the device's name in reports)."""
     since: Mapping[str, Instant] = field(default_factory=dict)
     """Time of the last change of each declaration, by subject."""
+    redeclared: Mapping[str, Instant] = field(default_factory=dict)
+    """Time at which a device was declared with other hardware than before, by subject."""
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
     """Removed devices that are still reported, by subject."""
     invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
@@ -112,12 +114,14 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
     declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
     changed = redeclared_devices(past.devices, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
+    redeclared = {subject: since[subject] for subject in devices if subject in {*changed, *past.redeclared}}
     reported = {subject: removed.device for subject, removed in gone.items()} | devices
     known = sorted((declared_device(device) for device in reported.values()), key=InventoryDevice.sort_key)
     return DeclaredState(
         declarations,
         devices,
         since,
+        redeclared,
         gone,
         wrong,
         tuple(sorted(declaring)),

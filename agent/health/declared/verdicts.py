@@ -257,7 +257,8 @@ def declared_verdicts(
         restored: list[Cause] = []
         if isinstance(declared.part, DeclaredGpuDevice):
             found = None
-            if subject in before.devices or not _awaits_first_result(evaluation, checks.get(subject, ())):
+            is_known = subject in before.devices and subject not in state.redeclared
+            if is_known or not _awaits_first_result(evaluation, checks.get(subject, ())):
                 found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
             if found is not None:
                 found = _with_check_causes(evaluation, before, device, found, checks)
