@@ -284,10 +284,17 @@ def test_success_with_another_device_clears_no_fault():
     assert ledger.driver_faults.faults[0].expired_wall_s == 0
 
 
-@pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW - 1])
+@pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW - FAULT_LIMIT_S])
 def test_fault_expires_also_when_the_clock_is_set(at):
     ledger = prepare_ledger.expire_entries(with_fault(), at)
     assert ledger.driver_faults.faults[0].expired_wall_s == at
+
+
+@pytest.mark.parametrize("step_s", [0.001, 1, FAULT_LIMIT_S - 1])
+def test_fault_outlives_a_clock_that_is_set_back_a_little(step_s):
+    ledger = prepare_ledger.expire_entries(with_fault(), NOW - step_s)
+    assert ledger.driver_faults.faults[0].expired_wall_s == 0
+    assert prepare_ledger.next_expiry_wall_s(ledger.driver_faults, NOW - step_s) == NOW + FAULT_LIMIT_S
 
 
 def test_repeated_failure_does_not_extend_the_fault():
@@ -301,7 +308,7 @@ def test_fault_after_its_expiry_gets_a_new_number():
     assert (fault.number, fault.reported_wall_s, fault.expired_wall_s) == (2, NOW + 10, 0)
 
 
-@pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW + 10 * FAULT_LIMIT_S, NOW - 1])
+@pytest.mark.parametrize("at", [NOW + FAULT_LIMIT_S, NOW + 10 * FAULT_LIMIT_S, NOW - FAULT_LIMIT_S])
 def test_failure_after_the_limit_records_a_new_fault(at):
     """The fault of before has not been expired yet, because the clock was set."""
     faults_now = with_fault(ledger=with_fault(), at=at).driver_faults.faults

@@ -128,7 +128,8 @@ def _concerns_driver(fault: DriverFault) -> bool:
 def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
     """Mark driver-reported faults that are older than :data:`FAULT_LIMIT_S` as expired.
 
-    Faults that expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
+    A fault whose time is further in the future, because the clock was set back, expires too. Faults that
+    expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
     """
     return known._replace(faults=tuple(_expired(known.faults, now_wall_s)))
 
@@ -136,7 +137,7 @@ def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
 def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[DriverFault]:
     for fault in faults:
         if not fault.expired_wall_s:
-            is_within_limit = 0 <= now_wall_s - fault.reported_wall_s < FAULT_LIMIT_S
+            is_within_limit = abs(now_wall_s - fault.reported_wall_s) < FAULT_LIMIT_S
             yield fault if is_within_limit else fault._replace(expired_wall_s=now_wall_s)
         elif abs(now_wall_s - fault.expired_wall_s) < EXPIRED_KEPT_S:
             yield fault
@@ -145,10 +146,10 @@ def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[Drive
 def next_expiry_wall_s(known: DriverFaults, now_wall_s: float) -> float | None:
     """Return the wall-clock time at which the next driver-reported fault expires; None: none is active.
 
-    A fault with a time in the future, because the clock was set back, expires now.
+    A fault whose time is :data:`FAULT_LIMIT_S` in the future, because the clock was set back, expires now.
     """
     active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
-    ends = (now_wall_s if at > now_wall_s else at + FAULT_LIMIT_S for at in active)
+    ends = (now_wall_s if at - now_wall_s >= FAULT_LIMIT_S else at + FAULT_LIMIT_S for at in active)
     return min(ends, default=None)
 
 
