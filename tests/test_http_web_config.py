@@ -287,7 +287,7 @@ def test_clients_without_a_handshake_count_as_connections(
             "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
             "min_version: TLS13 is over max_version",
         ),
-        ("http_server_config: {http2: 1}", "1 is neither true nor false"),
+        ("http_server_config: {http2: 1}", "http_server_config.http2: 1 is neither true nor false"),
         ("- a", "the file is not a table"),
         ("a: [", "line 2, column 1"),
     ],

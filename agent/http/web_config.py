@@ -175,9 +175,11 @@ def read_web_config(path: Path) -> WebConfig:
         _check_keys(content, "", {"tls_server_config", "http_server_config", "basic_auth_users"})
         server = _table(content.get("http_server_config"), "http_server_config")
         _check_keys(server, "http_server_config.", {"http2"})
-        tls, files = _tls_context(
-            content.get("tls_server_config"), path.parent, http2=parse_bool(server.get("http2", True))
-        )
+        try:
+            http2 = parse_bool(server.get("http2", True))
+        except TypeError as error:
+            raise TypeError(f"http_server_config.http2: {error}") from None
+        tls, files = _tls_context(content.get("tls_server_config"), path.parent, http2=http2)
         users = _users(_table(content.get("basic_auth_users"), "basic_auth_users"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"file {path}: {error}", key="http.web-config") from None
