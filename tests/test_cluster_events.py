@@ -315,11 +315,21 @@ NO_UTF8 = b'[[[["Node","n","u",""],["","p","gpu-0"],"gpu\xaelost"],1.0,true]]'
 
 
 @pytest.mark.parametrize("content", [b'[[["Node"]]]', NO_UTF8])
-def test_damaged_file_of_events_costs_one_repetition(api: ClusterApi, tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_of_events_costs_one_repetition(
+    api: ClusterApi, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "cluster-events.json").write_bytes(content)
     agent = SteppedAgent(api, state_dir=tmp_path)
+    assert f"{tmp_path}/cluster-events.json: " in caplog.text
     agent.run_for(60, lambda: [device("gpu-0", XID)])
     assert reasons(api) == [("DeviceUnhealthy", 1)]
+
+
+def test_missing_file_of_events_is_not_logged(
+    api: ClusterApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SteppedAgent(api, state_dir=tmp_path)
+    assert "events of the former run" not in caplog.text
 
 
 def test_step_of_the_clock_causes_no_event(api: ClusterApi) -> None:

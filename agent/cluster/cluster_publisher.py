@@ -32,6 +32,7 @@ from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
+from agent.model.reading import Absence
 from agent.model.report import ClusterStatus, Report, WrittenNodeCondition
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
@@ -493,7 +494,13 @@ def _load_events(path: Path) -> list[SavedEvent]:
     """
     try:
         return msgspec.json.decode(read_bounded(path, EVENTS_BYTES).data, type=list[SavedEvent])
-    except (ReadError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError, too
+    except (ReadError, ValueError, RecursionError) as error:  # msgspec raises UnicodeDecodeError, too
+        if not (isinstance(error, ReadError) and error.absence is Absence.ABSENT):
+            log.warning(
+                "cluster: events of the former run: %s: %s; events of lasting faults are sent again",
+                path,
+                error.reason if isinstance(error, ReadError) else error,
+            )
         return []
 
 
