@@ -242,6 +242,25 @@ def test_withheld_full_list_is_sent_with_the_next_report(sent: SentLists, is_new
     asyncio.run(run())
 
 
+def test_old_healthy_verdict_does_not_begin_its_lease_again(sent: SentLists) -> None:
+    """The process was stopped between the evaluation and the sending."""
+
+    async def run() -> None:
+        subscribers = HealthSubscribers(Encoder())
+        names = ["fast", "slow", "broken"]
+        subscribers.publish([device(name, timeout_s=30) for name in names], ago(0))
+        async with open_stream(subscribers, "stream"):
+            assert sent.lists.pop("stream") == [b"fast,slow,broken"]
+            broken = unhealthy("broken")._replace(timeout_s=30)
+            old = [device("fast", verified=2, timeout_s=30), device("slow", verified=2, timeout_s=60), broken]
+            subscribers.publish(old, ago(16))
+            assert sent.lists.pop("stream") == [b"slow,broken"]
+            subscribers.publish([device("fast", verified=3, timeout_s=30), *old[1:]], ago(0))
+            assert sent.lists == {"stream": [b"fast"]}
+
+    asyncio.run(run())
+
+
 def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent: SentLists) -> None:
     """The publisher begins with the last report of a core that has hung since."""
 

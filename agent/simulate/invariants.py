@@ -138,10 +138,11 @@ class KubeletModel:
         feed, since = self._feeds[driver], self._numbers[driver]
         if not self.is_running or self._is_agent_stopped or not feed.number:
             return
-        if since == 0 and not feed.is_current((t_ns - self._published_ns) / NS):
+        age_s = (t_ns - self._published_ns) / NS
+        if since == 0 and not feed.is_current(age_s):
             return
         self._sent = []
-        feed.pending_messages(since, self._extra_lease_s)
+        feed.pending_messages(since, self._extra_lease_s, age_s if since else 0.0)
         for device in self._sent:
             self._note_sent(device, t_ns, since == 0)
             self._receive(device, t_ns)

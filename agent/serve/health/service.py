@@ -70,6 +70,8 @@ class HealthFeed:
         self._numbers: dict[DeviceKey, int] = {}
         """Number of the last publication in which each device was pending."""
         self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        self._lease_s: float | None = None
+        """Smallest lease of the devices that are not Unknown [s]; None: not computed yet."""
 
     def publish(self, reported: Sequence[DeviceHealth]) -> int:
         """Replace the devices by those of the next report, and return the number of this publication.
@@ -87,23 +89,34 @@ class HealthFeed:
             key: number if key not in before or _is_changed(before[key], device) else numbers[key]
             for key, device in devices.items()
         }
-        self.number, self._devices = number, devices
+        self.number, self._devices, self._lease_s = number, devices, None
         self._encoded.clear()
         return number
 
-    def pending_messages(self, since_number: int, extra_lease_s: int = 0) -> tuple[bytes, ...]:
+    def pending_messages(
+        self, since_number: int, extra_lease_s: int = 0, age_s: float = 0.0
+    ) -> tuple[bytes, ...]:
         """Return the encoded lists for a subscriber that last received publication ``since_number``.
 
         The lists hold the devices that were read again, changed or Unknown since then, in the order of the
         report. Each lease (health_check_timeout_seconds) is ``extra_lease_s`` longer. The result is empty if
         there is no such device.
+
+        A Healthy device is left out if half of its lease has passed, ``age_s`` seconds after the evaluation
+        of the report: its lease would begin again although an engine loop that runs evaluates more often.
         """
-        messages = self._encoded.get((since_number, extra_lease_s))
+        is_recent = age_s < RECENT_S or age_s < self._smallest_lease_s() / 2
+        messages = self._encoded.get((since_number, extra_lease_s)) if is_recent else None
         if messages is None:
             numbered = zip(self._devices.values(), self._numbers.values(), strict=True)
             devices = [device for device, number in numbered if number > since_number]
+            if not is_recent:
+                devices = [
+                    one for one in devices if one.health is not Health.HEALTHY or age_s < _lease_s(one) / 2
+                ]
             messages = tuple(self._encode(devices, extra_lease_s)) if devices else ()
-            self._encoded[since_number, extra_lease_s] = messages
+            if is_recent:
+                self._encoded[since_number, extra_lease_s] = messages
         return messages
 
     def is_current(self, age_s: float) -> bool:
@@ -112,15 +125,21 @@ class HealthFeed:
         The report may be sent until the smallest lease (validity of a verdict) ends. Later, clients would
         take the old verdicts of a hanging engine loop for new ones. Unknown devices may always be sent.
         """
-        known = (device for device in self._devices.values() if device.health is not Health.UNKNOWN)
-        return age_s < min((device.timeout_s or DEFAULT_LEASE_S for device in known), default=inf)
+        return age_s < self._smallest_lease_s()
+
+    def _smallest_lease_s(self) -> float:
+        """Return the smallest lease of the devices that are not Unknown [s]; infinite if there are none."""
+        if self._lease_s is None:
+            known = (device for device in self._devices.values() if device.health is not Health.UNKNOWN)
+            self._lease_s = min(map(_lease_s, known), default=inf)
+        return self._lease_s
 
     @property
     def unknown_lease_s(self) -> float | None:
         """Smallest lease if all devices are Unknown [s]; None: a device is not Unknown, or there is none."""
         if any(device.health is not Health.UNKNOWN for device in self._devices.values()):
             return None
-        return min((device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values()), default=None)
+        return min(map(_lease_s, self._devices.values()), default=None)
 
     def is_repeatable(self, age_s: float) -> bool:
         """Return whether the last report may be sent again, ``age_s`` seconds after its evaluation.
@@ -129,8 +148,11 @@ class HealthFeed:
         Clients take a repeated list as proof that the engine loop runs, and a longer silence as proof that it
         hangs.
         """
-        leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
-        return age_s < min(leases, default=0) / 2
+        return age_s < min(map(_lease_s, self._devices.values()), default=0) / 2
+
+
+def _lease_s(device: DeviceHealth) -> int:
+    return device.timeout_s or DEFAULT_LEASE_S
 
 
 def _is_changed(before: DeviceHealth, now: DeviceHealth) -> bool:
@@ -148,6 +170,8 @@ METHODS: Final = (
     "/v1alpha1.DRAResourceHealth/NodeWatchResources",
 )
 
+RECENT_S: Final = 1.0
+"""Age below half of any lease, whose minimum is 3 s [s]."""
 EXTRA_LEASE_S: Final = 2
 """Time that is added to the leases of every second stream [s]. It is not 1, because the leases of a delayed
 report already differ by a second from those of the report before."""
@@ -287,10 +311,13 @@ class HealthSubscribers:
         """
         if self._muted:
             return ()
-        since = subscriber.number if subscriber.resend_count == self._resend_count else 0
-        if since == 0 and not self._feed.is_current(self._age_s()):
+        since, age_s = (
+            subscriber.number if subscriber.resend_count == self._resend_count else 0,
+            self._age_s(),
+        )
+        if since == 0 and not self._feed.is_current(age_s):
             return None
-        return self._feed.pending_messages(since, subscriber.extra_lease_s)
+        return self._feed.pending_messages(since, subscriber.extra_lease_s, age_s)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
         """Wait until a stream has devices that could not be sent at once."""
