@@ -63,6 +63,17 @@ test-all: before-pytest ## before a merge: everything; fuzzing where clang is, t
 	@echo "== pytest: everything"
 	@$(PYTEST) --hypothesis-profile=large $(PYTEST_ARGS)
 
+ifndef SEED
+SEED := $(shell echo $$RANDOM)
+endif
+BUSY ?= 0
+.PHONY: test-random
+test-random: $(VENV)/.dev $(VENV)/.core ## the tests of make test in a random order, next to BUSY busy loops (SEED=1 BUSY=3)
+	@echo "== pytest: not slow, SEED=$(SEED), next to $(BUSY) busy loops"
+	@for ((loop = 0; loop < $(BUSY); loop++)); do (while :; do :; done) & done; \
+	 trap 'kill $$(jobs -p) 2>/dev/null || :' EXIT; \
+	 $(PYTEST) -m "not slow" --random-order-bucket=module --random-order-seed=$(SEED) $(PYTEST_ARGS)
+
 # --- single steps ------------------------------------------------------------------------------------------
 
 .PHONY: lint
