@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from agent.model.machine_samples import NicSample
 from agent.model.reading import SourceState
 from agent.model.time import NS
 from agent.node.node_source import NodeSource, engine_settings, open_node_source
-from agent.system.timing import read_clocks
+from agent.system.timing import PassTimer, read_clocks
 
 DECLARED = "devices.d"
 HANGING = (
@@ -142,13 +143,56 @@ def test_stop_with_hung_threads_returns_in_time_and_names_each(sysfs: PlainSysfs
     node.start()
     node.start_single_read()
     eventually(lambda: len(threads_in_fifos() - before) > len(hung), "all are inside")
-    left = node.stop(2)
+    left = node.stop(3)
     for fifo in hung:
         os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # releases the hung readers
-    busy = ("kernel log reader", "uevent listener")  # after the first, these have 50 ms to end
-    assert [name for name in left if name not in busy] == [
-        "NVML process",
-        "machine thread",
-        "sampler thread",
-        "read of GPU processes",
-    ]
+    assert left == ["NVML process", "machine thread", "sampler thread", "read of GPU processes"]
+
+
+class HungPods:
+    """Pods source that hangs when it is stopped, until the threads of the C core have ended."""
+
+    sample = None
+    timer = PassTimer("pods")
+
+    def __init__(self) -> None:
+        self.others: set[int] = set()
+
+    def note_snapshot(self, snapshot: object) -> None:
+        """Ignore the snapshot."""
+
+    def start(self, wake: object) -> None:
+        """Start no thread."""
+
+    def request_stop(self) -> None:
+        """Hang."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """Wait until the other threads have ended."""
+        eventually(lambda: not self.others & thread_ids(), "all others have ended")
+        return False
+
+
+def thread_ids() -> set[int]:
+    """Return the ids of this process's threads of the C core."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            if (task / "comm").read_text().startswith("dh-"):
+                found.add(int(task.name))
+    return found
+
+
+def test_threads_of_the_core_end_while_the_stop_waits_for_another(config: Config) -> None:
+    pods, before = HungPods(), thread_ids()
+    node = open_node_source(
+        msgspec.structs.replace(config, gpu_process=False),
+        engine_settings(config),
+        NS,
+        reads_declarations=False,
+        pods=pods,
+    )
+    node.start()
+    pods.others = thread_ids() - before
+    assert len(pods.others) > 4, "sampler, machine, kernel log, uevents, and those for GPUs"
+    assert node.stop(PATIENCE_S) == ["pod tracker"]

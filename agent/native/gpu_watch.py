@@ -138,6 +138,11 @@ class GpuWatch:
             )
         return number
 
+    def request_stop(self) -> None:
+        """Request the threads to end. :meth:`stop` waits for them. Never blocks."""
+        if self._watch != ffi.NULL:
+            lib.dh_gpus_request_stop(self._watch)
+
     def stop(self, timeout_s: float) -> bool:
         """End the C core's threads that call NVML.
 

@@ -100,6 +100,11 @@ class KernelLogReader:
         """
         return self._publication.read()
 
+    def request_stop(self) -> None:
+        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
+        if self._kmsg != ffi.NULL:
+            lib.dh_kmsg_request_stop(self._kmsg)
+
     def stop(self, timeout_s: float) -> bool:
         """End the thread that reads the kernel log.
 
@@ -190,6 +195,11 @@ class UeventListener:
     def read(self) -> UeventCounts | None:
         """Return the number of events by subsystem, and the source's state; None: no thread was started."""
         return self._publication.read()
+
+    def request_stop(self) -> None:
+        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
+        if self._uevents != ffi.NULL:
+            lib.dh_uevents_request_stop(self._uevents)
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread that counts device events.

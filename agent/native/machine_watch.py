@@ -149,6 +149,11 @@ class MachineWatch:
                 "machine watch: files not read: the watch's own thread reads them; stop the watch first"
             )
 
+    def request_stop(self) -> None:
+        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
+        if self._machine != ffi.NULL:
+            lib.dh_machine_request_stop(self._machine)
+
     def stop(self, timeout_s: float) -> bool:
         """End the thread that reads memory, EDAC, pressure and CPU cores.
 

@@ -382,6 +382,11 @@ class Sampler:
         swept = lib.DH_BARE_OPENS if opens else lib.DH_BARE_SWEEP
         return int(lib.dh_sampler_lower_bound(self._sampler, swept if sweep else lib.DH_BARE_PASS))
 
+    def request_stop(self) -> None:
+        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
+        if self._sampler != ffi.NULL:
+            lib.dh_sampler_request_stop(self._sampler)
+
     def stop(self, timeout_s: float) -> bool:
         """End the thread that reads CPUs, hugepages and cgroups.
 

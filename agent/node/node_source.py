@@ -45,8 +45,6 @@ MEMORY_PERIOD_NS: Final = 5 * NS
 """Interval of memory and pressure reads [ns]; shorter than a heartbeat, so that each has new values."""
 EXPENSIVE_PERIOD_NS: Final = 60 * NS
 """Time between two reads of files that are expensive for the kernel [ns]."""
-STOP_MIN_S: Final = 0.05
-"""Shortest time that each thread has to stop, even if earlier threads used up the timeout [s]."""
 
 
 class PodsSource(Protocol):
@@ -65,6 +63,9 @@ class PodsSource(Protocol):
 
     def start(self, wake: Callable[[], None]) -> None:
         """Start the source's threads, which call `wake` when the sample has changed."""
+
+    def request_stop(self) -> None:
+        """Request the source's threads to end. Never blocks."""
 
     def stop(self, timeout_s: float) -> bool:
         """Stop the source's threads. Returns True if all ended, False if one hangs and is abandoned."""
@@ -255,25 +256,30 @@ class NodeSource:
         return self._host.start_single_read()
 
     def stop(self, timeout_s: float) -> Sequence[str]:
-        """Stop all threads within about `timeout_s`. Returns the names of threads that hang.
+        """Stop all threads within `timeout_s`. Returns the names of threads that hang.
 
-        These threads are abandoned.
+        These threads are abandoned. All threads are requested to end before the first wait, so that each has
+        the whole timeout, whichever hangs.
         """
         end_s = time.monotonic() + timeout_s
 
         def left_s() -> float:
-            return max(STOP_MIN_S, end_s - time.monotonic())
+            return max(0.0, end_s - time.monotonic())
 
         with self._stop_lock:  # pass_durations() uses memory that the C core now frees
             self._is_stopped = True
-        parts = [
-            ("pod tracker", self._pods),
+        parts = (
+            # first: the process is killed after most of the time that is left
             ("NVML process" if isinstance(self._gpus, NvmlProcess) else "GPU thread", self._gpus),
+            ("pod tracker", self._pods),
             ("kernel log reader", self._kmsg),
             ("uevent listener", self._uevents),
             ("machine thread", self._machine),
             ("sampler thread", self._sampler),
-        ]
+        )
+        for _, part in parts:
+            if part is not None:
+                part.request_stop()
         hanging = [name for name, part in parts if part is not None and not part.stop(left_s())]
         hanging += self._host.unfinished_reads(left_s())
         return [*hanging, *self._nics.unfinished_reads(left_s())]

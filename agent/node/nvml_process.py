@@ -289,17 +289,21 @@ class NvmlProcess:
             channel.close()
             self._requests.release()
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the child process and the thread that restarts it. Blocks up to `timeout_s` seconds.
-
-        Returns False if the child hangs in the kernel.
-        """
+    def request_stop(self) -> None:
+        """Request the child process and its thread to end. :meth:`stop` waits for them. Never blocks."""
         self._stop.set()
         self._check_driver.set()
         with self._lock:
             child = self._child
             if child is not None:
                 child.channel.shutdown(socket.SHUT_RDWR)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the child process and the thread that restarts it. Blocks up to `timeout_s` seconds.
+
+        Returns False if the child hangs in the kernel.
+        """
+        self.request_stop()
         if self._thread.ident is None:
             return True
         self._thread.join(timeout_s * 0.7)

@@ -352,6 +352,14 @@ void dh_sampler_durations(const struct dh_sampler *s, struct dh_durations *out);
 int64_t dh_sampler_read(struct dh_sampler *s, uint64_t since, void *buf, size_t cap);
 
 /*
+ * dh_sampler_request_stop() - request the thread to end without waiting. With several owners of threads, request all
+ * before dh_sampler_stop() waits for the first: then all have the same time.
+ *
+ * Threads: the owner's.
+ */
+void dh_sampler_request_stop(struct dh_sampler *s);
+
+/*
  * dh_sampler_stop() - end the thread and free the sampler.
  * @timeout_ns: how long to wait for a thread that is inside a read
  *
@@ -523,6 +531,9 @@ void dh_machine_durations(const struct dh_machine *m, struct dh_durations *out);
 /* dh_machine_read() - copy the newest complete publication, as dh_sampler_read(). */
 int64_t dh_machine_read(struct dh_machine *m, void *buf, size_t cap);
 
+/* dh_machine_request_stop() - request the thread to end, as dh_sampler_request_stop(). */
+void dh_machine_request_stop(struct dh_machine *m);
+
 /* dh_machine_stop() - end the thread and free the watch, as dh_sampler_stop(). */
 int dh_machine_stop(struct dh_machine *m, uint64_t timeout_ns);
 
@@ -582,6 +593,9 @@ int dh_uevents_start(struct dh_uevents *u);
 
 /* dh_uevents_read() - copy the newest complete publication, a struct dh_uevent_sample, as dh_kmsg_read(). */
 int64_t dh_uevents_read(struct dh_uevents *u, void *buf, size_t cap);
+
+/* dh_uevents_request_stop() - request the thread to end, as dh_sampler_request_stop(). */
+void dh_uevents_request_stop(struct dh_uevents *u);
 
 /* dh_uevents_stop() - end the thread and free the listener, as dh_sampler_stop(). */
 int dh_uevents_stop(struct dh_uevents *u, uint64_t timeout_ns);
@@ -942,6 +956,9 @@ void dh_gpus_costs(struct dh_gpu_watch *w, struct dh_gpu_costs *out);
  */
 int64_t dh_gpus_read(struct dh_gpu_watch *w, void *buf, size_t cap);
 
+/* dh_gpus_request_stop() - request the threads to end, as dh_sampler_request_stop(). */
+void dh_gpus_request_stop(struct dh_gpu_watch *w);
+
 /*
  * dh_gpus_stop() - end the threads and free the watch.
  *
@@ -1062,6 +1079,9 @@ size_t dh_kmsg_size(const struct dh_kmsg *k);
  * Blocks: as dh_sampler_read().
  */
 int64_t dh_kmsg_read(struct dh_kmsg *k, void *buf, size_t cap);
+
+/* dh_kmsg_request_stop() - request the thread to end, as dh_sampler_request_stop(). */
+void dh_kmsg_request_stop(struct dh_kmsg *k);
 
 /* dh_kmsg_stop() - end the thread and free the reader, as dh_sampler_stop(). */
 int dh_kmsg_stop(struct dh_kmsg *k, uint64_t timeout_ns);

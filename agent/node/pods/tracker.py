@@ -122,14 +122,19 @@ class PodTracker:
         self._wake = wake
         self._thread.start()
 
+    def request_stop(self) -> None:
+        """Request the thread that polls pods to end. :meth:`stop` waits for it. Never blocks."""
+        if not self._ended.is_set():
+            self._ended.set()
+            if self._waker is not None:
+                self._waker.cancel()
+
     def stop(self, timeout_s: float) -> bool:
         """Stop the thread that polls pods.
 
         Returns False if it hangs for longer than `timeout_s` seconds; it is abandoned.
         """
-        self._ended.set()
-        if self._waker is not None:
-            self._waker.cancel()
+        self.request_stop()
         if self._thread.ident is not None:  # it was started
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -414,6 +414,11 @@ int64_t dh_sampler_lower_bound(struct dh_sampler *s, uint32_t bare)
     return reads;
 }
 
+void dh_sampler_request_stop(struct dh_sampler *s)
+{
+    dh_worker_request_stop(&s->worker);
+}
+
 int dh_sampler_stop(struct dh_sampler *s, uint64_t timeout_ns)
 {
     return dh_worker_stop(&s->worker, timeout_ns);

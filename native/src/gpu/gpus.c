@@ -195,14 +195,21 @@ int dh_gpus_start(struct dh_gpu_watch *w)
     return err;
 }
 
+void dh_gpus_request_stop(struct dh_gpu_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->stopping = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
 int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns)
 {
     uint64_t now_ns = dh_now_ns(), until_ns = timeout_ns < DH_NEVER - now_ns ? now_ns + timeout_ns : DH_NEVER;
     bool gone;
 
+    dh_gpus_request_stop(w);
     pthread_mutex_lock(&w->lock);
-    w->stopping = true;
-    pthread_cond_broadcast(&w->changed);
     while (w->threads && dh_now_ns() < until_ns)
         dh_gpus_wait(w, until_ns);
     gone = !w->threads;

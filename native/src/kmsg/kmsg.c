@@ -346,6 +346,11 @@ int64_t dh_kmsg_read(struct dh_kmsg *k, void *buf, size_t cap)
     return dh_seqlock_read(&k->pub_lock, copy_out, &copy);
 }
 
+void dh_kmsg_request_stop(struct dh_kmsg *k)
+{
+    dh_worker_request_stop(&k->worker);
+}
+
 int dh_kmsg_stop(struct dh_kmsg *k, uint64_t timeout_ns)
 {
     return dh_worker_stop(&k->worker, timeout_ns);

@@ -271,6 +271,11 @@ int dh_machine_pass(struct dh_machine *m)
     return 0;
 }
 
+void dh_machine_request_stop(struct dh_machine *m)
+{
+    dh_worker_request_stop(&m->worker);
+}
+
 int dh_machine_stop(struct dh_machine *m, uint64_t timeout_ns)
 {
     return dh_worker_stop(&m->worker, timeout_ns);

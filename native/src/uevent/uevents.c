@@ -296,6 +296,11 @@ int64_t dh_uevents_read(struct dh_uevents *u, void *buf, size_t cap)
     return dh_seqlock_read(&u->pub_lock, copy_out, &copy);
 }
 
+void dh_uevents_request_stop(struct dh_uevents *u)
+{
+    dh_worker_request_stop(&u->worker);
+}
+
 int dh_uevents_stop(struct dh_uevents *u, uint64_t timeout_ns)
 {
     return dh_worker_stop(&u->worker, timeout_ns);
