@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,8 +12,17 @@ from paper import PaperNode, device_of, pool_sample
 from paper_gpus import GpuNode
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from agent.engine.loop import LATE_REREADS, REREAD_PAUSE_S, EngineLoop, LoopTiming, stalls_of
+from agent.engine.loop import (
+    LATE_REREADS,
+    REREAD_PAUSE_S,
+    ClearRequestQueue,
+    EngineLoop,
+    LoopTiming,
+    Unanswered,
+    stalls_of,
+)
 from agent.engine.step import EngineState
+from agent.model.cleared_faults import ClearResult, Operator
 from agent.model.health import Health, Severity
 from agent.model.reading import SourceState
 from agent.model.report import Report
@@ -33,6 +44,9 @@ class PaperSource:
         self.blank = False
         self.hangs = False
         self.stopped_until_s = 0.0
+        self.requests: Unanswered = ()
+        self.withdrawing: list[Future[ClearResult]] = []
+        """Requests that are withdrawn after they were read."""
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -57,7 +71,15 @@ class PaperSource:
             return self.node.snapshot()
         while self.node.now_ns + NS <= trio.current_time() * NS or not self.node.passes:
             self.node.read()
-        return self.node.snapshot()
+        snapshot = replace(self.node.snapshot(), clear_requests=self.requests)
+        while self.withdrawing:
+            assert self.withdrawing.pop().cancel()
+        return snapshot
+
+    def set_requests(self, requests: Unanswered) -> None:
+        """Replace the unanswered requests to clear faults and wake the loop."""
+        self.requests = requests
+        self.wake()
 
     def shrink(self, pages: int) -> None:
         """Set the number of pages of the pool and wake the loop."""
@@ -131,6 +153,7 @@ class Running:
         self.source = source
         self.listener = RecordingPublisher(trio.current_time(), clock, publish_s)
         source.node.started_ns = source.node.now_ns = int(trio.current_time() * NS)
+        self.queue = ClearRequestQueue(source.set_requests)
         self.core = EngineLoop(
             source=source,
             state=EngineState(EngineSettings("node-a")),
@@ -142,6 +165,7 @@ class Running:
             jitter=lambda: jitter,
             on_evaluated=self.listener.evaluated.append,
             repeat=self.listener.repeat,
+            accept_clears=self.queue.accept,
         )
 
     async def until(self, end_s: float, *story: tuple[float, object]) -> RecordingPublisher:
@@ -162,6 +186,27 @@ async def test_loop_publishes_after_the_first_evaluation(
 ) -> None:
     published = await Running(source).until(1)
     assert (published.times, published.verdicts) == ([0.0], [Health.HEALTHY])
+
+
+async def test_request_withdrawn_during_the_evaluation_clears_nothing(
+    autojump_clock: MockClock, source: PaperSource
+) -> None:
+    running = Running(source)
+
+    def clear(*, withdrawn: bool) -> None:
+        future = running.queue.submit(POOL, "", Operator(0, 1))
+        source.withdrawing = [future] if withdrawn else []
+
+    published = await running.until(
+        20,
+        (1, lambda: source.shrink(8)),
+        (10, lambda: clear(withdrawn=True)),
+        (15, lambda: clear(withdrawn=False)),
+    )
+    found = [(round(t), device_of(report, POOL).health) for t, report in published.reports]
+    assert [health for t, health in found if 5 < t < 15] == [Health.UNHEALTHY], "one heartbeat"
+    assert found[-1] == (15, Health.HEALTHY)
+    assert [result.number for _, report in published.reports for result in report.clear_results] == [2]
 
 
 async def test_loop_publishes_nothing_before_the_first_pass(

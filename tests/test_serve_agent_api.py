@@ -4,6 +4,7 @@ import os
 import select
 import struct
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from wire.raw import DATA, V1, WINDOW_UPDATE, RawClient, frame
 from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
 from agent.engine.loop import ClearRequestQueue
+from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import Blame, Cause, Repair, Severity
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
@@ -214,9 +216,40 @@ def test_clear_that_the_engine_does_not_answer_is_withdrawn(tmp_path: Path) -> N
     queue = ClearRequestQueue(lambda requests: seen.append(len(requests)))
     with Serving(tmp_path, clear_requests=queue) as serving:
         serving.publish(device("gpu-0"))
-        assert clear(serving).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        error = clear(serving)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no fault was cleared; try again" in str(error.details())
         assert status(serving).publications == 1
     assert seen == [1, 0]
+
+
+class AcceptedRequest(Future[ClearResult]):
+    """Request that takes effect, and that the engine answers when the service tries to withdraw it."""
+
+    def submit(self, *_: object) -> Future[ClearResult]:
+        """Let the request take effect."""
+        self.set_running_or_notify_cancel()
+        return self
+
+    def cancel(self) -> bool:
+        """Answer the request."""
+        withdrawn = super().cancel()
+        if not self.done():
+            self.set_result(ClearResult(1, (ClearedFault("gpu-0", "gpu.xid.79", 1.0, 0, 1),)))
+        return withdrawn
+
+
+def test_clear_that_takes_effect_at_its_limit_is_answered(tmp_path: Path) -> None:
+    with Serving(tmp_path, clear_requests=AcceptedRequest()) as serving:
+        serving.publish(device("gpu-0"))
+        with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
+            call = channel.unary_unary(
+                "/drahealth.v1.Agent/Clear",
+                request_serializer=message_class("drahealth.v1", "ClearRequest").SerializeToString,
+                response_deserializer=message_class("drahealth.v1", "ClearReply").FromString,
+            )
+            reply = call(message_class("drahealth.v1", "ClearRequest")(device="gpu-0"), timeout=PATIENCE_S)
+    assert [fault.code for fault in reply.cleared] == ["gpu.xid.79"]
 
 
 def test_clear_without_an_engine_is_unimplemented(serving: Serving) -> None:

@@ -29,7 +29,7 @@ from agent.errors import AgentUnreachable, DrahealthError, PermissionDeniedError
 from agent.model.health import Health, Severity
 from agent.model.report import AgentStatus, Report
 from agent.serve.agent_api import client
-from agent.serve.agent_api.client import fetch_status, first_report, watch_reports
+from agent.serve.agent_api.client import clear_faults, fetch_status, first_report, watch_reports
 from agent.serve.grpc.channel import RawChannel
 from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
@@ -480,6 +480,20 @@ def test_immediately_closed_connection_is_an_error(tmp_path: Path, call: Callabl
     with FrameServer(tmp_path / "a.sock", lambda peer: None):
         for _ in range(20):  # sometimes before the connection is used, sometimes during its use
             assert refusal(tmp_path / "a.sock", call) == CLOSED
+
+
+def test_clear_without_an_answer_says_that_faults_may_be_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clear(path: Path) -> object:
+        return asyncio.run(clear_faults(path, "gpu-3", ""))
+
+    unknown = "; the faults may be cleared: 'drahealth explain gpu-3' shows it"
+    with FrameServer(tmp_path / "a.sock", lambda peer: None):
+        assert refusal(tmp_path / "a.sock", clear) == CLOSED + unknown
+    monkeypatch.setattr(client, "STATUS_TIMEOUT_S", 0.05)
+    with FrameServer(tmp_path / "b.sock", lambda peer: peer.read_silently()):
+        assert refusal(tmp_path / "b.sock", clear) == "no answer from the agent within 0.05 s" + unknown
 
 
 def response(*headers: tuple[str, str]) -> bytes:

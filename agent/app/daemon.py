@@ -229,6 +229,7 @@ class Daemon:
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
             record=self._snapshot_recorder.record if self._snapshot_recorder else None,
+            accept_clears=self._clear_requests.accept,
         )
         self._custom_checks = CustomCheckRunner(
             config.checks, config.node_name, self._source.set_custom_checks

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from operator import itemgetter
 from typing import Final, Protocol
@@ -204,6 +204,7 @@ class EngineLoop:
         on_evaluated: Callable[[Report], None] = lambda _: None,
         repeat: Callable[[Report], None] | None = None,
         record: RecordStep | None = None,
+        accept_clears: Callable[[Iterable[ClearResult]], frozenset[int]] = lambda _: frozenset(),
     ) -> None:
         """Create a loop that has not evaluated yet.
 
@@ -221,6 +222,9 @@ class EngineLoop:
             repeat: Called instead of `publish` with a heartbeat report, which only repeats the last report.
                 Default: `publish`.
             record: Called after each step; must not block. None: steps are not recorded.
+            accept_clears: Called with the answers to requests to clear faults, before the evaluation takes
+                effect. Returns the numbers of requests that were withdrawn during the evaluation, which is
+                then repeated without them.
         """
         self._source = source
         self._state = state
@@ -232,6 +236,7 @@ class EngineLoop:
         self._notify_watchdog = notify_watchdog
         self._on_evaluated = on_evaluated
         self._record = record
+        self._accept_clears = accept_clears
         self._saved_state = state.checkpoint
         self._throttled_until_ns = 0
         self._watchdog_ns = 0
@@ -290,6 +295,12 @@ class EngineLoop:
             self._source.clear()
             snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
             state, report, is_full = *step(before, snapshot, now), True
+        while report.clear_results and (withdrawn := self._accept_clears(report.clear_results)):
+            if self._record:
+                self._record(before, snapshot, report, StepOutcome.DISCARDED)
+            open_requests = tuple(one for one in snapshot.clear_requests if one.number not in withdrawn)
+            snapshot = replace(snapshot, clear_requests=open_requests)
+            state, report = step(before, snapshot, now, is_full=is_full)
         self._state = state
         self._schedule.note_evaluation(report, now.mono_ns, is_full=is_full)
         if report.starting:
@@ -401,7 +412,8 @@ class ClearRequestQueue:
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
         """Add a request to clear faults of a device.
 
-        The returned future gets the answer; cancelling the future withdraws the request.
+        The returned future gets the answer. Its method ``cancel`` returns True if it withdrew the request,
+        and False if the request takes effect.
         """
         answer: Future[ClearResult] = Future()
         with self._lock:
@@ -412,16 +424,25 @@ class ClearRequestQueue:
         answer.add_done_callback(lambda _: self._remove({request.number}))
         return answer
 
+    def accept(self, results: Iterable[ClearResult]) -> frozenset[int]:
+        """Let requests take effect for certain; return the numbers of those that were withdrawn before."""
+        futures = self._futures()
+        withdrawn = set()
+        for number in (result.number for result in results):
+            future = futures.get(number)
+            if future is None or not (future.running() or future.set_running_or_notify_cancel()):
+                withdrawn.add(number)
+        return frozenset(withdrawn)
+
     def answer(self, results: Iterable[ClearResult]) -> None:
-        """Answer the requests that the results belong to; results of withdrawn requests are ignored."""
-        by_number = {result.number: result for result in results}
+        """Answer requests that :meth:`accept` let take effect."""
+        futures = self._futures()
+        for result in results:
+            futures[result.number].set_result(result)
+
+    def _futures(self) -> Mapping[int, Future[ClearResult]]:
         with self._lock:
-            answered = [
-                (request, future) for request, future in self._open.items() if request.number in by_number
-            ]
-        for request, future in answered:
-            if future.set_running_or_notify_cancel():
-                future.set_result(by_number[request.number])
+            return {request.number: future for request, future in self._open.items()}
 
     def _remove(self, numbers: set[int]) -> None:
         with self._lock:

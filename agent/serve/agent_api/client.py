@@ -432,7 +432,8 @@ async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFau
         AgentUnreachable: No agent serves the socket, or it gave no valid answer.
         PermissionDeniedError: This process may not open the socket, or runs neither as root nor as the agent.
     """
-    with _errors_with_socket(socket):
+    effect = f"; the faults may be cleared: 'drahealth explain {device}' shows it"
+    with _errors_with_socket(socket, effect):
         channel = UnixChannel(os.fspath(socket))
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
@@ -498,10 +499,13 @@ async def _messages_or_expiry(
 
 
 @contextlib.contextmanager
-def _errors_with_socket(socket: Path) -> Iterator[None]:
+def _errors_with_socket(socket: Path, effect: str = "") -> Iterator[None]:
     """Convert connection errors in a ``with`` block to AgentUnreachable or PermissionDeniedError.
 
     The text of the new exception names the socket.
+
+    Args:
+        effect: Effect that the request may have without an answer, for the end of the text.
     """
     try:
         yield
@@ -511,7 +515,7 @@ def _errors_with_socket(socket: Path) -> Iterator[None]:
         ) from None
     except TimeoutError:
         raise AgentUnreachable(
-            f"socket {socket}: no answer from the agent within {STATUS_TIMEOUT_S:g} s"
+            f"socket {socket}: no answer from the agent within {STATUS_TIMEOUT_S:g} s{effect}"
         ) from None
     except OSError as error:
         why = connection_failure_reason(socket, error)
@@ -521,7 +525,7 @@ def _errors_with_socket(socket: Path) -> Iterator[None]:
         raise AgentUnreachable(f"socket {socket}: {error.status.name}: {error.message}") from None
     except (StreamTerminatedError, ProtocolError):
         raise AgentUnreachable(
-            f"socket {socket}: the server closed the connection before its answer was complete"
+            f"socket {socket}: the server closed the connection before its answer was complete{effect}"
         ) from None
     except ValueError as error:
         raise AgentUnreachable(f"socket {socket}: invalid answer: {error}") from None

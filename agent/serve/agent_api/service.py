@@ -62,7 +62,8 @@ class ClearRequests(Protocol):
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
         """Queue a request to clear faults; return a future that gets the answer.
 
-        Cancelling the future withdraws the request. Thread-safe. Never blocks.
+        Its method ``cancel`` returns True if it withdrew the request, and False if the request takes effect.
+        Thread-safe. Never blocks.
         """
 
 
@@ -147,14 +148,19 @@ class AgentService:
             )
         if self._latest.peek()[1] is None:
             raise GRPCError(Status.UNAVAILABLE, "the agent has not published its first report; try again")
-        answer = asyncio.wrap_future(self._clear_requests.submit(device, code, operator))
+        answer = self._clear_requests.submit(device, code, operator)
         try:
-            result = await asyncio.wait_for(answer, CLEAR_ANSWER_S)
-        except TimeoutError:
-            raise GRPCError(
-                Status.DEADLINE_EXCEEDED,
-                f"the health engine did not answer within {CLEAR_ANSWER_S:g} s; try again",
-            ) from None
+            awaited = asyncio.wrap_future(answer)
+            await asyncio.wait({awaited}, timeout=CLEAR_ANSWER_S)
+            if answer.cancel():
+                raise GRPCError(
+                    Status.DEADLINE_EXCEEDED,
+                    f"the health engine did not answer within {CLEAR_ANSWER_S:g} s; no fault was cleared; "
+                    "try again",
+                )
+            result = await awaited  # already there, or of a request that takes effect at this moment
+        finally:
+            answer.cancel()  # the client ended the call
         await stream.send_message(encode_clear_reply(result))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
