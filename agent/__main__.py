@@ -19,6 +19,9 @@ def process() -> None:
     try:
         delay_reload_of_start()
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
+        from agent.system.deferred_modules import defer_modules
+
+        defer_modules()
         find_libraries_by_name()
         from agent.cli.main import main
         from agent.system.output import unbuffer_outputs

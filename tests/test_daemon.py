@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -550,3 +551,11 @@ def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
     eventually(lambda: native() == jobs, "all have begun")
     # main, I/O, the log, and two of Trio's for what is slow; others run for a moment
     eventually(lambda: len(thread_names(agent.pid)) - len(jobs) <= 5, lambda: str(thread_names(agent.pid)))
+
+
+def test_agent_without_tls_loads_no_openssl(agent: Agent) -> None:
+    with agent.kubelet() as kubelet:
+        assert names(kubelet.next()) == [CPU, MEMORY, POOL]
+        loaded = Path(f"/proc/{agent.pid}/maps").read_text()
+    assert "/_socket" in loaded, "the compiled modules of Python are files"
+    assert not re.findall(r"\S*(?:libcrypto|libssl|_hashlib|_ssl|_bz2|_lzma)\S*", loaded)

@@ -40,7 +40,6 @@ from agent.model.reading import SourceState
 from agent.model.report import AgentStatus, ClusterStatus, Report, SentinelStatus
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS
-from agent.native.process import use_one_heap_arena
 from agent.node.custom_check_runner import CustomCheckRunner
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.tracker import PodTracker
@@ -240,7 +239,6 @@ class Daemon:
 
     def serve(self) -> None:
         """Start all threads, run the core loop until SIGTERM or SIGINT, then stop all parts."""
-        use_one_heap_arena()
         try:
             self._io.start()
             if self._http is not None:

@@ -323,7 +323,10 @@ def _discard(_: object) -> None:
 CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
 """Number of GPUs in each workload of count_change_opcodes(), which declares as many CPUs, too."""
 START_IMPORTS: Final = {
-    "run": "import agent.cli.main, agent.cli.run, agent.app.daemon",
+    "run": (
+        "from agent.system.deferred_modules import defer_modules; defer_modules(); "
+        "import agent.cli.main, agent.cli.run, agent.app.daemon"
+    ),
     "drahealth": "import drahealth",
     "driver": "import drahealth; drahealth.Monitor, drahealth.PluginServer",
     "nvml_process": "import agent.node.nvml_process_main",
@@ -333,12 +336,14 @@ _WARM_UP: Final = 3
 
 
 def count_modules(name: str) -> int:
-    """Return the number of modules that one process of START_IMPORTS loads.
+    """Return the number of modules whose code runs in one process of START_IMPORTS.
 
     Modules that Python loads at its start are not counted.
     """
     program = (
-        f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; print(len(set(sys.modules) - before))"
+        f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; "
+        "loaded = [type(module).__name__ for name, module in sys.modules.items() if name not in before]; "
+        "print(len(loaded) - loaded.count('DeferredModule'))"
     )
     return int(_run_python(["-c", program]))
 

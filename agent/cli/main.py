@@ -10,8 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
+from agent.cli.output.terminal import terminal_width
 from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, Subcommand
 from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
@@ -50,6 +51,17 @@ EXAMPLES: Final = (
 BUG: Final = "drahealth: this is a bug in drahealth; please report it with the lines above"
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Formatter of help texts as wide as the terminal.
+
+    argparse creates one for each argument. Its own function for the width is in ``shutil``, which imports
+    three modules for compression.
+    """
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"width": terminal_width() - 2, **options})
+
+
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that prints examples first and suggests similar names.
 
@@ -57,6 +69,9 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     examples: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **options})
 
     def format_help(self) -> str:
         width = max((len(command) for command, _ in self.examples), default=0)

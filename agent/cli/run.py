@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.cli.main import report_error
-from agent.cli.output.live_table import TableLogHandler, live_table
 from agent.cli.output.log import ReportLogThread, install_log_handler, is_journal, log_formatter
 from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
@@ -41,10 +40,14 @@ def main(args: Namespace) -> int:
     config = load().config
     gc.disable()  # a collection finds nothing among the modules
     from agent.app import daemon
+    from agent.native.process import use_one_heap_arena
 
     gc.enable()
+    use_one_heap_arena()  # before the first thread, that of the log
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
+        from agent.cli.output.live_table import TableLogHandler, live_table
+
         table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))
         install_log_handler(TableLogHandler(table))
         try:

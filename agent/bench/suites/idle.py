@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
+from agent.bench.idle_counts import START_IMPORTS
 from agent.bench.peers import load_peers, measure_cost, measure_peers
 from agent.bench.processes import (
     HEALTH_METHOD,
@@ -258,7 +259,6 @@ PROGRAMS: Final = {
     "psutil": ("import psutil", "import psutil"),
     "grpc": ("import grpc: grpcio, which the agent does not use", "import grpc"),
 }
-IMPORTS: Final = "import agent.cli.main, agent.cli.run, agent.app.daemon"
 IMPORTS_SHOWN: Final = 8
 _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
 
@@ -334,7 +334,7 @@ def _wait_for_ready(notify: socket.socket) -> int:
 
 def _measure_imports() -> ResultTable:
     """Measure the import time of each module in one start, with -X importtime."""
-    command = [sys.executable, "-X", "importtime", "-c", IMPORTS]
+    command = [sys.executable, "-X", "importtime", "-c", START_IMPORTS["run"]]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     own_us = {name: int(us) for us, name in _IMPORT.findall(completed.stderr)}
     slowest = sorted(own_us, key=lambda name: -own_us[name])[:IMPORTS_SHOWN]

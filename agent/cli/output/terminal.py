@@ -19,6 +19,8 @@ SGR: Final = {
     "cyan": "36",
 }
 COLOURS: Final = ("auto", "always", "never")
+HELP_COLUMNS: Final = 80
+"""Width of help texts without a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,18 @@ def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> TextSty
         colour=uses_colour(choice, environ, is_terminal=is_terminal),
         unicode="utf" in (stream.encoding or "").lower(),
     )
+
+
+def terminal_width() -> int:
+    """Return the number of columns for help texts: ``COLUMNS``, else those of the terminal, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        size = os.get_terminal_size(sys.__stdout__.fileno()) if sys.__stdout__ else None
+    except (ValueError, OSError):  # a closed standard output, or no terminal
+        size = None
+    return size.columns if size and size.columns else HELP_COLUMNS
 
 
 def program_command() -> str:

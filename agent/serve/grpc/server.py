@@ -5,6 +5,7 @@ import logging
 import re
 import resource
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -53,6 +54,8 @@ REQUEST_COUNT_LIMIT: Final = 1024
 """Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
 log = logging.getLogger(__name__)
+
+_KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 # With HTTP/2's smallest windows the server buffers at most 64 KiB per connection. Keepalive is off, because
 # on a unix socket the kernel reports the end of the peer at once.
@@ -407,7 +410,9 @@ class HardenedServer(server.Server):
         if self._server is not None:
             self._server.close()
             self._server = None
-        await self.start(sock=sock)
+        # Not start(): asyncio then loads its TLS code, to check that the socket is none of TLS.
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._protocol_factory, sock=sock, **_KEEP_FILE)
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.
