@@ -66,10 +66,10 @@ def read_pci_functions(
     """
     bus = sysfs_root / "bus/pci/devices"
     try:
-        # libudev may list nothing in a container, so an empty answer is checked against sysfs
-        names = (_list_by_udev(declared) if udev and sysfs_root == UDEV_SYSFS_ROOT else {}) or _list_by_sysfs(
-            bus, declared
-        )
+        names = _list_by_sysfs(bus, declared)
+        if names and udev and sysfs_root == UDEV_SYSFS_ROOT:
+            # libudev may list nothing in a container
+            names = _list_by_udev(declared) or names
         samples = [_read_pci_function(bus / address, model) for address, model in names.items()]
     except OSError as error:
         return missing_from_error(error)
