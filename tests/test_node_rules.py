@@ -53,6 +53,7 @@ class Node:
         self.machine = True
         self.log = KernelLogState()
         self.past = MachineRuleState()
+        self.evaluated_ns = 0
         self.view()
 
     def write(self, text: str, times: int = 1) -> None:
@@ -98,7 +99,10 @@ class Node:
     def view(self) -> MachineRuleInput:
         snapshot = self.snapshot()
         self.log = next_log_state(self.log, snapshot.log, self.now)
-        self.past = next_machine_state(self.past, self.log, snapshot, self.settings, self.now)
+        self.past = next_machine_state(
+            self.past, self.log, snapshot, self.settings, self.now, self.evaluated_ns
+        )
+        self.evaluated_ns = self.now.mono_ns
         return machine_rule_input(self.past, self.log, snapshot, self.settings, self.now)
 
     def answer(self, code: str) -> RuleResult:

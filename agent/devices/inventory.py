@@ -26,6 +26,8 @@ from agent.model.snapshot import HugepagePoolSample, Snapshot
 
 _POOL_NAME: Final = re.compile(r"hugepages-(\d+)(ki|mi|gi|ti)-node(\d+)", re.IGNORECASE)
 _UNITS: Final = ("ki", "mi", "gi", "ti")
+_DEVICES_CACHED: Final = 1024
+"""Number of devices of a kind that are not created again in each evaluation."""
 
 
 class DeviceKind(StrEnum):
@@ -108,24 +110,29 @@ def format_page_size(size_kib: int) -> str:
     return f"{size}{_UNITS[unit]}"
 
 
+@lru_cache(_DEVICES_CACHED)
 def cpu_device(numa_node: int) -> InventoryDevice:
     return InventoryDevice(f"cpu-node{numa_node}", DeviceKind.CPU, numa_node)
 
 
+@lru_cache(_DEVICES_CACHED)
 def memory_device(numa_node: int) -> InventoryDevice:
     return InventoryDevice(f"memory-node{numa_node}", DeviceKind.MEMORY, numa_node)
 
 
+@lru_cache(_DEVICES_CACHED)
 def hugepage_device(size_kib: int, numa_node: int) -> InventoryDevice:
     return InventoryDevice(
         f"hugepages-{format_page_size(size_kib)}-node{numa_node}", DeviceKind.HUGEPAGES, numa_node, size_kib
     )
 
 
+@lru_cache(_DEVICES_CACHED)
 def gpu_device(gpu_number: int) -> InventoryDevice:
     return InventoryDevice(f"gpu-{gpu_number}", DeviceKind.GPU, 0, gpu_number=gpu_number)
 
 
+@lru_cache(_DEVICES_CACHED)
 def mig_device(gpu_number: int, gi: int, ci: int) -> InventoryDevice:
     return InventoryDevice(
         f"gpu-{gpu_number}-mig-{gi}-{ci}", DeviceKind.MIG, 0, gpu_number=gpu_number, gi=gi, ci=ci
@@ -174,6 +181,12 @@ def _parse_pool(name: str) -> InventoryDevice | None:
     if match is None or not int(match[1]):
         return None
     return hugepage_device(int(match[1]) * 1024 ** _UNITS.index(match[2].lower()), int(match[3]))
+
+
+@lru_cache(maxsize=2)
+def in_report_order(devices: tuple[InventoryDevice, ...]) -> Mapping[str, InventoryDevice]:
+    """Return the devices in the order of the report, by subject."""
+    return {device.subject: device for device in sorted(devices, key=InventoryDevice.sort_key)}
 
 
 def pools_by_device(snapshot: Snapshot) -> Mapping[InventoryDevice, HugepagePoolSample]:

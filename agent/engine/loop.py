@@ -1,9 +1,9 @@
 """Engine loop: decides when to evaluate health and when to publish a report.
 
 The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
-heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat interval.
-The loop publishes a report when devices or notes (causes that concern no device) changed, and at each
-heartbeat. agent.engine.step computes the report.
+heartbeat. An evaluation of a change skips GPUs and parts of the host that have not changed, except once per
+heartbeat interval. The loop publishes a report when devices or notes (causes that concern no device) changed,
+and at each heartbeat. agent.engine.step computes the report.
 
 After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last readings of all sources are
 old although no source hangs. So the loop reads the sources again before it reports a newly stalled source,
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Protocol
 
 import trio
@@ -33,7 +33,7 @@ from agent.model.cleared_faults import ClearRequest, ClearResult, Operator
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import DriverFault
-from agent.model.reading import SourceState
+from agent.model.reading import SourceState, sources_in_state
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -54,6 +54,7 @@ LATE_NS: Final = NS // 2
 Stall = tuple[str, Severity]
 """Name of a stalled source or of a GPU that does not answer, and the severity in the report."""
 
+_causes: Final = attrgetter("causes")
 _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
     *(index for index, name in enumerate(DeviceHealth._fields) if name not in _TIMES)
@@ -140,7 +141,7 @@ class PublicationSchedule:
         return publish_ns if due_ns is None else min(publish_ns, due_ns)
 
     def is_full(self, now_ns: int, *, is_woken: bool) -> bool:
-        """Return whether an evaluation includes all GPUs; `is_woken`: a source woke the loop for it."""
+        """Return whether an evaluation includes everything; `is_woken`: a source woke the loop for it."""
         return not is_woken or now_ns >= self._full_ns
 
     def rereads(self, late_ns: int) -> int:
@@ -161,11 +162,11 @@ class PublicationSchedule:
         self._has_skipped = False
 
     def request_full(self, now_ns: int) -> None:
-        """Make the next evaluation include all GPUs, and publish its report even without a change."""
+        """Make the next evaluation include everything, and publish its report even without a change."""
         self.heartbeat_ns, self._full_ns = now_ns, now_ns
 
     def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
-        """Store which sources were stalled in an evaluation, and schedule the next evaluation of all GPUs."""
+        """Store which sources were stalled in an evaluation, and schedule the next full evaluation."""
         self._stalls, self._has_skipped = stalls_of(report), not is_full
         if is_full:
             self._full_ns = now_ns + self.heartbeat_period_ns
@@ -357,15 +358,14 @@ def stalls_of(report: Report) -> frozenset[Stall]:
 
     A pause of the agent has the same effect, because all readings are old after it.
     """
-    stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
+    stalled = sources_in_state(report.sources, SourceState.STALLED)
     hung = [
         (device.device, cause.severity)
-        for device in report.devices
-        if device.causes
+        for device in filter(_causes, report.devices)
         for cause in device.causes
         if cause.code == NOT_ANSWERING
     ]
-    return frozenset([*((name, Severity.UNKNOWN) for name in stalled), *hung])
+    return frozenset([*((source.name, Severity.UNKNOWN) for source in stalled), *hung])
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
@@ -390,7 +390,7 @@ def visible_state(report: Report) -> tuple[object, ...]:
         report.notes,
         report.cleared,
         report.not_applicable,
-        [source.name for source in report.sources if source.state is SourceState.STALLED],
+        [source.name for source in sources_in_state(report.sources, SourceState.STALLED)],
     )
 
 

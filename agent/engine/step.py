@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
-from agent.devices.inventory import InventoryDevice
+from agent.devices.inventory import in_report_order
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
 from agent.health.declared.driver_reports import (
     DriverFaultState,
@@ -48,6 +48,13 @@ from agent.health.gpu.state import (
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
 from agent.health.host.pod import PodsSampleState, evaluate_pods, next_pods_sample_state
+from agent.health.host.unchanged_parts import (
+    HostResults,
+    due_times,
+    host_inputs,
+    next_host_results,
+    unchanged_parts,
+)
 from agent.health.host.verdicts import (
     CustomCheckEvaluation,
     HostRuleState,
@@ -72,7 +79,7 @@ from agent.health.state_updates import (
 from agent.health.verdict import SourceStall, VerdictContext, find_stalls, stall_limit_ns, with_stall
 from agent.model.health import DeviceHealth
 from agent.model.persistent_faults import PersistentState
-from agent.model.reading import SourceSample, SourceState
+from agent.model.reading import SourceSample, SourceState, source_name, sources_in_state
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -96,6 +103,9 @@ class EngineState:
     """Cached verdicts on declared devices; they save work and do not change results."""
     gpu_cache: GpuVerdictCache = field(default_factory=GpuVerdictCache)
     """Cached results of GPUs, which are used between full evaluations."""
+    host_results: HostResults = field(default_factory=HostResults)
+    """Results of the parts of the host, which are reused between full evaluations while their input is equal.
+    """
     ok_cache: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
     """Cached rule results of devices and cgroups without findings; they save work, results stay the same."""
     driver_faults: DriverFaultState = field(default_factory=dict)
@@ -184,6 +194,7 @@ def with_settings(state: EngineState, settings: EngineSettings, now: Instant) ->
         conditions=conditions_with_settings(state.conditions, gpus, before, settings, now),
         verdict_cache=VerdictCache(),
         gpu_cache=GpuVerdictCache(),
+        host_results=HostResults(),
         ok_cache={},
         start_basis=(),
         due_ns=now.mono_ns,
@@ -199,8 +210,8 @@ def step(
         state: State from the last step, or from :func:`initial_state`.
         snapshot: Newest complete snapshot of all sources.
         now: Time of this evaluation, not earlier than the snapshot.
-        is_full: True: all GPUs are evaluated. False: only those with faults, and those that woke the engine
-            loop since the last evaluation.
+        is_full: True: everything is evaluated. False: only GPUs with faults, those that woke the engine loop
+            since the last evaluation, and parts of the host with faults or changed readings.
 
     Returns:
         The next state and the report. A report with ``starting`` set is incomplete and must not be published:
@@ -209,7 +220,11 @@ def step(
     # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
     started = state.started or now
-    host = next_host_state(state.host, snapshot, settings, now)
+    inputs = host_inputs(snapshot, settings)
+    parts = frozenset[str]()
+    if not (is_full or snapshot.clear_requests):
+        parts = unchanged_parts(state.host_results, inputs, state.conditions, now)
+    host = next_host_state(state.host, snapshot, settings, now, parts)
     declared = update_declared(state.declared, snapshot.declared, now)
     checks = declared_check_samples(snapshot.checks, declared.checked, declared.since, declared.redeclared)
     if checks is not snapshot.checks:
@@ -229,11 +244,11 @@ def step(
         *custom_check_sources(settings.checks, snapshot.custom_checks, now),
     )
     stalled = find_stalls(state.stalled, read, now)
-    sources = {source.name: source for source in read}
+    sources = dict(zip(map(source_name, read), read, strict=True))
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
     pods = next_pods_sample_state(state.pods, snapshot.pods, sources, now)
 
-    starting = [source for source in sources.values() if source.state is SourceState.STARTING]
+    starting = list(sources_in_state(sources.values(), SourceState.STARTING))
     is_late = now.mono_ns - started.mono_ns >= FIRST_PASS_WAIT_NS
     is_starting = any(source.vital or not is_late for source in starting)
 
@@ -252,13 +267,13 @@ def step(
     # 4. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
     # faults
     evaluation = Evaluation(settings, conditions, sources, now, ok_cache)
-    _schedule_stall_detection(evaluation, starting, started, is_late=is_late)
+    _schedule_stall_detection(evaluation, stalled, starting, started, is_late=is_late)
     lease_salt_s = _lease_salt(state, now)
     previous = VerdictContext(
         started, state.evaluated, state.devices, stalled, lease_salt_s + _run_lease_s(state.checkpoint)
     )
     if not is_snapshot_incomplete(snapshot):
-        evaluate_host(evaluation, host, snapshot)
+        evaluate_host(evaluation, host, snapshot, parts)
     own = dict(host_verdicts(evaluation, previous, host))
     found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)
     own.update(found_gpus)
@@ -270,9 +285,9 @@ def step(
     found, verdict_cache = declared_verdicts(
         evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache
     )
-    own_devices = sorted(own, key=InventoryDevice.sort_key)  # reported before declared devices
-    known = {**{device.subject: device for device in own_devices}, **declared.known}
-    devices = {device.subject: own[device] for device in own_devices} | found
+    own_devices = in_report_order(tuple(own))  # reported before declared devices
+    known = {**own_devices, **declared.known}
+    devices = dict(zip(own_devices, map(own.__getitem__, own_devices.values()), strict=True)) | found
     driver_faults = update_driver_faults(
         evaluation, clears.driver_faults, snapshot.driver_faults, declared.declaring, devices
     )
@@ -286,7 +301,7 @@ def step(
     devices.update(affected)
     custom.keep_faults_of_unread_devices(known)
     notes = (
-        *machine_causes(evaluation, host, snapshot),
+        *machine_causes(evaluation, host, snapshot, parts),
         *custom.notes(),
         *pod_notes,
         *invalid_file_notes(declared),
@@ -311,6 +326,9 @@ def step(
     )
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
+    ok_cache = evaluation.next_cached_ok
+    host_results = next_host_results(state.host_results, inputs, parts, host, ok_cache, settings, now)
+    evaluation.due_ns += due_times(host_results, parts)
     basis, checkpoint = _next_checkpoint(state, host, gpus.state, evaluation.conditions)
     state = EngineState(
         settings,
@@ -319,7 +337,8 @@ def step(
         declared=declared,
         verdict_cache=verdict_cache,
         gpu_cache=gpu_cache,
-        ok_cache=evaluation.next_cached_ok,
+        host_results=host_results,
+        ok_cache=ok_cache,
         driver_faults=driver_faults,
         pods=pods,
         conditions=evaluation.conditions,
@@ -366,16 +385,20 @@ def _run_lease_s(checkpoint: PersistentState) -> int:
 
 
 def _schedule_stall_detection(
-    evaluation: Evaluation, starting: Sequence[SourceSample], started: Instant, *, is_late: bool
+    evaluation: Evaluation,
+    stalled: Mapping[str, SourceStall],
+    starting: Sequence[SourceSample],
+    started: Instant,
+    *,
+    is_late: bool,
 ) -> None:
     """Schedule evaluations that detect stalled and resumed sources.
 
     The evaluations are necessary because such sources do not wake the engine.
     """
     now_ns = evaluation.now.mono_ns
-    for source in evaluation.sources.values():
-        if source.state is SourceState.STALLED:
-            evaluation.due_ns.append(now_ns + max(source.period_ns, STALL_RECHECK_NS))
+    for name in stalled:
+        evaluation.due_ns.append(now_ns + max(evaluation.sources[name].period_ns, STALL_RECHECK_NS))
     for source in starting:
         if source.vital:
             evaluation.due_ns.append(source.beat_ns + stall_limit_ns(source) + 1)

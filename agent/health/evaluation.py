@@ -4,9 +4,9 @@ Each rule result updates a condition: a fault that is raised, or that is pending
 passes yet). Raised conditions become causes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent.health.rules import (
     NO_CHANGE,
@@ -97,6 +97,9 @@ class Evaluation:
     """Rules that could not decide yet, with the reason, for the report."""
     due_ns: list[int] = field(default_factory=list)
     """Monotonic times at which an evaluation is needed even if no source wakes the engine [ns]."""
+    main_sources: dict[str, Any] = field(default_factory=dict)
+    """Values that the devices of one kind have in common, by kind; ``agent.health.host.verdicts`` owns them.
+    """
     rule_changes: RuleChanges = field(init=False)
     """Changes of rules that the operator has configured."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
@@ -184,9 +187,25 @@ class Evaluation:
                 frozenset(self.sources),
             )
 
+    def reuse_ok_results(self, subject: Subject) -> None:
+        """Apply the last results of a subject's rules again, which had no finding. The caller schedules the
+        next evaluation of the subject."""
+        cached = self.next_cached_ok[subject] = self.cached_ok[subject]
+        self.not_applicable += cached.not_applicable
+        self.not_evaluated += cached.not_evaluated
+
+    def has_conditions(self, subject: Subject) -> bool:
+        """Return whether a subject had a condition (raised or pending fault) before, or has a finding now."""
+        return subject in self._subjects
+
     def _update_conditions(
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample
     ) -> None:
+        if not self._subjects[subject].previous_codes and not isinstance(result, RuleInputUnreadable):
+            # the usual case of a new finding: no reading was unreadable before
+            assert isinstance(result, Finding), "apply_result() returned before"
+            self.update_condition(subject, rule, result, source, valid_when_stalled=rule.valid_when_stalled)
+            return
         unreadable = unreadable_row(rule)
         if isinstance(result, RuleInputUnreadable):
             finding = Finding(unreadable.code, Severity.UNKNOWN, f"{result.name}: {result.reading}")
@@ -301,9 +320,12 @@ class Evaluation:
         return [_cause(row, condition) for row, condition in held]
 
 
-def row_with_code(rules: Iterable[Rule], code: str) -> CatalogRow:
+def row_with_code(rules: Sequence[Rule], code: str) -> CatalogRow:
     """Return the catalog row of a finding code: a rule's own row, or the row of ``<code>.unreadable``."""
-    return next(row for rule in rules for row in (rule, unreadable_row(rule)) if row.code == code)
+    for rule in rules:
+        if rule.code == code:
+            return rule
+    return next(row for row in map(unreadable_row, rules) if row.code == code)
 
 
 def _cause(row: CatalogRow, condition: Condition) -> Cause:

@@ -115,3 +115,11 @@ def next_counter(before: WindowedCounter, reading: Reading, t_ns: int, window_s:
     seconds."""
     window = append_reading(before.window, reading, t_ns, window_s * NS)
     return WindowedCounter(window, counter_growth(reading, window, window_s))
+
+
+def repeated_counter(before: WindowedCounter, until_ns: int, window_s: int) -> WindowedCounter:
+    """Return the counter after readings of its last value until ``until_ns``, which were not stored."""
+    if not before.window:
+        return before  # it could not be read, and still cannot
+    window = repeat_last_value(before.window, until_ns, window_s * NS)
+    return WindowedCounter(window, window_growth(window, window_s))

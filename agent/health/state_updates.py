@@ -215,14 +215,14 @@ def host_with_settings(host: HostRuleState, before: EngineSettings, after: Engin
         devices=tuple(device for device in host.devices if device.name not in unexpected),
         cpus=_cpus(host.cpus, before, after),
         pools=_pools(host.pools, unexpected),
-        memory=replace(host.memory, errors=_edac(host.memory.errors, before.host, after.host)),
+        memory=host.memory._replace(errors=_edac(host.memory.errors, before.host, after.host)),
         nics=_nics(host.nics, before.host, after.host),
     )
 
 
 def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) -> CpuRuleState:
     if before.expect_cpus is not None and after.expect_cpus is None:
-        state = replace(state, expected={})
+        state = state._replace(expected={})
     window_s = (before.throttle_window_s, after.throttle_window_s)
     if window_s[0] == window_s[1]:
         return state
@@ -234,8 +234,7 @@ def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) ->
             _restarted_counter(counters.package, *window_s),
         )
 
-    return replace(
-        state,
+    return state._replace(
         node_throttle={node: restarted(counters) for node, counters in state.node_throttle.items()},
         declared_throttle={
             name: known._replace(throttled=restarted(known.throttled))
@@ -259,7 +258,7 @@ def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
         key: total._replace(window=_restarted(total.window, *window_s))
         for key, total in state.counters.items()
     }
-    return replace(state, sources=(), counters=counters)  # without sources: computed again
+    return state._replace(sources=(), counters=counters)  # without sources: computed again
 
 
 def _nics(state: NicRuleState, before: HostLimits, after: HostLimits) -> NicRuleState:

@@ -12,6 +12,7 @@ which periods the agent observed the devices.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice
@@ -74,11 +75,15 @@ def find_stalls(
         previous: Result of the last evaluation.
     """
     found: dict[str, SourceStall] = {}
+    now_ns = now.mono_ns
     for source in sources:
+        is_recent = now_ns - source.beat_ns <= (source.limit_ns or STALL_MIN_NS)
+        if is_recent and not previous:
+            continue  # the usual case, at little cost
         stall = previous.get(source.name)
         if source.state is SourceState.ABSENT:
             continue
-        if is_stalled(source, now):
+        if not is_recent and is_stalled(source, now):
             found[source.name] = SourceStall(stall.since if stall else now, source.passes)
         elif stall and source.passes < stall.passes + CLEAN_PASSES:
             found[source.name] = stall
@@ -99,6 +104,9 @@ def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: I
     since = stalled[source.name].since if source.name in stalled else now
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
 
+
+_beat_ns: Final = attrgetter("beat_ns")
+_period_ns: Final = attrgetter("period_ns")
 
 # --- verdicts ----------------------------------------------------------------------------------------------
 
@@ -251,14 +259,15 @@ def _since(
 def oldest_pass_time(sources: Iterable[SourceSample], now: Instant) -> Instant:
     """Return the time up to which all of a device's sources were read: the time of the oldest of their last
     passes."""
-    return instant_at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
+    return instant_at_mono(min(map(_beat_ns, sources), default=now.mono_ns), now)
 
 
 def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
     """Return the lease of a verdict: the time for which the kubelet trusts it [s]. The lease is the
     configured one, but at least three periods of the slowest source, so that the verdict does not expire
     between two passes (readings)."""
-    return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
+    slowest_ns = max(map(_period_ns, sources), default=0)
+    return max(evaluation.settings.lease_s, -(-3 * slowest_ns // NS))
 
 
 # --- comparison of reports ---------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ pass is one such reading.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 NATIVE_CORE_ERRORS: Final = {
@@ -112,6 +113,17 @@ class SourceSample(NamedTuple):
     agent would hang in the same driver, and GPU rules report the stall."""
     limit_ns: int = 0
     """Age of the last finished pass at which the source is STALLED [ns]; 0: the default, some periods."""
+
+
+source_name: Final = attrgetter("name")
+_source_state: Final = attrgetter("state")
+
+
+def sources_in_state(sources: Collection[SourceSample], state: SourceState) -> Iterator[SourceSample]:
+    """Return an iterator over the sources in ``state``; the usual case, that there are none, costs little."""
+    if state not in map(_source_state, sources):
+        return iter(())
+    return (source for source in sources if source.state is state)
 
 
 GPU_LIBRARY: Final = "nvml"

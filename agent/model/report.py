@@ -36,7 +36,7 @@ class Report:
     starting: bool = False
     """True: the report is incomplete, since a source is in its first pass. False: complete."""
     is_full: bool = True
-    """True: all GPUs were evaluated. False: only those that had changed or had faults."""
+    """True: everything was evaluated. False: only GPUs and parts of the host with changes or faults."""
 
 
 class SocketSubscriberCounts(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from agent.engine.step import EngineState, StepOutcome
 from agent.health.declared.state import VerdictCache
 from agent.health.gpu.state import GpuVerdictCache
+from agent.health.host.unchanged_parts import HostResults
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -24,7 +25,8 @@ SCHEMA: Final = 1
 """Version of the record's format. Added and removed fields of the recorded classes need no new version."""
 CLASSES: Final[tuple[ValueClass, ...]] = tuple(classes_of(Snapshot, EngineState))
 _SKIPS_GPUS: Final = 1 << 4
-"""Bit in a recorded step's use, set if the step did not evaluate GPUs that had not changed."""
+"""Bit in a recorded step's use, set if the step did not evaluate GPUs and parts of the host without a change.
+"""
 _WALL_ULPS_MAX: Final = 1 << 40
 """Largest difference between wall time and predicted wall time that is stored as an integer.
 
@@ -56,7 +58,7 @@ class RecordedStep(NamedTuple):
     verdicts: Verdicts
     """Verdicts of the newest published report: of this evaluation's, if it was published."""
     is_full: bool = True
-    """False: the evaluation left out GPUs that had not changed."""
+    """False: the evaluation left out GPUs and parts of the host that had not changed."""
 
 
 class RecordedInputs(NamedTuple):
@@ -98,7 +100,13 @@ def report_verdicts(report: Report) -> Verdicts:
 
 def recordable_state(state: EngineState) -> EngineState:
     """Return the engine's state without its caches, which save work and do not change results."""
-    return replace(state, verdict_cache=VerdictCache(), gpu_cache=GpuVerdictCache(), ok_cache={})
+    return replace(
+        state,
+        verdict_cache=VerdictCache(),
+        gpu_cache=GpuVerdictCache(),
+        host_results=HostResults(),
+        ok_cache={},
+    )
 
 
 class SegmentEncoder:

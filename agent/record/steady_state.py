@@ -334,8 +334,7 @@ def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> 
     def read(value: Any, source: str, was_ns: int | None = None) -> Any:
         return _read_before(value, was_ns, beats.get(source, now.mono_ns))
 
-    cpus = replace(
-        host.cpus,
+    cpus = host.cpus._replace(
         node_throttle=read(host.cpus.node_throttle, THROTTLE),
         declared_throttle=read(host.cpus.declared_throttle, THROTTLE),
     )
@@ -344,7 +343,7 @@ def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> 
         next((source.beat_ns for source in sources if source.name == EDAC), 0)
         for sources in (errors.sources, snapshot.machine.sources if snapshot.machine else ())
     )
-    errors = replace(errors, counters=_read_before(errors.counters, was_ns, beat_ns))
+    errors = errors._replace(counters=_read_before(errors.counters, was_ns, beat_ns))
     nics, pci = host.nics, host.pci
     if isinstance(snapshot.nics, tuple):
         nics = replace(nics, states=read(nics.states, NIC, nics.read_ns))
@@ -362,7 +361,7 @@ def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> 
             cpus=cpus,
             nics=nics,
             pci=pci,
-            memory=replace(host.memory, errors=errors),
+            memory=host.memory._replace(errors=errors),
         ),
         gpus=replace(state.gpus, rule_state=replace(gpus, per_gpu=per_gpu)),
         evaluated=now,

@@ -15,6 +15,7 @@ because its rules would return the same results.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter, ge
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import DeviceKind, InventoryDevice, declared_device
@@ -27,15 +28,14 @@ from agent.health.host.verdicts import (
     HostRuleState,
     PoolsByDevice,
     main_sources,
-    starting_sources,
 )
 from agent.health.kernel_log.facts import log_reader_state
 from agent.health.rules import CounterGrowth
-from agent.health.verdict import VerdictContext, lease_seconds, oldest_pass_time
+from agent.health.verdict import VerdictContext
 from agent.model.cpuset import CpuSet, cpu_numbers
 from agent.model.declared_devices import Declarations, DeclaredCpuDevice, DriverDevice
 from agent.model.health import Cause, DeviceHealth, NotApplicable
-from agent.model.reading import Missing
+from agent.model.reading import Missing, source_name
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import NS, Instant
@@ -307,6 +307,9 @@ class VerdictCache:
     devices: Mapping[Subject, CachedVerdict] = field(default_factory=dict)
 
 
+_passes: Final = attrgetter("passes")
+
+
 class _KindState(NamedTuple):
     """Values that all declared devices of one kind, such as CPUs, share in one evaluation."""
 
@@ -425,7 +428,8 @@ class CachingEvaluation:
         """Return the cache for the next evaluation, with those verdicts of this evaluation that can be
         reused."""
         inputs = {kind: state.inputs for kind, state in self._kinds.items()}
-        passes = {source.name: source.passes for source in self._evaluation.sources.values()}
+        sources = self._evaluation.sources
+        passes = dict(zip(sources, map(_passes, sources.values()), strict=True))
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
 
     def _throttled(self, subject: Subject) -> tuple[CounterGrowth, CounterGrowth] | None:
@@ -450,24 +454,25 @@ def _kind_states(
 ) -> Iterator[tuple[DeviceKind, _KindState]]:
     """Yield the values that all declared devices of a kind share, for each kind that has rules. A kind is
     left out while one of its sources is stalled or starting."""
-    is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
-        evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()
+    names, now = cache.passes.keys(), evaluation.sources
+    is_continued = names == now.keys() and all(
+        map(ge, map(_passes, map(now.__getitem__, names)), cache.passes.values())
     )
-    for kind, device in state.kinds.items():
+    for kind in state.kinds:
         rules = DECLARED_RULES.get(kind, ())
-        if not rules or starting_sources(evaluation, device):
+        if not rules or (main := main_sources(evaluation, kind)).starting:
             continue
-        sources = main_sources(evaluation, device)
-        reading = {rule.source for rule in rules} | {source.name for source in sources}
-        if reading & before.stalls.keys():
-            continue
+        if before.stalls:
+            reading = {rule.source for rule in rules} | set(map(source_name, main.sources))
+            if reading & before.stalls.keys():
+                continue
         inputs = shared_rule_input(kind, host_state, snapshot, pools, evaluation.settings, evaluation.now)
         yield (
             kind,
             _KindState(
                 inputs,
                 changed_cpus(cache.inputs.get(kind), inputs) if is_continued else ALL_DEVICES,
-                oldest_pass_time(sources, evaluation.now),
-                lease_seconds(evaluation, sources) + before.lease_salt_s,
+                main.verified,
+                main.lease_s + before.lease_salt_s,
             ),
         )

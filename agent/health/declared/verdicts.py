@@ -38,7 +38,7 @@ from agent.health.host.verdicts import (
     DECLARED_RULES,
     HostRuleState,
     declared_rule_input,
-    starting_sources,
+    main_sources,
     verdict_from_causes,
 )
 from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, RuleResult, cause_from_row
@@ -420,7 +420,7 @@ def _is_not_evaluated(
         or state.since[device.subject] == evaluation.now
         or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
     )
-    return is_new and bool(unchecked or starting_sources(evaluation, device))
+    return is_new and bool(unchecked or main_sources(evaluation, device.kind).starting)
 
 
 def _awaits_first_result(evaluation: Evaluation, samples: Iterable[DriverCheckSample]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
@@ -227,6 +228,9 @@ _NO_SOURCE: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital
 NO_GPUS: Final = NvmlSample((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-events"))
 
 
+_index: Final = attrgetter("index")
+
+
 class MigInstance(NamedTuple):
     """MIG instance of a GPU, and the time at which it was removed; ``removed_at`` is None while it exists."""
 
@@ -274,8 +278,9 @@ def next_gpu_rule_state(
     """
     gpus = snapshot.gpus or NO_GPUS
     if unchanged and len(unchanged) == len(previous.registry):
-        by_index = {sample.index: sample for sample in gpus.gpus}
-        samples = {number: by_index[sample.index] for number, sample in previous.samples.items()}
+        by_index = dict(zip(map(_index, gpus.gpus), gpus.gpus, strict=True))
+        found = map(by_index.__getitem__, map(_index, previous.samples.values()))
+        samples = dict(zip(previous.samples, found, strict=True))
         return GpuRuleState(previous.registry, previous.per_gpu, samples)
     bus = _gpus_on_bus(gpus, snapshot.host)
     known = _without_unbound(previous.registry, gpus, snapshot.host)
@@ -445,19 +450,21 @@ def gpu_sources(
     """Yield a source for each GPU's readings, with the name of the GPU's device (``gpu-0``). The sources are
     not vital: if a GPU does not answer, the agent still sends its pings to systemd's watchdog."""
     found_ns = gpus.nvml.beat_ns if gpus else 0
+    # a pass has many calls; a rule reports a call that exceeds its own deadline long before
+    pass_ns = PASS_DEADLINES * int(limits.deadline_s * NS)
     for number, sample in rule_state.samples.items():
-        state = SourceState.OK if sample.status == NvmlReturnCode.OK else SourceState.FAILING
+        status, passes, period_ns = sample.status, sample.passes, sample.period_ns
+        state = SourceState.FAILING if status else SourceState.OK
         yield SourceSample(
-            name=gpu_device(number).name,
-            state=state if sample.passes else SourceState.STARTING,
-            beat_ns=sample.beat_ns or found_ns,
-            period_ns=sample.period_ns,
-            failures=sample.failures,
-            detail=f"NVML returned {sample.status}" if sample.status else "",
-            passes=sample.passes,
+            gpu_device(number).name,
+            state if passes else SourceState.STARTING,
+            sample.beat_ns or found_ns,
+            period_ns,
+            sample.failures,
+            f"NVML returned {status}" if status else "",
+            passes,
             vital=False,
-            # a pass has many calls; a rule reports a call that exceeds its own deadline long before
-            limit_ns=PASS_DEADLINES * int(limits.deadline_s * NS) + 3 * sample.period_ns,
+            limit_ns=pass_ns + 3 * period_ns,
         )
 
 

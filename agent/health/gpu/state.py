@@ -10,6 +10,7 @@ below its limit, count at the next full evaluation, which is at most one heartbe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice
@@ -96,7 +97,8 @@ def evaluate_gpus(
     )
     if is_unchanged:
         cleared = recent_clears(previous.cleared, now)
-        state = replace(previous, rule_state=rule_state, evaluated_ns=now.mono_ns, cleared=cleared)
+        log, signs, stored = previous.fault_log, previous.recovery_signs, previous.checkpoint
+        state = GpuState(rule_state, log, signs, stored, now.mono_ns, cleared)
         return GpuEvaluationResult(state, {}, {}, frozenset(), None, unchanged)
     replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
     log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
@@ -139,11 +141,18 @@ def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[Cleare
 # --- cache of verdicts -------------------------------------------------------------------------------------
 
 
+_visible_readings: Final = attrgetter("uuid", "changes", "event_mask", "events", "xids")
+"""Function that returns a GPU's UUID and the native core's counts of its changes, events and XIDs.
+
+If these values are equal, no reading that a rule evaluates has changed.
+"""
+
+
 class CachedGpu(NamedTuple):
     """Cached results of the last evaluation of one GPU without faults, and of its MIG instances."""
 
     readings: tuple[object, ...]
-    """Values that show each change that rules evaluate; see :func:`_visible_readings`."""
+    """Values that show each change that rules evaluate; see ``_visible_readings``."""
     devices: tuple[tuple[InventoryDevice, tuple[tuple[str, str], ...]], ...]
     """The GPU and its MIG instances, each with its attributes."""
     not_applicable: tuple[NotApplicable, ...]
@@ -190,7 +199,7 @@ def unchanged_gpus(
     """
     if snapshot.gpus is None or not cache.gpus or cache.inputs != shared_inputs(snapshot, settings):
         return frozenset()
-    subjects = {subject for subject, _ in conditions}
+    subjects, now_ns, limits = {subject for subject, _ in conditions}, now.mono_ns, settings.gpu
     numbers = {sample.index: number for number, sample in previous.samples.items()}
     found = set()
     for sample in snapshot.gpus.gpus:
@@ -199,9 +208,9 @@ def unchanged_gpus(
         if (
             entry is not None
             and entry.readings == _visible_readings(sample)
-            and is_answering(sample, settings.gpu, now.mono_ns)
-            and not any(device.name in subjects for device, _ in entry.devices)
-            and now.mono_ns < min(entry.due_ns, default=now.mono_ns + 1)
+            and is_answering(sample, limits, now_ns)
+            and not (subjects and any(device.name in subjects for device, _ in entry.devices))
+            and not (entry.due_ns and now_ns >= min(entry.due_ns))
         ):
             found.add(number)
     return frozenset(found)
@@ -232,9 +241,3 @@ def cached_gpu(
         tuple(evaluation.not_evaluated[not_evaluated:]),
         tuple(evaluation.due_ns[due:]),
     )
-
-
-def _visible_readings(sample: GpuSample) -> tuple[object, ...]:
-    """Return a GPU's UUID and the native core's counts of its changes, events and XIDs. If these values are
-    equal, no reading that a rule evaluates has changed."""
-    return (sample.uuid, sample.changes, sample.event_mask, sample.events, sample.xids)

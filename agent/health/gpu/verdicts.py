@@ -25,7 +25,7 @@ from agent.model.persistent_faults import KnownGpu
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.time import NS, Instant
+from agent.model.time import NS, Instant, instant_at_mono
 
 NVML: Final = "nvml"
 FIRST_PASS_WAIT_NS: Final = 2 * NS
@@ -236,7 +236,7 @@ def _cached_verdicts(
     evaluation.not_applicable += entry.not_applicable
     evaluation.not_evaluated += entry.not_evaluated
     evaluation.due_ns += entry.due_ns
-    verified, lease_s = oldest_pass_time([source], evaluation.now), lease_seconds(evaluation, [source])
+    verified, lease_s = instant_at_mono(source.beat_ns, evaluation.now), lease_seconds(evaluation, [source])
     for device, attributes in entry.devices:
         yield (
             device,

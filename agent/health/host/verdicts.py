@@ -9,11 +9,11 @@ pattern, or the Kubernetes node. Until its first run has ended, a check is liste
 no verdict.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.devices.inventory import (
     DeviceKind,
@@ -40,6 +40,7 @@ from agent.health.host.cpu.state import (
     declared_cpu_rule_input,
     next_cpu_state,
     numa_cpu_rule_input,
+    unchanged_cpu_state,
     with_gained_cpus,
 )
 from agent.health.host.hugepages import (
@@ -63,6 +64,7 @@ from agent.health.host.memory.rules import (
     declared_memory_rule_input,
     memory_rule_input,
     next_memory_state,
+    unchanged_memory_state,
 )
 from agent.health.host.nic.rules import NIC_RULES
 from agent.health.host.nic.state import (
@@ -96,7 +98,7 @@ from agent.model.declared_devices import (
 )
 from agent.model.gpu import SamplerField, WakeCondition
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Severity
-from agent.model.reading import SourceSample, SourceState
+from agent.model.reading import SourceSample, SourceState, source_name, sources_in_state
 from agent.model.settings import CustomCheck, CustomCheckResult, EngineSettings, RuleOverride
 from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import NS, Instant
@@ -185,14 +187,22 @@ class HostRuleState:
 
 def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
     """Return True if the snapshot is incomplete: a vital source has not finished its first pass (reading)."""
-    return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
+    return any(source.vital for source in sources_in_state(snapshot.sources, SourceState.STARTING))
 
 
 def next_host_state(
-    previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+    previous: HostRuleState,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+    unchanged: Set[str] = frozenset(),
 ) -> HostRuleState:
     """Return the state of the host's rules after a snapshot (the newest readings). Until all vital sources
-    have finished a pass (reading), it is the state at start, with the expected devices only."""
+    have finished a pass (reading), it is the state at start, with the expected devices only.
+
+    Args:
+        unchanged: Parts of the host with the same input as in the last evaluation.
+    """
     if is_snapshot_incomplete(snapshot):
         devices = expected_devices(settings.expect_cpus, settings.expect_pools)
         return replace(HostRuleState() if previous.started else previous, devices=devices)
@@ -206,16 +216,27 @@ def next_host_state(
         )
     log = next_log_state(previous.kernel_log, snapshot.log, now)
     nics = next_nic_state(previous.nics, snapshot, settings.host, now)
+    evaluated_ns = previous.cpus.evaluated_ns
     return HostRuleState(
-        devices=update_inventory(snapshot, known, settings.expect_pools),
+        devices=known
+        if unchanged >= HOST_RULES.keys()
+        else update_inventory(snapshot, known, settings.expect_pools),
         kernel_log=log,
-        cpus=next_cpu_state(previous.cpus, log, snapshot, settings, now),
-        memory=next_memory_state(previous.memory, log, snapshot, settings, now),
-        pools=next_pool_state(previous.pools, log, snapshot, settings, now),
+        cpus=unchanged_cpu_state(previous.cpus, snapshot, now)
+        if DeviceKind.CPU in unchanged
+        else next_cpu_state(previous.cpus, log, snapshot, settings, now),
+        memory=unchanged_memory_state(previous.memory, snapshot)
+        if DeviceKind.MEMORY in unchanged
+        else next_memory_state(previous.memory, log, snapshot, settings, now),
+        pools=previous.pools
+        if DeviceKind.HUGEPAGES in unchanged
+        else next_pool_state(previous.pools, log, snapshot, settings, now),
         nics=nics,
         pci=next_pci_rule_state(previous.pci, snapshot, now, nics.addresses),
         groups=next_cgroup_state(previous.groups, snapshot, settings, now, started=previous.started),
-        machine=next_machine_state(previous.machine, log, snapshot, settings, now),
+        machine=previous.machine
+        if MACHINE_SUBJECT in unchanged
+        else next_machine_state(previous.machine, log, snapshot, settings, now, evaluated_ns),
         started=True,
     )
 
@@ -285,10 +306,19 @@ MACHINE_SUBJECT: Final = "node"
 STARTING_DETAIL: Final = "first pass not finished"
 
 
-def evaluate_host(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> None:
-    """Evaluate the rules of every device that the agent itself publishes."""
+def evaluate_host(
+    evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot, unchanged: Set[str]
+) -> None:
+    """Evaluate the rules of every device that the agent itself publishes.
+
+    Args:
+        unchanged: Parts of the host whose results are those of the last evaluation.
+    """
     pools = pools_by_device(snapshot)
     for device in host.devices:
+        if device.kind in unchanged:
+            evaluation.reuse_ok_results(device.subject)
+            continue
         view = device_rule_input(host, snapshot, pools, evaluation.settings, device, evaluation.now)
         evaluation.run_cached_rules(device.subject, HOST_RULES[device.kind], view)
 
@@ -299,6 +329,10 @@ def host_verdicts(
     """Yield each device that the agent publishes, with its verdict. A device is Unknown until its sources
     have finished a pass (reading)."""
     for device in host.devices:
+        main = main_sources(evaluation, device.kind)
+        if found := unchanged_ok_verdict(evaluation, previous, device, main):
+            yield device, found
+            continue
         more = [
             Cause(
                 STALLED,
@@ -308,7 +342,7 @@ def host_verdicts(
                 STALLED_ADVICE,
                 previous.started,
             )
-            for name in starting_sources(evaluation, device)
+            for name in main.starting
         ]
         yield device, verdict_from_causes(evaluation, previous, device, HOST_RULES[device.kind], more)
 
@@ -332,41 +366,76 @@ def verdict_from_causes(
     """
     causes = [*evaluation.causes(device.subject, partial(row_with_code, rules)), *more]
     causes.sort(key=lambda cause: -cause.severity)
-    sources = [*main_sources(evaluation, device), *more_sources]
-    stalled = [source for source in sources if source.name in previous.stalls]
+    main = main_sources(evaluation, device.kind)
+    sources, verified, lease_s = (*main.sources, *more_sources), main.verified, main.lease_s
+    if len(sources) > len(main.sources):
+        verified, lease_s = oldest_pass_time(sources, evaluation.now), lease_seconds(evaluation, sources)
+    stalled = [source for source in sources if source.name in previous.stalls] if previous.stalls else []
     causes[:0] = [stall_cause(source, previous.stalls, evaluation.now) for source in stalled]
     severity = Severity.UNKNOWN if stalled else causes[0].severity if causes else Severity.OK
-    return make_verdict(
-        evaluation,
-        previous,
-        device,
-        severity,
-        causes,
-        oldest_pass_time(sources, evaluation.now),
-        lease_seconds(evaluation, sources),
-    )
+    return make_verdict(evaluation, previous, device, severity, causes, verified, lease_s)
 
 
-def main_sources(evaluation: Evaluation, device: InventoryDevice) -> list[SourceSample]:
-    """Return the main sources of a device: those whose readings its verdict is based on. Absent sources are
-    left out, unless all main sources are absent."""
-    found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
-    return [source for source in found if source.state is not SourceState.ABSENT] or found
+def unchanged_ok_verdict(
+    evaluation: Evaluation, previous: VerdictContext, device: InventoryDevice, main: "MainSources"
+) -> DeviceHealth | None:
+    """Return the last verdict on a device without faults, with a new lease; None: it must be made again."""
+    last = previous.devices.get(device.subject)
+    if (
+        last is None
+        or last.causes
+        or last.severity is not Severity.OK
+        or main.starting
+        or previous.stalls
+        or evaluation.has_conditions(device.subject)
+    ):
+        return None
+    return last.with_verification(main.verified, main.lease_s + previous.lease_salt_s)
 
 
-def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequence[str]:
-    """Return the names of a device's main sources that have not finished their first pass (reading). If the
-    snapshot has none of the device's main sources, return the names of all of them."""
-    sources = main_sources(evaluation, device)
-    if not sources:
-        return MAIN_SOURCES[device.kind]
-    return [source.name for source in sources if source.state is SourceState.STARTING]
+class MainSources(NamedTuple):
+    """Main sources of the devices of one kind: those whose readings their verdicts are based on."""
+
+    sources: tuple[SourceSample, ...]
+    """Without absent sources, unless all main sources are absent."""
+    starting: tuple[str, ...]
+    """Names of the sources that have not finished their first pass (reading). If the snapshot has none of the
+    main sources, the names of all of them."""
+    verified: Instant
+    """Time of the oldest of the last passes of the sources."""
+    lease_s: int
+    """Lease of verdicts on the devices [s], see ``lease_seconds()``."""
+
+
+def main_sources(evaluation: Evaluation, kind: DeviceKind) -> MainSources:
+    """Return the main sources of the devices of one kind; they are found once per evaluation."""
+    known: MainSources | None = evaluation.main_sources.get(kind)
+    if known is None:
+        names = MAIN_SOURCES[kind]
+        sources = found = tuple(filter(None, map(evaluation.sources.get, names)))
+        if absent := tuple(sources_in_state(found, SourceState.ABSENT)):
+            sources = tuple(source for source in found if source not in absent) or found
+        starting = tuple(map(source_name, sources_in_state(sources, SourceState.STARTING)))
+        known = evaluation.main_sources[kind] = MainSources(
+            sources,
+            starting if sources else names,
+            oldest_pass_time(sources, evaluation.now),
+            lease_seconds(evaluation, sources),
+        )
+    return known
 
 
 def machine_causes(
-    evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot
+    evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot, unchanged: Set[str]
 ) -> Iterator[NonDeviceCause]:
-    """Evaluate the rules for the whole machine, and yield a cause for each confirmed fault."""
+    """Evaluate the rules for the whole machine, and yield a cause for each confirmed fault.
+
+    Args:
+        unchanged: Parts of the host whose results are those of the last evaluation.
+    """
+    if MACHINE_SUBJECT in unchanged:
+        evaluation.reuse_ok_results(MACHINE_SUBJECT)
+        return
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
     evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
     for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):

@@ -4,7 +4,7 @@ An input is for the CPUs of one NUMA node, or for the CPUs that a driver declare
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from agent.health.host.cpu.facts import (
     recently_locked_cpus,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState, log_reader_state
-from agent.health.rate_window import WindowedCounter, next_counter
+from agent.health.rate_window import WindowedCounter, next_counter, repeated_counter
 from agent.health.rules import CounterGrowth
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus, parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DriverDevice
@@ -48,10 +48,21 @@ class DeclaredDeviceThrottleCounters(NamedTuple):
 
 
 def next_throttle_counters(
-    before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
+    before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int, unread_ns: int
 ) -> CpuThrottleCounters:
     """Return the thermal-throttle counters of CPUs after a reading; the same object if the reading is not
-    new."""
+    new.
+
+    Args:
+        unread_ns: Time of the last earlier reading that is not in `before`, with the same values [ns]; 0:
+            there was none.
+    """
+    if 0 <= before.read_ns < unread_ns:
+        before = CpuThrottleCounters(
+            unread_ns,
+            repeated_counter(before.core, unread_ns, window_s),
+            repeated_counter(before.package, unread_ns, window_s),
+        )
     if before.read_ns == read_ns:
         return before
     return CpuThrottleCounters(
@@ -62,12 +73,13 @@ def next_throttle_counters(
 
 
 def next_declared_throttle(
-    before: Mapping[str, DeclaredDeviceThrottleCounters], snapshot: Snapshot, read_ns: int, window_s: int
+    previous: "CpuRuleState", snapshot: Snapshot, read_ns: int, window_s: int
 ) -> Iterator[tuple[str, DeclaredDeviceThrottleCounters]]:
     """Yield the name and the thermal-throttle counters of each declared CPU device. The counters restart if
     the driver declares other CPUs for the device."""
     if not snapshot.throttle:
         return
+    before, unread_ns = previous.declared_throttle, previous.unread_ns
     of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
     for file in snapshot.declared:
         for device in file.devices:
@@ -80,7 +92,7 @@ def next_declared_throttle(
             if known.throttled.read_ns != read_ns:
                 core, package = _throttle_counts(cpus, of_cpu)
                 known = DeclaredDeviceThrottleCounters(
-                    cpus, next_throttle_counters(known.throttled, core, package, read_ns, window_s)
+                    cpus, next_throttle_counters(known.throttled, core, package, read_ns, window_s, unread_ns)
                 )
             yield device.subject, known
 
@@ -168,29 +180,31 @@ class CpuRuleInput(NamedTuple):
         return min(began, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRuleState:
+class CpuRuleState(NamedTuple):
     """Values that the CPU rules carry from one evaluation to the next."""
 
-    numa_cpus: Mapping[int, CpuSet] = field(default_factory=dict)
+    numa_cpus: Mapping[int, CpuSet] = {}
     """CPUs of each NUMA node since boot, those that went offline included."""
-    expected: Mapping[int, CpuSet] = field(default_factory=dict)
+    expected: Mapping[int, CpuSet] = {}
     """CPUs that should be online, by NUMA node."""
     isolated_start: CpuSet | Missing = NEVER_READ
     """CPUs that were isolated at the agent's start."""
     smt_start: Reading = NEVER_READ
     """State of simultaneous multithreading at the agent's start: 1: on; 0: off."""
-    node_throttle: Mapping[int, CpuThrottleCounters] = field(default_factory=dict)
-    declared_throttle: Mapping[str, DeclaredDeviceThrottleCounters] = field(default_factory=dict)
+    node_throttle: Mapping[int, CpuThrottleCounters] = {}
+    declared_throttle: Mapping[str, DeclaredDeviceThrottleCounters] = {}
     """Throttle counters of declared CPUs, by device name."""
-    cpu_facts: CpuFacts = field(default_factory=CpuFacts)
-    log_facts: CpuLogFacts = field(default_factory=CpuLogFacts)
+    cpu_facts: CpuFacts = CpuFacts()
+    log_facts: CpuLogFacts = CpuLogFacts()
     hard_lockups: CpuSet = 0
     soft_lockups: CpuSet = 0
     corrected: CpuSet = 0
     """CPUs with too many corrected machine checks within the window."""
     evaluated_ns: int = 0
     """CLOCK_MONOTONIC of the evaluation that produced this state [ns]."""
+    unread_ns: int = 0
+    """CLOCK_MONOTONIC of the last reading of throttle counters that had not changed and is not in the state's
+    counters [ns]; 0: none is missing."""
 
 
 def next_cpu_state(
@@ -206,7 +220,7 @@ def next_cpu_state(
     log_facts = next_cpu_log_facts(
         previous.log_facts, log, limits.correctable_window_s, previous.evaluated_ns, now
     )
-    read_ns = next((src.beat_ns for src in snapshot.sources if src.name == "throttle"), now.mono_ns)
+    read_ns = _throttle_read_ns(snapshot, now)
     numa_cpus = _next_numa_cpus(previous.numa_cpus, snapshot)
     return CpuRuleState(
         numa_cpus=numa_cpus,
@@ -224,12 +238,11 @@ def next_cpu_state(
                 node.throttle_package,
                 read_ns,
                 window_s,
+                previous.unread_ns,
             )
             for node in snapshot.nodes
         },
-        declared_throttle=dict(
-            next_declared_throttle(previous.declared_throttle, snapshot, read_ns, window_s)
-        ),
+        declared_throttle=dict(next_declared_throttle(previous, snapshot, read_ns, window_s)),
         cpu_facts=next_cpu_facts(previous.cpu_facts, machine.cores) if machine else previous.cpu_facts,
         log_facts=log_facts,
         hard_lockups=recently_locked_cpus(log_facts, KernelLogCode.HARD_LOCKUP, now),
@@ -239,6 +252,15 @@ def next_cpu_state(
         ),
         evaluated_ns=now.mono_ns,
     )
+
+
+def unchanged_cpu_state(previous: CpuRuleState, snapshot: Snapshot, now: Instant) -> CpuRuleState:
+    """Return the state of the CPU rules after a snapshot with the same readings as in the last evaluation."""
+    return previous._replace(evaluated_ns=now.mono_ns, unread_ns=_throttle_read_ns(snapshot, now))
+
+
+def _throttle_read_ns(snapshot: Snapshot, now: Instant) -> int:
+    return next((source.beat_ns for source in snapshot.sources if source.name == "throttle"), now.mono_ns)
 
 
 def _cpus_by_numa_node(snapshot: Snapshot) -> dict[int, CpuSet]:
@@ -319,7 +341,7 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
     at_start = state.isolated_start
     if isinstance(isolated, int):
         at_start = isolated | at_start if isinstance(at_start, int) else isolated
-    return replace(state, expected=expected, isolated_start=at_start)
+    return state._replace(expected=expected, isolated_start=at_start)
 
 
 def restart_cpus(
@@ -346,8 +368,7 @@ def restart_cpus(
     changed = cpus if code in ("", "cpu.capped") else 0
     now_khz = {cpu: khz for cpu in cpu_numbers(changed) if isinstance(khz := caps.get(cpu), int)}
     facts = replace(state.cpu_facts, samples=(), start_khz={**start_khz, **now_khz})
-    return replace(
-        state,
+    return state._replace(
         expected=expected,
         isolated_start=isolated if isinstance(isolated, int) else state.isolated_start,
         smt_start=machine.smt_active if machine and code in ("", "cpu.smt") else state.smt_start,

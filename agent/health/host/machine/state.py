@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
-from agent.health.rate_window import RateWindow, append_reading, window_growth
+from agent.health.rate_window import RateWindow, append_reading, repeat_last_value, window_growth
 from agent.health.rules import CounterGrowth
 from agent.model.machine_samples import LogSample, MachineSample, PressureSample
 from agent.model.reading import NEVER_READ, Missing, Reading, SourceState
@@ -33,7 +33,7 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
     returned until ``/proc/pressure`` has been read again."""
     if machine is None:
         return {}
-    t_ns = next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
+    t_ns = pressure_read_ns(machine)
     if all(points and points[-1].t_ns == t_ns for points in (previous.get(name) for name in RESOURCES)):
         return previous
     return {
@@ -42,6 +42,11 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
         )
         for name in RESOURCES
     }
+
+
+def pressure_read_ns(machine: MachineSample) -> int:
+    """Return when ``/proc/pressure`` was last read, on CLOCK_MONOTONIC; 0: not read [ns]."""
+    return next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
 
 
 def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
@@ -180,16 +185,18 @@ def next_machine_state(
     snapshot: Snapshot,
     settings: EngineSettings,
     now: Instant,
+    evaluated_ns: int,
 ) -> MachineRuleState:
     """Return the state of the rules for the machine after a snapshot (the newest readings).
 
     Args:
         log: Faults that the kernel log has reported up to the snapshot.
+        evaluated_ns: CLOCK_MONOTONIC of the last evaluation [ns].
     """
     return MachineRuleState(
         lost_log_records=_lost(previous.lost_log_records, snapshot.log, now),
         wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
-        corrected_pci_errors=_corrected(previous.corrected_pci_errors, log, now),
+        corrected_pci_errors=_corrected(previous.corrected_pci_errors, log, now, evaluated_ns),
         unnamed=_next_unnamed(previous.unnamed, log, now),
     )
 
@@ -200,13 +207,15 @@ def _lost(before: LostLogRecords, log: LogSample | None, now: Instant) -> LostLo
     return LostLogRecords(log.lost, now.mono_ns)
 
 
-def _corrected(before: RateWindow, log: KernelLogState, now: Instant) -> RateWindow:
+def _corrected(before: RateWindow, log: KernelLogState, now: Instant, evaluated_ns: int) -> RateWindow:
     """Return the window over the number of kernel-log lines about corrected PCIe errors. The window is empty
     while lines from before the agent's start are still being read."""
     if not log.caught_up_ns:
         return ()
+    window_ns = CORRECTED_WINDOW_S * NS
+    before = repeat_last_value(before, evaluated_ns, window_ns)  # evaluations that reused the results
     times = sum(fact.times for fact in log.select(KernelLogCode.AER_CORRECTED))
-    return append_reading(before, times, now.mono_ns, CORRECTED_WINDOW_S * NS)
+    return append_reading(before, times, now.mono_ns, window_ns)
 
 
 def machine_rule_input(

@@ -7,12 +7,17 @@ NUMA node is inferred, or unknown.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.latch import next_line_window
-from agent.health.rate_window import RateWindow, append_reading, counter_growth, window_growth
+from agent.health.rate_window import (
+    RateWindow,
+    append_reading,
+    counter_growth,
+    repeat_last_value,
+    window_growth,
+)
 from agent.health.rules import CounterGrowth
 from agent.model.cpuset import cpu_numbers
 from agent.model.machine_samples import DimmSample, MachineSample
@@ -133,18 +138,34 @@ class ErrorTotal(NamedTuple):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class EdacState:
+class EdacState(NamedTuple):
     """Memory errors counted so far, carried from one evaluation to the next."""
 
     sources: tuple[SourceSample, ...] = ()
     """Samples of the sources that read the controllers and the NUMA nodes, to detect new readings."""
     log: KernelLogState | None = None
-    counters: Mapping[ModuleKey, ErrorTotal] = field(default_factory=dict)
+    counters: Mapping[ModuleKey, ErrorTotal] = {}
     """Totals of correctable errors, by controller and module."""
-    lines: Mapping[str, RateWindow] = field(default_factory=dict)
+    lines: Mapping[str, RateWindow] = {}
     """Windows over the number of kernel-log lines about correctable errors, by memory location."""
     locations: tuple[MemoryErrorCounts, ...] = ()
+    read_ns: int = 0
+    """CLOCK_MONOTONIC of the newest reading of the controllers that is in ``counters`` [ns]. Later readings,
+    up to that of ``sources``, had the same values."""
+
+
+def unchanged_edac_state(previous: EdacState, snapshot: Snapshot) -> EdacState:
+    """Return the memory errors after a snapshot with the same readings as in the last evaluation."""
+    sources = _edac_sources(snapshot.machine) if snapshot.machine else ()
+    return previous if sources == previous.sources else previous._replace(sources=sources)
+
+
+def _edac_sources(machine: MachineSample) -> tuple[SourceSample, ...]:
+    return tuple(source for source in machine.sources if source.name in _SOURCES)
+
+
+def _read_ns(sources: Iterable[SourceSample]) -> int:
+    return next((source.beat_ns for source in sources if source.name == "edac"), 0)
 
 
 def next_edac_state(
@@ -164,14 +185,14 @@ def next_edac_state(
     machine = snapshot.machine
     if machine is None or not has_source_been_read(machine, "edac"):
         return previous
-    sources = tuple(source for source in machine.sources if source.name in _SOURCES)
+    sources = _edac_sources(machine)
     if sources == previous.sources and log is previous.log:
         return previous
-    read_ns = next(source.beat_ns for source in sources if source.name == "edac")
+    read_ns = _read_ns(sources)
     controllers = ControllerNumaNodes(machine, snapshot.nodes, having_memory)
     counting = {f"mc{sample.controller}" for sample in machine.dimms if not is_absent(sample.uncorrectable)}
     window_s = limits.correctable_window_s
-    counters = _next_counters(previous.counters, machine.dimms, read_ns, window_s)
+    counters = _next_counters(previous, machine.dimms, read_ns, window_s)
     facts = [fact for fact in log.select(*_LOG_CODES) if fact.location.partition(" ")[0] not in counting]
     lines = {
         fact.location: next_line_window(
@@ -184,7 +205,7 @@ def next_edac_state(
         *_counter_locations(machine.dimms, counters, window_s, controllers),
         *_logged_locations(facts, lines, window_s, controllers),
     )
-    return EdacState(sources, log, counters, lines, locations)
+    return EdacState(sources, log, counters, lines, locations, read_ns)
 
 
 def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
@@ -194,15 +215,19 @@ def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
 
 
 def _next_counters(
-    before: Mapping[ModuleKey, ErrorTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
+    previous: EdacState, dimms: Iterable[DimmSample], read_ns: int, window_s: int
 ) -> Mapping[ModuleKey, ErrorTotal]:
     """Return the totals of correctable memory errors after a reading of EDAC's counters. If a counter cannot
     be read, its total stays as it is."""
-    found = dict(before)
+    found, window_ns = dict(previous.counters), window_s * NS
+    stored_ns, repeated_ns = previous.read_ns, _read_ns(previous.sources)
     for sample in dimms:
         key, raw = (sample.controller, sample.dimm), sample.correctable
         if isinstance(raw, int):
-            found[key] = _next_total(before.get(key), raw, read_ns, window_s * NS)
+            known = found.get(key)
+            if known and known.window[-1].t_ns == stored_ns < repeated_ns:
+                known = known._replace(window=repeat_last_value(known.window, repeated_ns, window_ns))
+            found[key] = _next_total(known, raw, read_ns, window_ns)
     return found
 
 

@@ -4,7 +4,6 @@ The rules report errors of memory modules, pages with hardware errors, and missi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -14,6 +13,7 @@ from agent.health.host.memory.edac import (
     has_source_been_read,
     next_edac_state,
     numa_nodes_with_memory,
+    unchanged_edac_state,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
 from agent.health.rules import (
@@ -77,18 +77,17 @@ class MemoryRuleInput(NamedTuple):
     """Memory size that a driver declares [bytes]; 0: not declared."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRuleState:
+class MemoryRuleState(NamedTuple):
     """Values that the memory rules carry from one evaluation to the next."""
 
-    blocks_online: Mapping[int, Reading] = field(default_factory=dict)
+    blocks_online: Mapping[int, Reading] = {}
     """Number of memory blocks online at start, by NUMA node; only NUMA nodes that ever had memory."""
     failure_lines: int = 0
     """Number of kernel-log lines about pages with hardware errors."""
     failed_since: Instant | None = None
     """Time of the first kernel-log line about a page with hardware errors; None: the log has no such line."""
-    errors: EdacState = field(default_factory=EdacState)
-    locations: Mapping[int, tuple[MemoryErrorCounts, ...]] = field(default_factory=dict)
+    errors: EdacState = EdacState()
+    locations: Mapping[int, tuple[MemoryErrorCounts, ...]] = {}
     """Memory errors of the locations that may belong to a NUMA node, by NUMA node."""
 
 
@@ -113,6 +112,12 @@ def next_memory_state(
         for node in blocks
     }
     return MemoryRuleState(blocks, failures, failed_since, errors, locations)
+
+
+def unchanged_memory_state(previous: MemoryRuleState, snapshot: Snapshot) -> MemoryRuleState:
+    """Return the memory rules' state after a snapshot with the same readings as in the last evaluation."""
+    errors = unchanged_edac_state(previous.errors, snapshot)
+    return previous if errors is previous.errors else previous._replace(errors=errors)
 
 
 def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
@@ -150,7 +155,7 @@ def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -
         return state
     known = {node: online for node, online in state.blocks_online.items() if node != numa_node}
     now = _blocks_online(snapshot.machine)
-    return replace(state, blocks_online={**known, **{n: now[n] for n in now if n == numa_node}})
+    return state._replace(blocks_online={**known, **{n: now[n] for n in now if n == numa_node}})
 
 
 def memory_rule_input(
