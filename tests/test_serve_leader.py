@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -117,38 +118,84 @@ def test_stale_file_of_an_earlier_boot_is_removed(tmp_path: Path) -> None:
     ours.leave()
 
 
-def test_file_that_another_instance_checks_is_removed_at_a_later_check(tmp_path: Path) -> None:
-    instances = LeaderElection(tmp_path)
-    stale = tmp_path / f"instance-{1:020d}-{'ab' * 8}.lock"
-    stale.write_text("{}")
-    with stale.open() as checked:
-        fcntl.flock(checked, fcntl.LOCK_SH)
-        assert instances.check_instances() == InstancesState(True, 0, False)
-        assert stale.exists()
-    assert instances.check_instances() == InstancesState(True, 0, False)
-    assert not stale.exists()
-    instances.leave()
+@contextmanager
+def once_before(
+    owner: object, name: str, act: Callable[[], object], when: Callable[..., bool] = lambda *_: True
+) -> Iterator[None]:
+    """Call `act` before the first call of a function whose arguments fulfil a condition."""
+    with pytest.MonkeyPatch.context() as patch:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> object:
+            if when(*args):
+                patch.undo()
+                act()
+            return function(*args, **kwargs)
+
+        patch.setattr(owner, name, call)
+        yield
 
 
-def test_file_that_its_instance_replaced_during_the_check_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instances = LeaderElection(tmp_path)
-    file = tmp_path / f"instance-{1:020d}-{'ab' * 8}.lock"
-    file.write_text("removed")
-    flock = fcntl.flock
+def test_ended_instance_is_not_running_for_two_that_check_at_once(tmp_path: Path) -> None:
+    first, second = LeaderElection(tmp_path), LeaderElection(tmp_path)
+    (tmp_path / f"instance-{10**19:020d}-{'ab' * 8}.lock").write_text("{}")
+    found: list[InstancesState] = []
+    with once_before(Path, "unlink", lambda: found.append(second.check_instances())):
+        found.append(first.check_instances())
+    assert found == [InstancesState(True, 1, False), InstancesState(False, 1, False)]
+    assert len(files(tmp_path)) == 2
+    first.leave()
+    second.leave()
 
-    def replace_after_shared_lock(fd: int, operation: int) -> None:
-        flock(fd, operation)
-        if operation & fcntl.LOCK_SH:
-            file.unlink()
-            file.write_text("created again")
 
-    monkeypatch.setattr(fcntl, "flock", replace_after_shared_lock)
-    instances.check_instances()
-    assert file.read_text() == "created again"
-    monkeypatch.undo()
-    instances.leave()
+def test_instance_whose_file_was_removed_runs_for_two_that_check_meanwhile(tmp_path: Path) -> None:
+    """Both have opened the removed file when its instance makes it again."""
+    first, second, third = (LeaderElection(tmp_path) for _ in range(3))
+    third_file = files(tmp_path)[2]
+    found: list[InstancesState] = []
+    removed = third_file.stat()
+
+    def is_removed(fd: int, _: int) -> bool:
+        return os.path.samestat(os.fstat(fd), removed)
+
+    def replace() -> None:
+        third_file.unlink()
+        third.check_instances()
+
+    def replace_while_second_checks() -> None:
+        with once_before(fcntl, "flock", replace, is_removed):
+            found.append(second.check_instances())
+
+    with once_before(fcntl, "flock", replace_while_second_checks, is_removed):
+        found.append(first.check_instances())
+    assert found == [InstancesState(False, 2, False)] * 2
+    assert third.check_instances() == InstancesState(True, 2, False)
+    for instance in (first, second, third):
+        instance.leave()
+    assert files(tmp_path) == []
+
+
+def test_instance_whose_file_others_remove_before_its_lock_makes_it_again(tmp_path: Path) -> None:
+    first = LeaderElection(tmp_path)
+    with once_before(fcntl, "flock", first.check_instances):
+        second = LeaderElection(tmp_path)
+    assert sorted(tmp_path.iterdir()) == files(tmp_path)
+    assert first.check_instances() == InstancesState(False, 1, False)
+    first.leave()
+    second.leave()
+
+
+def test_unfinished_file_of_a_killed_instance_is_removed(tmp_path: Path) -> None:
+    unfinished = tmp_path / f".instance-{10**19:020d}-{'0' * 16}.lock"
+    unfinished.touch()
+    ours = LeaderElection(tmp_path)
+    with unfinished.open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert ours.check_instances() == InstancesState(True, 0, False)
+        assert unfinished.exists()
+    assert ours.check_instances() == InstancesState(True, 0, False)
+    assert not unfinished.exists()
+    ours.leave()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": null}', b"[" * 100_000, b"x" * 100_000])
@@ -203,16 +250,28 @@ def test_removed_lock_file_is_created_again_with_the_same_name(tmp_path: Path) -
     newer.leave()
 
 
-def test_symlink_in_place_of_lock_file_raises_and_is_not_followed(tmp_path: Path) -> None:
+def test_symlink_in_place_of_lock_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
     ours = LeaderElection(tmp_path)
     (path,) = files(tmp_path)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
+    assert list(tmp_path.iterdir()) == [path]
+    assert not path.is_symlink()
+    ours.leave()
+
+
+def test_symlink_in_place_of_unfinished_lock_file_raises_and_is_not_followed(tmp_path: Path) -> None:
+    ours = LeaderElection(tmp_path)
+    (path,) = files(tmp_path)
+    path.unlink()
+    unfinished = tmp_path / f".{path.name}"
+    unfinished.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         ours.check_instances()
-    assert not (tmp_path / "elsewhere").exists()
-    path.unlink()
+    unfinished.unlink()
     assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
+    assert list(tmp_path.iterdir()) == [path]
     ours.leave()
 
 
@@ -288,7 +347,8 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
         other_file = ours.with_name("other")
         with other_file.open("w") as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
-            other_file.rename(ours)
+            other_file.rename(ours.with_name(f".{ours.name}"))
+            ours.unlink()
             eventually(
                 lambda: ".lock: was removed by another process; created again" in caplog.text,
                 "the check waits for the lock",

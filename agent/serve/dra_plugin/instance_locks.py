@@ -30,6 +30,8 @@ from agent.system.files import is_current_file, unlock_and_close
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"instance-([0-9]{20})-([0-9a-f]{16})\.lock")
+_UNNAMED: Final = "."
+"""Prefix of the name of an instance file that is not locked yet."""
 _READ_LIMIT: Final = 4096
 
 
@@ -96,13 +98,18 @@ class LeaderElection:
         unlock_and_close(self._fd)
 
     def _create(self) -> int:
-        """Create and lock this instance's file in the driver's directory; return its descriptor."""
+        """Create this instance's file in the driver's directory; return its descriptor.
+
+        The file gets its name when it is locked: other instances remove unlocked files with such a name.
+        """
+        new = self._path.with_name(f"{_UNNAMED}{self._path.name}")
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # may wait for the check of another instance
-                if is_current_file(fd, self._path):  # else another instance removed it before the lock
-                    os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
+                os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
+                if is_current_file(fd, new):  # else another instance removed it before the lock
+                    new.rename(self._path)
                     return fd
             except BaseException:
                 os.close(fd)
@@ -110,40 +117,43 @@ class LeaderElection:
             os.close(fd)
 
     def _is_running(self, name: str) -> bool:
-        if name == self._path.name or not _NAME.fullmatch(name):
+        """Return whether the instance that owns a file runs; remove the file if not."""
+        instance = name.removeprefix(_UNNAMED)
+        if instance == self._path.name or not _NAME.fullmatch(instance):
             return False
         path = self._directory / name
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return False  # removed meanwhile, or not readable
-        try:
-            # shared, so that two instances that check a third at the same time both see that it has ended
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if name not in self._others:
-                log.info(
-                    "instance file %s: another instance of the driver is running: %s; the newest one leads",
-                    path,
-                    _describe_owner(fd),
-                )
-            return True
-        except OSError:
-            return False
-        else:
-            with suppress(OSError):  # a file that stays does no harm
-                # alone: the instance may have replaced the file after another one removed it
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_current_file(fd, path):
+        while True:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
+                return False  # removed meanwhile, or not readable
+            try:
+                # shared, so that two instances that check a third at the same time both see that it has ended
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not is_current_file(fd, path):
+                    continue  # its instance, or an operator, replaced it meanwhile
+            except BlockingIOError:
+                if name not in self._others:
+                    log.info(
+                        "instance file %s: another instance of the driver is running: %s; the newest one "
+                        "leads",
+                        path,
+                        _describe_owner(fd),
+                    )
+                return name == instance
+            except OSError:
+                return False
+            else:
+                with suppress(OSError):  # a file that stays does no harm
                     path.unlink()
                     log.info(
                         "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
                         path,
                         _describe_owner(fd),
                     )
-            return False
-        finally:
-            os.close(fd)
+                return False
+            finally:
+                os.close(fd)
 
 
 def _describe_owner(fd: int) -> str:
