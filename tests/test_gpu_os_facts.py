@@ -2,7 +2,6 @@
 
 import errno
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -14,11 +13,13 @@ from agent.model.reading import Absence, Missing
 from agent.sources.gpu_os_facts import (
     STUCK_READS,
     GpuOsReader,
+    GpuProcessScan,
     NvidiaPciDevices,
     read_boot_id,
     read_nvidia_devices,
     scan_gpu_processes,
 )
+from agent.system.process_stat import read_boot_time, read_process_stat
 
 DRIVER = "[<0>] os_acquire_rwlock_write+0x3c/0x50 [nvidia]\n[<0>] do_syscall_64+0x5c/0xf0\n"
 DISK = "[<0>] io_schedule+0x46/0x70\n[<0>] ext4_file_read_iter+0x5a/0x150 [ext4]\n"
@@ -32,7 +33,6 @@ class Machine:
         (self.sysfs / "bus/pci/devices").mkdir(parents=True)
         (self.procfs / "sys/kernel/random").mkdir(parents=True)
         (self.procfs / "sys/kernel/random/boot_id").write_text("5b1c3f6a-8f0f-4d4d-9f30-1d2f3e4a5b6c\n")
-        (self.procfs / "stat").write_text(f"btime {int(time.time())}\n")
         self.process(1, "systemd")
         self.process(2, "kthreadd")
 
@@ -208,27 +208,26 @@ def test_reused_pid_is_counted_as_another_process(machine):
     reader = machine.reader()
     for started in (1, 100_000, 200_000, 200_000):
         machine.process(4711, "python3", "D", DRIVER, started=started)
-        psutil.process_iter.cache_clear()
         assert reader.read().stuck == ()
     assert reader.read().stuck == (StuckProcess(4711, "python3"),)
 
 
-@pytest.mark.parametrize("name", ["stack", "comm"])
+@pytest.mark.parametrize("name", ["stack", "stat"])
 def test_stuck_processes_are_unreadable_without_descriptors(machine, monkeypatch, name):
     machine.process(1, "systemd", stack=DISK)
     machine.process(4711, "python3", "D", DRIVER, files=("/dev/nvidia0",))
     reader = machine.reader()
     for _ in range(STUCK_READS):
         reader.read()
-    read = Path.read_text
+    open_file = Path.open
 
-    def read_without_descriptors(path, *args):
+    def open_without_descriptors(path, *args, **options):
         if path.name == name:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return read(path, *args)
+        return open_file(path, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", read_without_descriptors)
+        patch.setattr(Path, "open", open_without_descriptors)
         for _ in range(STUCK_READS):
             assert reader.read().stuck == Missing(Absence.UNREADABLE, errno.EMFILE)
     assert reader.read().stuck == (StuckProcess(4711, "python3"),), "it was not counted from zero"
@@ -282,4 +281,36 @@ def test_this_machine_can_be_read_repeatedly():
         assert os.getpid() not in {process.pid for process in host.stuck}
     else:
         assert isinstance(host.stuck, Missing), "the stacks of processes are for root only"
-    assert psutil.PROCFS_PATH == "/proc"
+
+
+# --- state of a process ------------------------------------------------------------------------------------
+
+
+def test_state_of_this_process_is_that_of_psutil():
+    seen = read_process_stat(Path("/proc/self"))
+    process = psutil.Process()
+    assert (seen.name, seen.state) == (Path("/proc/self/comm").read_text().rstrip("\n"), "R")
+    assert read_boot_time(Path("/proc")) + seen.started_s == pytest.approx(process.create_time(), abs=1)
+    assert 0 < seen.cpu_s <= sum(process.cpu_times()[:2])
+    assert seen.threads == process.num_threads()
+    assert 0.5 < seen.rss_bytes / process.memory_info().rss < 2
+
+
+def test_name_of_a_process_may_have_blanks_and_parentheses(machine):
+    assert read_process_stat(machine.process(4711, "a) R (b", "D")).name == "a) R (b"
+    assert read_process_stat(machine.process(4711, "a) R (b", "D")).state == "D"
+
+
+@pytest.mark.parametrize("text", ["", "1 (a) S 1 2", ") 1 (", "1 (a) S" + " x" * 30])
+def test_status_of_another_form_is_refused_and_its_process_left_out(machine, text):
+    process = machine.process(4711, "nv-fabricmanager")
+    (process / "stat").write_text(text)
+    with pytest.raises(ValueError, match=r"stat|invalid literal"):
+        read_process_stat(process)
+    assert scan_gpu_processes(machine.procfs) == GpuProcessScan(fabric_manager=False, sleeping=frozenset())
+
+
+def test_boot_time_is_missing_without_its_line(tmp_path):
+    (tmp_path / "stat").write_text("cpu 1 2 3\n")
+    with pytest.raises(ValueError, match="btime"):
+        read_boot_time(tmp_path)

@@ -1,4 +1,4 @@
-"""Samples of GPUs: readings from NVML (through the native core, a C library), sysfs and psutil.
+"""Samples of GPUs: readings from NVML (through the native core, a C library), sysfs and procfs.
 
 The module also has the wake conditions: changes of readings at which the native core wakes the engine loop.
 The health rules define these conditions.
@@ -285,7 +285,7 @@ class StuckProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuOsSample:
-    """State of the GPUs as psutil and sysfs show it; NVML does not report this state."""
+    """State of the GPUs as procfs and sysfs show it; NVML does not report this state."""
 
     inventory: tuple[GpuAttributes, ...] = ()
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ

@@ -122,7 +122,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
             rows += _memory_rows(pid)
             agent_cost = measure_cost(pid, before, after, duration_s) if run_size.peers else None
             rows += _call_rows(run_size, outcome, pid)
-            # last: the request costs the agent an import, 20 ms and some memory
+            # last: the answer costs the agent some memory
             rows += _status_rows(asyncio.run(fetch_status(agent_socket(directory))))
         title = (
             f"{duration_s:.0f} s without changes; period {PERIOD_MS} ms, {GROUPS} cgroups, "

@@ -164,7 +164,7 @@ def evaluate_persistence_mode(view: GpuRuleInput) -> RuleResult:
 def evaluate_stuck_processes(view: GpuRuleInput) -> RuleResult:
     """Processes hang inside the driver and cannot be killed.
 
-    Source: processes that stay in uninterruptible sleep in the driver; psutil.
+    Source: processes that stay in uninterruptible sleep in the driver; procfs.
     """
     stuck = view.host.stuck
     if isinstance(stuck, Missing):

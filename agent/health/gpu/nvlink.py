@@ -308,7 +308,7 @@ def evaluate_fabric_health(view: GpuRuleInput) -> RuleResult:
 def evaluate_fabric_manager(view: GpuRuleInput) -> RuleResult:
     """nv-fabricmanager is not running on a machine with NVSwitches, or where it ran before.
 
-    Source: processes of the machine, and NVSwitches on its PCI bus; psutil, sysfs.
+    Source: processes of the machine, and NVSwitches on its PCI bus; procfs, sysfs.
     """
     running = view.host.fabric_manager
     if running is True:

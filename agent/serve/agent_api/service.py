@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpclib.const
@@ -35,6 +36,7 @@ from agent.serve.grpc.codec import EmptyRequest
 from agent.serve.grpc.hardened import send_shared_message
 from agent.serve.grpc.wire import SchemaField, read_by_schema
 from agent.serve.sockets import peer_credentials
+from agent.system.process_stat import read_boot_time, read_process_stat
 from agent.system.threads.latest_value import LatestValue
 
 STATUS: Final = "/drahealth.v1.Agent/Status"
@@ -230,21 +232,18 @@ def collect_status(
         publications: Number of reports published so far.
         report: Newest report; None: there is none yet.
     """
-    import psutil  # the import takes 20 ms
-
-    process = psutil.Process(os.getpid())
-    with process.oneshot():
-        cpu = process.cpu_times()
-        status = AgentStatus(
-            version=version,
-            pid=process.pid,
-            started_wall_s=process.create_time(),
-            cpu_s=cpu.user + cpu.system,
-            rss_bytes=process.memory_info().rss,
-            threads=process.num_threads(),
-            descriptors=process.num_fds(),
-            subscribers=subscribers,
-        )
+    own = Path("/proc/self")
+    stat = read_process_stat(own)
+    status = AgentStatus(
+        version=version,
+        pid=os.getpid(),
+        started_wall_s=read_boot_time(own.parent) + stat.started_s,
+        cpu_s=stat.cpu_s,
+        rss_bytes=stat.rss_bytes,
+        threads=stat.threads,
+        descriptors=len(os.listdir(own / "fd")),
+        subscribers=subscribers,
+    )
     if report is None:
         return status
     tallies = Counter(device.severity for device in report.devices)
