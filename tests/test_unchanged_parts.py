@@ -14,6 +14,7 @@ from agent.devices.inventory import DeviceKind
 from agent.engine.step import EngineState, step
 from agent.health.host.verdicts import MACHINE_SUBJECT
 from agent.model.machine_samples import DimmSample
+from agent.model.reading import SourceState
 from agent.model.report import Report
 from agent.model.time import NS
 
@@ -102,6 +103,17 @@ def test_changed_reading_evaluates_its_parts(change: tuple[Any, ...], parts: set
     happen(node, what, how)
     node.evaluate()
     assert not node.reused & parts
+
+
+def test_restarted_source_evaluates_all_parts_afterwards() -> None:
+    node = settled()
+    node.states["cpus"] = SourceState.STARTING
+    node.evaluate()
+    assert node.reused == set()
+    node.states.clear()
+    node.read()
+    node.evaluate()
+    assert node.reused == set()
 
 
 def test_full_evaluation_reuses_no_part() -> None:

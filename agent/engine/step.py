@@ -220,9 +220,9 @@ def step(
     # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
     started = state.started or now
-    inputs = host_inputs(snapshot, settings)
+    inputs, is_incomplete = host_inputs(snapshot, settings), is_snapshot_incomplete(snapshot)
     parts = frozenset[str]()
-    if not (is_full or snapshot.clear_requests):
+    if not (is_full or is_incomplete or snapshot.clear_requests):
         parts = unchanged_parts(state.host_results, inputs, state.conditions, now)
     host = next_host_state(state.host, snapshot, settings, now, parts)
     declared = update_declared(state.declared, snapshot.declared, now)
@@ -272,7 +272,7 @@ def step(
     previous = VerdictContext(
         started, state.evaluated, state.devices, stalled, lease_salt_s + _run_lease_s(state.checkpoint)
     )
-    if not is_snapshot_incomplete(snapshot):
+    if not is_incomplete:
         evaluate_host(evaluation, host, snapshot, parts)
     own = dict(host_verdicts(evaluation, previous, host))
     found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)
@@ -327,7 +327,9 @@ def step(
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
     ok_cache = evaluation.next_cached_ok
-    host_results = next_host_results(state.host_results, inputs, parts, host, ok_cache, settings, now)
+    host_results = HostResults()
+    if not is_incomplete:
+        host_results = next_host_results(state.host_results, inputs, parts, host, ok_cache, settings, now)
     evaluation.due_ns += due_times(host_results, parts)
     basis, checkpoint = _next_checkpoint(state, host, gpus.state, evaluation.conditions)
     state = EngineState(
