@@ -25,7 +25,7 @@ from agent.model.report import (
     SentinelStatus,
     SocketSubscriberCounts,
 )
-from agent.native.health_encoder import WireHealth, encode_health_lists
+from agent.native.health_encoder import HealthColumns, encode_health_columns
 from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler_interface import DriverLinkHandler
@@ -64,18 +64,19 @@ def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0
 
     Each lease (health_check_timeout_seconds) gets ``extra_lease_s`` more, up to :data:`LEASE_LIMIT_S`.
     """
-    return encode_health_lists(
-        [
-            WireHealth(
-                device.pool,
-                device.device,
-                device.health,
-                int(device.verified.wall_s),
-                min(device.timeout_s + extra_lease_s, LEASE_LIMIT_S),
-                device.message,
-            )
-            for device in devices
-        ]
+    if not devices:
+        return []
+    pools, names, _, healths, _, texts, _, verified, leases, *_ = zip(*devices, strict=True)
+    longer = {lease_s: min(lease_s + extra_lease_s, LEASE_LIMIT_S) for lease_s in set(leases)}
+    return encode_health_columns(
+        HealthColumns(
+            pools,
+            names,
+            healths,
+            [int(at.wall_s) for at in verified],
+            [longer[lease_s] for lease_s in leases],
+            texts,
+        )
     )
 
 

@@ -1201,6 +1201,18 @@ struct dh_health {
 };
 
 /*
+ * dh_health_fill() - make records of devices from columns of values.
+ * @list:    @n records
+ * @columns: 32 * @n bytes: the lengths of all pools, of all devices and of all messages, whose texts follow each other
+ *           in this order (uint32_t); then all values of @health (int32_t), @last_updated_s and @timeout_s (int64_t)
+ *
+ * Return: 0; -EOVERFLOW if the texts together exceed UINT32_MAX bytes.
+ * Threads: any; pure.
+ * Blocks: no.
+ */
+int dh_health_fill(struct dh_health *list, uint32_t n, const uint8_t *columns);
+
+/*
  * dh_health_encode() - encode devices as one NodeWatchResourcesResponse (KEP-4680, v1 and v1alpha1).
  * @list:  @n records; @text holds their strings, valid UTF-8
  * @out:   @cap bytes

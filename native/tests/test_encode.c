@@ -320,6 +320,44 @@ static void test_encode_stops_before_the_first_device_that_does_not_fit(void)
     CHECK_INT(dh_health_encode(list, 3, letters, sizeof(letters), NULL, 0, &taken), -ENOSPC);
 }
 
+/* Three devices, column by column; the bytes need not be aligned. */
+static void test_columns_make_the_records_of_their_devices(void)
+{
+    static const uint32_t lengths[] = {1, 2, 3, 10, 20, 30, 100, 0, 300};
+    static const int32_t health[] = {1, -2, 0};
+    static const int64_t numbers[] = {5, INT64_MIN, 7, 30, 0, INT64_MAX};
+    uint8_t columns[1 + 3 * 32];
+    struct dh_health list[3];
+
+    memcpy(columns + 1, lengths, sizeof(lengths));
+    memcpy(columns + 1 + sizeof(lengths), health, sizeof(health));
+    memcpy(columns + 1 + sizeof(lengths) + sizeof(health), numbers, sizeof(numbers));
+    CHECK_INT(dh_health_fill(list, 3, columns + 1), 0);
+    CHECK_U64(list[2].pool_off, 3);
+    CHECK_U64(list[2].pool_len, 3);
+    CHECK_U64(list[0].device_off, 6);
+    CHECK_U64(list[1].device_off, 16);
+    CHECK_U64(list[1].device_len, 20);
+    CHECK_U64(list[0].message_off, 66);
+    CHECK_U64(list[2].message_off, 166);
+    CHECK_U64(list[2].message_len, 300);
+    CHECK_INT(list[1].health, -2);
+    CHECK_INT(list[1].last_updated_s, INT64_MIN);
+    CHECK_INT(list[2].timeout_s, INT64_MAX);
+}
+
+static void test_columns_with_texts_above_4_gib_are_rejected(void)
+{
+    static const uint32_t lengths[] = {UINT32_MAX - 1, 1, 0};
+    uint8_t columns[32] = {0};
+    struct dh_health record;
+
+    memcpy(columns, lengths, sizeof(lengths));
+    CHECK_INT(dh_health_fill(&record, 1, columns), 0);
+    columns[8] = 1;
+    CHECK_INT(dh_health_fill(&record, 1, columns), -EOVERFLOW);
+}
+
 int main(void)
 {
     memset(letters, 'a', sizeof(letters));
@@ -331,5 +369,7 @@ int main(void)
     test_device_without_texts_needs_no_text();
     test_list_is_split_between_devices();
     test_encode_stops_before_the_first_device_that_does_not_fit();
+    test_columns_make_the_records_of_their_devices();
+    test_columns_with_texts_above_4_gib_are_rejected();
     return check_done("test_encode");
 }

@@ -103,6 +103,37 @@ static uint8_t *put_device(uint8_t *out, const struct dh_health *h, const struct
     return put_text_field(out, BYTES(5), text, h->message_off, h->message_len);
 }
 
+/* Reads the next number of a column; Python's buffers need not be aligned. */
+#define TAKE(from, to) (memcpy(&(to), (from), sizeof(to)), (from) += sizeof(to))
+
+int dh_health_fill(struct dh_health *list, uint32_t n, const uint8_t *columns)
+{
+    uint64_t end = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        TAKE(columns, list[i].pool_len);
+        list[i].pool_off = (uint32_t)end;
+        end += list[i].pool_len;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        TAKE(columns, list[i].device_len);
+        list[i].device_off = (uint32_t)end;
+        end += list[i].device_len;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        TAKE(columns, list[i].message_len);
+        list[i].message_off = (uint32_t)end;
+        end += list[i].message_len;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        TAKE(columns, list[i].health);
+    for (uint32_t i = 0; i < n; i++)
+        TAKE(columns, list[i].last_updated_s);
+    for (uint32_t i = 0; i < n; i++)
+        TAKE(columns, list[i].timeout_s);
+    return end > UINT32_MAX ? -EOVERFLOW : 0;
+}
+
 static bool inside(uint32_t off, uint32_t len, size_t text_len)
 {
     return off <= text_len && len <= text_len - off;
