@@ -324,6 +324,20 @@ def kubelet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     return node
 
 
+def test_history_without_uses_has_no_age_in_explain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(tmp_path, capsys)
+    HistoryFile(node.state / HISTORY_FILE, UsageHistoryLimits()).write_verdicts(
+        (), (), NOW_S, delete_by_age=False
+    )
+    node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
+    _, out, _ = node.explain("gpu-2")
+    assert "history: 0 uses of devices, queried now (" in out
+    _, document = node.document("gpu-2")
+    assert [one["written"] for one in document["sources"] if one["source"] == "history"] == [None]
+
+
 @pytest.mark.parametrize(
     "subject",
     [("pod", "team-a/train-2"), ("pod", "p-2"), ("claim", "c-2"), ("gpu.example.com/node-1/gpu-1",)],

@@ -295,7 +295,7 @@ async def _driver_files(
 
 
 async def _read_state_file(
-    source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
+    source: str, path: Path, read: Callable[[Path], tuple[T, str, float | None]]
 ) -> tuple[T | None, SourceResult]:
     """Read a state file of a driver or of the agent with the function `read`.
 
@@ -363,13 +363,14 @@ async def _query_history(
     return usage or (), () if result.absence is Absence.ABSENT else (result,)
 
 
-def _read_history(path: Path) -> tuple[tuple[PodDeviceUsage, ...], str, float]:
+def _read_history(path: Path) -> tuple[tuple[PodDeviceUsage, ...], str, float | None]:
     path.lstat()
     from agent.store.history_file import read_history  # loads SQLite, which is not needed without the file
 
     content = read_history(path)
     usage = (*content.running, *content.ended)
-    return usage, format_count(len(usage), "use of a device", "uses of devices"), content.last_write_s
+    written_s = content.last_write_s or None  # 0 is no time: the agent has recorded nothing yet
+    return usage, format_count(len(usage), "use of a device", "uses of devices"), written_s
 
 
 # --- files that the operator names -------------------------------------------------------------------------
