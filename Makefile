@@ -318,7 +318,7 @@ CORE := pyproject.toml setup_build.py $(wildcard native/include/*.h native/src/*
 $(VENV)/.core: $(CORE) $(VENV)/.run $(if $(wildcard agent/native/_core.abi3.so),,always)
 	@echo "== the C core"
 	@mkdir -p build
-	@$(PIP:--quiet=) install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable . \
+	@$(PIP:--quiet=) install --no-deps --no-build-isolation --editable . \
 	    >build/core.log 2>&1 || { cat build/core.log; exit 1; }
 	@touch $@
 
