@@ -82,7 +82,9 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, plain words
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "run: make format"; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo | grep -v "^$$"
+	@mkdir -p build
+	@$(BIN)/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
+	@grep "^Contracts:" build/imports.log
 	@$(BIN)/python tools/plain_words.py
 
 .PHONY: format
