@@ -286,8 +286,8 @@ $(VENV)/pyvenv.cfg:
 # Evaluates PYTHON again: it may have been installed after the first time.
 .PHONY: venv-from-any-python
 venv-from-any-python:
-	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or later on PATH ($$(python3 --version 2>&1))," \
-	    "and apt has none; install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or later on PATH ($$(python3 --version 2>&1));" \
+	    "install one with its venv module, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
 PIP_FAILED = { echo "make: pip could not install requirements/$(1).txt; its reason is above." \
