@@ -1,13 +1,17 @@
 """Unix sockets: their mode, stale sockets that are replaced, and served sockets that are kept."""
 
+import fcntl
 import os
 import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from other_user import OTHER_USER, become_other_user, give_to_other_user
@@ -82,6 +86,140 @@ def test_new_stale_socket_is_replaced_after_a_clock_step(
     now_s = time.time() + clock_step_s
     monkeypatch.setattr(time, "time", lambda: now_s)
     UnixListener(tmp_path / "a.sock").close()
+
+
+@contextmanager
+def once_before(owner: object, name: str, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` before the first call of a function."""
+    with pytest.MonkeyPatch.context() as patch:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> object:
+            patch.undo()
+            act()
+            return function(*args, **kwargs)
+
+        patch.setattr(owner, name, call)
+        yield
+
+
+class StartingListener:
+    """Thread that creates a listener, up to the moment in which it ends or waits for another server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._has_waited = Event()
+        self.result: UnixListener | Exception | None = None
+        self._thread = Thread(target=self._create, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; return when it has ended or waits."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sockets, "LOCK_S", PATIENCE_S)
+            patch.setattr(time, "sleep", lambda _: self._has_waited.set())
+            self._thread.start()
+            assert self._has_waited.wait(PATIENCE_S)
+
+    def wait(self) -> UnixListener | Exception | None:
+        """Wait until the thread has ended; return the listener or the error."""
+        self._thread.join(PATIENCE_S)
+        return self.result
+
+    def _create(self) -> None:
+        try:
+            self.result = UnixListener(self._path)
+        except ResourceBusyError as error:
+            self.result = error
+        self._has_waited.set()
+
+
+def bind_stale(path: Path) -> None:
+    """Create a socket that no process serves, in a time before which a server may start to listen."""
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+
+
+def is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def test_socket_that_replaced_a_stale_one_is_not_removed_by_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STARTUP_S", 0.0)
+    path = tmp_path / "a.sock"
+    bind_stale(path)
+    second = StartingListener(path)
+    with once_before(Path, "unlink", second.start):
+        first = UnixListener(path)
+    assert isinstance(second.wait(), ResourceBusyError)
+    assert first.is_intact()
+    assert is_served(path)
+    first.close()
+
+
+def test_ending_server_keeps_the_socket_of_a_starting_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STARTUP_S", 0.0)
+    path = tmp_path / "a.sock"
+    ending, starting = UnixListener(path), StartingListener(path)
+    with once_before(Path, "unlink", starting.start):
+        ending.close()
+    started = starting.wait()
+    assert isinstance(started, UnixListener)
+    assert started.is_intact()
+    assert is_served(path)
+    started.close()
+
+
+def test_socket_that_another_server_binds_during_the_check_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes no lock; it has the inode number of the stale socket on some file systems."""
+    monkeypatch.setattr(sockets, "STARTUP_S", 0.0)
+    path = tmp_path / "a.sock"
+    bind_stale(path)
+    with socket.socket(socket.AF_UNIX) as other:
+
+        def serve() -> None:
+            path.unlink()
+            other.bind(str(path))
+            other.listen()
+
+        with (
+            once_before(sockets, "_is_replaced", serve),
+            pytest.raises(ResourceBusyError, match="another process serves it"),
+        ):
+            UnixListener(path)
+        assert is_served(path)
+
+
+def test_socket_that_another_server_binds_before_ours_raises_busy(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        with (
+            once_before(os, "fchmod", lambda: other.bind(str(path))),
+            pytest.raises(ResourceBusyError, match="another process serves it"),
+        ):
+            UnixListener(path)
+        assert path.is_socket()
+
+
+def test_directory_that_another_server_has_locked_raises_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "LOCK_S", 0.0)
+    path = tmp_path / "a.sock"
+    ours = UnixListener(path)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    with pytest.raises(ResourceBusyError, match="another process has created a socket there for 0 s"):
+        UnixListener(tmp_path / "b.sock")
+    ours.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.sock"], "stays as a stale socket"
+    os.close(directory)
 
 
 def test_served_socket_raises_busy(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ class HttpServer:
                 make_socket_directory(listener.path.parent, flag="--listen")
                 new = self._listeners[index] = UnixListener(listener.path)
                 servers.pop(listener).close()
+                listener.close()
                 servers[new] = await self._start(new)
                 log.warning("socket %s: was removed by another process; created again", new.path)
             except (DrahealthError, OSError) as error:

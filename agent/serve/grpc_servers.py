@@ -297,6 +297,7 @@ class GrpcServers:
                 if not listener.is_intact():
                     self._listeners[name] = UnixListener(listener.path)
                     await servers[name].listen(self._listeners[name].sock)
+                    listener.close()
                     log.warning("socket %s: was removed by another process; created again", listener.path)
         except (DrahealthError, LockHeld, OSError, ValueError) as error:
             if count := self._log_limit.tick():

@@ -1,22 +1,31 @@
 """Listening unix sockets: created with mode 0660, removed with their file.
 
-The module also detects a socket that another server uses.
+The module also detects a socket that another server uses. Servers of drahealth create, replace and remove
+sockets only while they hold a lock of the directory (flock(2)), so that none removes the socket with which
+another one has just replaced a stale socket.
 """
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 import struct
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
-from agent.system.files import UnsafeDirectory, check_directory, make_directory
+from agent.system.files import (
+    UnsafeDirectory,
+    check_directory,
+    is_current_file,
+    make_directory,
+    unlock_and_close,
+)
 
 if TYPE_CHECKING:
     import asyncio.trsock
@@ -29,12 +38,15 @@ STARTUP_S: Final = 0.5
 """Age up to which a socket may belong to a server that has created it and does not listen yet [s]."""
 _PROBE_S: Final = 0.02
 """Interval of the checks whether that server listens [s]."""
+LOCK_S: Final = 2 * STARTUP_S
+"""Longest wait for the lock of a directory, which a server holds while it creates a socket [s]."""
 
 _UCRED: Final = struct.Struct("iII")
 """Layout of the kernel's ``struct ucred``: pid, uid, gid."""
 
 NO_SOCKET: Final = "no such socket"
 NO_SERVER: Final = "no process serves this socket"
+SERVED: Final = "another process serves it; stop that process"
 
 
 class UnixListener:
@@ -48,34 +60,40 @@ class UnixListener:
     def __init__(self, path: Path) -> None:
         """Create the socket at a path in an existing directory, and listen. Replaces a stale socket.
 
-        Blocks up to 0.5 s, if the path has a new socket on which no server listens yet.
+        Blocks up to 0.5 s, if the path has a new socket on which no server listens yet, and up to 1 s, if
+        another server creates a socket in the directory.
 
         Raises:
-            ResourceBusyError: Another process serves a socket at the path.
+            ResourceBusyError: Another process serves a socket at the path, or creates it.
             ConfigError: The path is too long, or a file that is not a socket is there.
             PermissionDeniedError: This process may not create the file.
         """
         self.path = path
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._file = -1
         try:
-            _remove_stale(path)
-            # bind() gives the file the socket's mode, less the umask. The chmod() after it undoes the umask.
-            os.fchmod(self.sock.fileno(), SOCKET_MODE)
-            self.sock.bind(os.fspath(path))
-            self._identity = _identity(path)
-            path.chmod(SOCKET_MODE)
-            self.sock.listen(BACKLOG)
+            with _locked_directory(path.parent):
+                _remove_stale(path)
+                # bind() gives the file the socket's mode, less the umask. chmod() after it undoes the umask.
+                os.fchmod(self.sock.fileno(), SOCKET_MODE)
+                self.sock.bind(os.fspath(path))
+                # open, so that no other file gets its inode number while this object compares it
+                self._file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                path.chmod(SOCKET_MODE)
+                self.sock.listen(BACKLOG)
         except PermissionError as error:
-            self.sock.close()
+            self.close()
             raise PermissionDeniedError(
                 f"socket {path}: cannot be created: {error.strerror}; run as root, or change the directory's "
                 "permissions"
             ) from error
         except OSError as error:
-            self.sock.close()
+            self.close()
+            if error.errno == errno.EADDRINUSE:  # by a server without the lock, after the check
+                raise ResourceBusyError(f"socket {path}: {SERVED}") from error
             raise ConfigError(f"socket {path}: cannot be created: {error.strerror}") from error
         except (ResourceBusyError, ConfigError):
-            self.sock.close()
+            self.close()
             raise
 
     def is_intact(self) -> bool:
@@ -83,17 +101,26 @@ class UnixListener:
 
         False if another process removed or replaced it. Raises OSError if the directory cannot be read.
         """
-        return _identity(self.path) == self._identity
+        return self._file >= 0 and is_current_file(self._file, self.path)
 
     def remove(self) -> None:
-        """Remove the socket's file if the file is still this socket. Open connections stay open."""
-        if self.is_intact():
-            self.path.unlink(missing_ok=True)
+        """Remove the socket's file if the file is still this socket. Open connections stay open.
+
+        The file stays if another server creates a socket in the directory for over a second.
+        """
+        with suppress(FileNotFoundError, ResourceBusyError):
+            if self.is_intact():
+                with _locked_directory(self.path.parent):
+                    if self.is_intact():
+                        self.path.unlink()
 
     def close(self) -> None:
         """Close the socket, and remove its file if the file is still this socket."""
         self.sock.close()
         self.remove()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class PeerCredentials(NamedTuple):
@@ -175,19 +202,45 @@ def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
     for path in directory.glob("*.sock"):
         with suppress(OSError, ResourceBusyError, ConfigError):
             if path not in keep and path.lstat().st_uid == os.geteuid():
-                _remove_stale(path)
+                with _locked_directory(directory):
+                    _remove_stale(path)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+@contextmanager
+def _locked_directory(directory: Path) -> Iterator[None]:
+    """Lock a directory for changes of its sockets in a ``with`` block. Blocks up to 1 s.
+
+    Raises:
+        ResourceBusyError: Another process holds the lock.
+        OSError: The directory cannot be opened.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+        until_s = time.monotonic() + LOCK_S
+        while not _try_lock(fd):
+            if time.monotonic() >= until_s:
+                raise ResourceBusyError(
+                    f"directory {directory}: another process has created a socket there for {LOCK_S:g} s; "
+                    "stop that process"
+                )
+            time.sleep(_PROBE_S)
+        yield
+    finally:
+        unlock_and_close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_stale(path: Path) -> None:
     """Remove the socket at a path if no server listens on it; do nothing if there is no file.
+
+    The caller holds the lock of the directory.
 
     A new socket may belong to a server between its bind() and its listen(), so the function waits until the
     file is :data:`STARTUP_S` old.
@@ -209,11 +262,22 @@ def _remove_stale(path: Path) -> None:
     while (code := _connect_code(path)) == errno.ECONNREFUSED and time.monotonic() < deadline_s:
         time.sleep(_PROBE_S)
     if code == errno.ECONNREFUSED:
-        path.unlink(missing_ok=True)
+        if _is_replaced(path, status):  # by a server without the lock
+            _remove_stale(path)
+        else:
+            path.unlink(missing_ok=True)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
-        raise ResourceBusyError(f"socket {path}: another process serves it; stop that process")
+        raise ResourceBusyError(f"socket {path}: {SERVED}")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))
+
+
+def _is_replaced(path: Path, before: os.stat_result) -> bool:
+    """Return whether a path has another file than before, even one with the same inode number."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return not os.path.samestat(found, before) or found.st_ctime_ns != before.st_ctime_ns
+    return False
 
 
 def _connect_code(path: Path) -> int:

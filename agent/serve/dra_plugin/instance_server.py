@@ -235,10 +235,14 @@ class _ServedSocket:
 
     async def ensure_exists(self) -> bool:
         """Create the socket if its file is missing; return True if it was missing."""
-        listener = await self._files.call(self._create)
-        if listener is not None:
-            await self.server.listen(listener.sock)  # in place of the socket whose file was removed
-        return listener is not None
+        created = await self._files.call(self._create)
+        if created is None:
+            return False
+        listener, removed = created
+        await self.server.listen(listener.sock)  # in place of the socket whose file was removed
+        if removed is not None:
+            await self._files.call(removed.close)
+        return True
 
     # --- in the thread ---------------------------------------------------------------------------------
 
@@ -252,11 +256,13 @@ class _ServedSocket:
         if self._listener is not None:
             self._listener.close()
 
-    def _create(self) -> UnixListener | None:
-        if self._listener is not None and self._listener.is_intact():
+    def _create(self) -> tuple[UnixListener, UnixListener | None] | None:
+        """Create the socket, unless its file is there; return the new and the former one."""
+        removed = self._listener
+        if removed is not None and removed.is_intact():
             return None
         self._listener = UnixListener(self.path)
-        return self._listener
+        return self._listener, removed
 
 
 # --- the server --------------------------------------------------------------------------------------------
