@@ -181,8 +181,8 @@ def test_skipped_publications_lose_no_device(
 def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
     async def messages_after(age_s: float) -> tuple[bytes, ...] | None:
         subscribers = HealthSubscribers(Encoder())
-        subscribers.publish([device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
-        return subscribers._pending(HealthSubscriber(None))  # type: ignore[arg-type]
+        publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
+        return subscribers._pending(HealthSubscriber(None)).messages  # type: ignore[arg-type]
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
     assert not asyncio.run(messages_after(30.0))
@@ -195,6 +195,7 @@ class SentLists:
         self.lists: dict[str, list[bytes]] = {}
         monkeypatch.setattr("agent.serve.health.service.send_message_nowait", self._send_nowait)
         monkeypatch.setattr("agent.serve.health.service.send_shared_message", self._send)
+        monkeypatch.setattr("agent.serve.health.service.idle_stream", lambda *_: None)
 
     def _send_nowait(self, stream: str, message: bytes) -> bool:
         self.lists.setdefault(stream, []).append(message)
@@ -207,6 +208,12 @@ class SentLists:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> SentLists:
     return SentLists(monkeypatch)
+
+
+def publish(subscribers: HealthSubscribers, devices: Sequence[DeviceHealth], evaluated_ns: int) -> None:
+    """Publish devices and send them on all streams."""
+    subscribers.publish(devices, evaluated_ns)
+    subscribers.send_to_waiting()
 
 
 @contextlib.asynccontextmanager
@@ -228,15 +235,15 @@ def test_withheld_full_list_is_sent_with_the_next_report(sent: SentLists, is_new
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         old = [device("fast", timeout_s=30), device("slow", timeout_s=3600)]
-        subscribers.publish(old, ago(40 if is_new else 0))
+        publish(subscribers, old, ago(40 if is_new else 0))
         async with open_stream(subscribers, "stream"):
             if not is_new:
                 assert sent.lists.pop("stream") == [b"fast,slow"]
-                subscribers.publish(old, ago(40))  # nothing was read again
+                publish(subscribers, old, ago(40))  # nothing was read again
                 subscribers.resend_all()
             assert sent.lists == {}
-            subscribers.publish([device("fast", verified=2), old[1]], ago(0))
-            subscribers.publish([device("fast", verified=3), old[1]], ago(0))
+            publish(subscribers, [device("fast", verified=2), old[1]], ago(0))
+            publish(subscribers, [device("fast", verified=3), old[1]], ago(0))
             assert sent.lists == {"stream": [b"fast,slow", b"fast"]}
 
     asyncio.run(run())
@@ -248,14 +255,14 @@ def test_old_healthy_verdict_does_not_begin_its_lease_again(sent: SentLists) -> 
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         names = ["fast", "slow", "broken"]
-        subscribers.publish([device(name, timeout_s=30) for name in names], ago(0))
+        publish(subscribers, [device(name, timeout_s=30) for name in names], ago(0))
         async with open_stream(subscribers, "stream"):
             assert sent.lists.pop("stream") == [b"fast,slow,broken"]
             broken = unhealthy("broken")._replace(timeout_s=30)
             old = [device("fast", verified=2, timeout_s=30), device("slow", verified=2, timeout_s=60), broken]
-            subscribers.publish(old, ago(16))
+            publish(subscribers, old, ago(16))
             assert sent.lists.pop("stream") == [b"slow,broken"]
-            subscribers.publish([device("fast", verified=3, timeout_s=30), *old[1:]], ago(0))
+            publish(subscribers, [device("fast", verified=3, timeout_s=30), *old[1:]], ago(0))
             assert sent.lists == {"stream": [b"fast"]}
 
     asyncio.run(run())

@@ -1225,6 +1225,51 @@ int dh_health_fill(struct dh_health *list, uint32_t n, const uint8_t *columns);
 int64_t dh_health_encode(const struct dh_health *list, uint32_t n, const uint8_t *text,
                          size_t text_len, uint8_t *out, size_t cap, uint32_t *taken);
 
+#define DH_STREAM_FRAME 16384    /* smallest limit of the data in an HTTP/2 frame that a peer may set, bytes */
+#define DH_STREAM_MESSAGE 262144 /* longest message that dh_streams_send() sends, bytes */
+
+/* A stream of an HTTP/2 connection with nothing to send: no other bytes wait for its socket. */
+struct dh_stream {
+    int32_t fd;          /* the connection's socket */
+    uint32_t id;         /* number of the stream in its connection */
+    uint32_t frame_size; /* limit of the data in a frame, bytes */
+    uint32_t group;      /* streams with equal groups get equal messages */
+    int64_t room;        /* data that the peer's flow-control windows still allow, bytes */
+    uint64_t number;     /* last publication that the stream has got */
+    uint64_t sent;       /* data sent since the stream is in the array, bytes */
+    uint32_t unsent;     /* end of the last message's frames that the socket has not taken, bytes */
+    uint32_t lists;      /* messages sent since the stream is in the array */
+};
+
+/*
+ * dh_streams_send() - send one gRPC message, as DATA frames, to the streams of a group that have a publication.
+ * @streams: @n streams; each has a connection of its own
+ * @since:   publication that a stream must have to get the message
+ * @number:  publication that it has then
+ * @message: @len bytes; if @len is 0, nothing is sent, and only the publication counts
+ * @cut:     number of streams whose socket took only a part of the message
+ *
+ * Leaves out streams whose windows lack room or whose last message was not taken as a whole. A stream whose socket
+ * takes no byte, or has an error, stays as it was. If the socket takes a part, @unsent is the size of the rest, which
+ * the caller must send before any other byte. A message longer than DH_STREAM_MESSAGE is not sent.
+ *
+ * Return: the number of streams that got the message.
+ * Threads: any; the caller ensures that no other thread uses the array or writes to the sockets.
+ * Blocks: no.
+ */
+uint32_t dh_streams_send(struct dh_stream *streams, uint32_t n, uint32_t group, uint64_t since, uint64_t number,
+                         const uint8_t *message, uint32_t len, uint32_t *cut);
+
+/*
+ * dh_streams_behind() - count the streams that lack a publication or a part of their last message.
+ * @streams: @n streams
+ *
+ * Return: the number of such streams.
+ * Threads: any, as dh_streams_send().
+ * Blocks: no.
+ */
+uint32_t dh_streams_behind(const struct dh_stream *streams, uint32_t n, uint64_t number);
+
 /*
  * dh_confine() - take from this process what it does not need, before it loads a foreign library.
  * @parent:       process id of the parent; the kernel kills this process when the parent's thread that started

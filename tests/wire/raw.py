@@ -110,6 +110,16 @@ class RawClient:
                 self.send(frame(SETTINGS, ACK, 0))
         return kind, flags, stream, payload
 
+    def drain(self) -> int:
+        """Keep all bytes that have arrived for later frames; return their number."""
+        before, timeout_s = len(self._received), self.sock.gettimeout()
+        self.sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while data := self.sock.recv(1 << 16):
+                self._received += data
+        self.sock.settimeout(timeout_s)
+        return len(self._received) - before
+
     def next_of(self, kind: int, stream: int) -> tuple[int, bytes]:
         """Return flags and payload of the next frame of that type in that stream.
 

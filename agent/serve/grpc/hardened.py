@@ -28,6 +28,7 @@ import asyncio
 import logging
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
@@ -265,9 +266,22 @@ def end_without_log(stream: server.Stream[Any, Any]) -> None:
         wrapper._error = ClientGone(str(wrapper._error))
 
 
+class LentStream(ABC):
+    """Interface to a stream on whose connection another thread may send: see ``idle_streams.py``."""
+
+    @abstractmethod
+    def lend(self) -> None:
+        """Lend the stream again, if it still waits for a message and nothing waits to be sent."""
+
+    @abstractmethod
+    def take_back(self) -> None:
+        """Take the stream back, so that the event loop can use its connection."""
+
+
 class HardenedStream(protocol.Stream):
     """HTTP/2 stream that refuses messages above a size limit, and can send a message without waiting."""
 
+    _transport: "_LendingTransport"
     limit = REQUEST_LIMIT
     compressed = Status.UNIMPLEMENTED
     memory: OpenRequestBytes | None = None
@@ -366,6 +380,7 @@ class HardenedStream(protocol.Stream):
         assert self.id is not None
         while offset < len(data):
             await self.connection.write_ready.wait()
+            self._transport.take_back_lent()
             window = self._h2_connection.local_flow_control_window(self.id)
             size = min(window, WRITE_LIMIT, len(data) - offset)
             if size > 0 and self.send_nowait(data[offset : offset + size]):
@@ -399,6 +414,45 @@ class HardenedStream(protocol.Stream):
         """Transport of the stream's connection, whose write buffer all streams of the connection share."""
         return self._transport
 
+    @property
+    def frame_size(self) -> int:
+        """Largest size of the data in one frame to the peer [bytes]."""
+        return self._h2_connection.max_outbound_frame_size
+
+    @property
+    def room(self) -> int:
+        """Room in the flow control windows of the stream and its connection [bytes]."""
+        assert self.id is not None
+        return self._h2_connection.local_flow_control_window(self.id)
+
+    @property
+    def lent(self) -> LentStream | None:
+        """Stream of the same connection on which another thread may send; None: there is none."""
+        return self._transport.lent
+
+    @lent.setter
+    def lent(self, stream: LentStream | None) -> None:
+        self._transport.lent = stream
+
+    def is_idle(self) -> bool:
+        """Return True if the stream can send data, and no other data wait to be sent on its connection."""
+        if self.id is None or self._transport.is_closing():
+            return False
+        self.connection.flush()
+        return not self._transport.get_write_buffer_size() and reserve_window(self._h2_connection, self.id, 0)
+
+    def use_window(self, size: int) -> None:
+        """Subtract the size of data that another thread has sent from the flow control windows [bytes]."""
+        connection = self._h2_connection
+        connection.outbound_flow_control_window -= size
+        if self.id is not None and (stream := connection.streams.get(self.id)) is not None:
+            stream.outbound_flow_control_window -= size
+
+    def write_rest(self, rest: bytes) -> None:
+        """Send the end of a frame whose beginning was sent by another thread."""
+        if not self._transport.is_closing():
+            self._transport.write(rest)
+
     def end_unread(self, error: GRPCError) -> None:
         """End a server's stream with a status; if the peer reads nothing at all, abort the connection."""
         if self._transport.get_write_buffer_size() or self.wrapper is None:
@@ -426,6 +480,7 @@ class HardenedStream(protocol.Stream):
         connection, stream_id = self._h2_connection, self.id
         if stream_id is None or not self.connection.write_ready.is_set():
             return False
+        self._transport.take_back_lent()
         if not reserve_window(connection, stream_id, size):
             return False
         before = connection.data_to_send()
@@ -534,6 +589,41 @@ class ControlFrameBudget:
                 raise TooManyControlFrames("the client sends too many HTTP/2 control frames")
 
 
+class _LendingTransport(asyncio.Transport):
+    """Transport of a connection, which takes a lent stream back before each use."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self.lent: LentStream | None = None
+
+    def take_back_lent(self) -> None:
+        """Take the stream of the connection back that another thread may use, if there is one."""
+        if self.lent is not None:
+            self.lent.take_back()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.take_back_lent()
+        self._transport.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def close(self) -> None:
+        self.take_back_lent()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self.take_back_lent()
+        self._transport.abort()
+
+
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
     memory: OpenRequestBytes | None = None
@@ -609,10 +699,12 @@ class HardenedProtocol(protocol.H2Protocol):
     unsent: UnsentMessages | None = None
     uid = -1
     """User id of the peer's process; -1: not known."""
+    transport: _LendingTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
+        transport = _LendingTransport(transport)
         connection = _Connection(self.connection._connection, transport, config=self.config)
         connection.stream_class = self.stream_class
         connection.memory = self.memory
@@ -629,6 +721,18 @@ class HardenedProtocol(protocol.H2Protocol):
             table[kind] = partial(budget.charge_frame, table[kind], cost)
 
     def data_received(self, data: bytes) -> None:
+        """Handle data of the peer; a stream of the connection that is lent to another thread is taken back
+        meanwhile, because the data may change the windows or end the stream."""
+        lent = self.transport.lent
+        if lent is not None:
+            lent.take_back()
         super().data_received(data)
+        if lent is not None:
+            lent.lend()
         if self.transport.get_write_buffer_size() > UNREAD_LIMIT:
             self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the connection; no other thread may use its socket any more, which is closed next."""
+        self.transport.take_back_lent()
+        super().connection_lost(exc)

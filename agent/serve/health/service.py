@@ -12,13 +12,14 @@ the device's sources again, the verdict changed, or the device was reported Unkn
 """
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpclib.const
 import grpclib.server
@@ -28,6 +29,7 @@ from agent.model.report import Report
 from agent.model.time import NS
 from agent.serve.grpc.codec import EmptyRequest
 from agent.serve.grpc.hardened import send_message_nowait, send_shared_message
+from agent.serve.grpc.idle_streams import IdleStream, IdleStreams, idle_stream
 from agent.system.threads.latest_value import LatestValue
 
 HealthListEncoder = Callable[[Sequence[DeviceHealth], int], list[bytes]]
@@ -191,13 +193,20 @@ stream's end here.
 
 
 class HealthPublisher:
-    """Task that publishes each new report to the health streams of every driver's socket."""
+    """Task that publishes each new report to the health streams of every driver's socket.
+
+    The thread that publishes a report also sends it, at once, to the streams that are lent to it
+    (``idle_streams.py``). The event loop sends it to all others.
+    """
 
     def __init__(
         self, latest: LatestValue[Report], encode: HealthListEncoder, drivers: Sequence[str]
     ) -> None:
         self._latest = latest
-        self._subscribers = {driver: HealthSubscribers(encode) for driver in drivers}
+        self._lock = threading.RLock()
+        self._published = 0
+        """Version of the last report that was published to the streams."""
+        self._subscribers = {driver: HealthSubscribers(encode, self._lock) for driver in drivers}
 
     def subscribers_of(self, driver: str) -> "HealthSubscribers":
         """Return the open health streams of one driver's socket."""
@@ -211,26 +220,54 @@ class HealthPublisher:
 
         Raises ValueError if a report names a device twice.
         """
-        version, report = await self._latest.wait_newer(0)
-        while True:
-            for driver, subscribers in self._subscribers.items():
-                subscribers.publish(devices_of_socket(report, driver), report.at.mono_ns)
-            leases = [lease for one in self._subscribers.values() if (lease := one.unknown_lease_s)]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(leases) / 2 if leases else None):
-                    version, report = await self._latest.wait_newer(version)
+        with self._latest.observed_by(self._publish_at_once):
+            version, report = await self._latest.wait_newer(0)
+            while True:
+                self._publish(version, report)
+                for subscribers in self._subscribers.values():
+                    subscribers.send_to_waiting()
+                leases = [lease for one in self._subscribers.values() if (lease := one.unknown_lease_s)]
+                try:
+                    async with asyncio.timeout(min(leases) / 2 if leases else None):
+                        version, report = await self._latest.wait_newer(version)
+                except TimeoutError:
+                    self._publish(version, report, is_repeat=True)
+
+    def _publish(self, version: int, report: Report, *, is_repeat: bool = False) -> None:
+        """Publish a report to the streams, and send it on those that are lent, unless this was done before.
+        Thread-safe."""
+        with self._lock:
+            if version > self._published or (is_repeat and version == self._published):
+                for driver, subscribers in self._subscribers.items():
+                    subscribers.publish(devices_of_socket(report, driver), report.at.mono_ns)
+                self._published = version
+
+    def _publish_at_once(self, version: int, report: Report) -> None:
+        """Publish a report in the thread that publishes it, unless the event loop is busy with the streams.
+
+        The event loop, which is woken next, publishes the report otherwise, and raises what fails here.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                with suppress(ValueError, RuntimeError):
+                    self._publish(version, report)
+            finally:
+                self._lock.release()
 
 
 class HealthSubscribers:
     """Health streams of one socket, and the devices that each stream must send next.
 
-    Used only in the event loop.
+    Used only in the event loop, except :meth:`publish`.
 
     A client that reads slowly skips lists, and delays no other stream.
     """
 
-    def __init__(self, encode: HealthListEncoder) -> None:
+    def __init__(self, encode: HealthListEncoder, lock: "threading.RLock | None" = None) -> None:
+        """Create an empty set of streams; ``lock`` guards what two threads use."""
         self._feed = HealthFeed(encode)
+        self._lock = lock or threading.RLock()
+        self._lent = IdleStreams(self._lock)
         self._waiting: dict[HealthSubscriber, asyncio.Future[None]] = {}
         self._muted = False
         self._resend_count = 0
@@ -241,9 +278,10 @@ class HealthSubscribers:
         """Size of the device lists sent on all streams of the socket [bytes]."""
 
     def publish(self, devices: Sequence[DeviceHealth], evaluated_ns: int) -> None:
-        """Replace the devices by those of a new report, and send the changed ones on every stream.
+        """Replace the devices by those of a new report, and send the changed ones on all lent streams.
 
-        Devices that were read again or are Unknown count as changed.
+        Devices that were read again or are Unknown count as changed. :meth:`send_to_waiting` sends them on
+        all other streams. Thread-safe.
 
         Args:
             devices: Devices of the report.
@@ -252,38 +290,68 @@ class HealthSubscribers:
         Raises:
             ValueError: A device appears twice.
         """
-        self._feed.publish(devices)
-        self._evaluated_ns = evaluated_ns
-        if not self._muted:
-            self._send_to_waiting()
+        with self._lock:
+            since, number = self._feed.number, self._feed.publish(devices)
+            self._evaluated_ns = evaluated_ns
+            if self._muted or not self._lent.table:
+                return
+            age_s = self._age_s()
+            for extra_lease_s in (0, EXTRA_LEASE_S):
+                if not self._lent.table.has_group(extra_lease_s):
+                    continue
+                messages = self._feed.pending_messages(since, extra_lease_s, age_s)
+                if len(messages) <= 1:
+                    message = messages[0] if messages else b""
+                    count = self._lent.table.send(message, group=extra_lease_s, since=since, number=number)
+                    if message:
+                        self.lists += count
+                        self.sent_bytes += count * len(message)
 
     @property
     def unknown_lease_s(self) -> float | None:
         """Smallest lease if all devices are Unknown [s]; None: a device is not Unknown, or there is none."""
-        return self._feed.unknown_lease_s
+        with self._lock:
+            return self._feed.unknown_lease_s
 
     def mute(self) -> None:
         """Send no devices on any stream until :meth:`resend_all`; the streams stay open."""
-        self._muted = True
+        with self._lock:
+            self._muted = True
 
     def resend_all(self) -> None:
         """Send all devices again on every stream, and end the effect of :meth:`mute`."""
-        self._muted = False
-        self._resend_count += 1
-        self._send_to_waiting()
+        with self._lock:
+            self._muted = False
+            self._resend_count += 1
+        self._send_to(tuple(self._waiting))
 
     def repeat_fresh(self) -> None:
         """Send all devices again on every stream, unless streams are muted or the last report is too old."""
-        if not self._muted and self._feed.is_repeatable(self._age_s()):
-            self._resend_count += 1
-            self._send_to_waiting()
+        with self._lock:
+            is_repeatable = not self._muted and self._feed.is_repeatable(self._age_s())
+        if is_repeatable:
+            self.resend_all()
 
     def _age_s(self) -> float:
         return (time.monotonic_ns() - self._evaluated_ns) / NS
 
-    def _send_to_waiting(self) -> None:
-        for subscriber, wake in tuple(self._waiting.items()):
-            if not self._send_at_once(subscriber) and not wake.done():
+    def send_to_waiting(self) -> None:
+        """Send the devices of the last report on the streams that have not got them yet."""
+        with self._lock:
+            if self._muted:
+                return
+            number = self._feed.number
+            if len(self._lent.table) == len(self._waiting) and not self._lent.table.count_behind(number):
+                return
+        self._send_to([one for one in self._waiting if not one.is_lent or one.is_behind(number)])
+
+    def _send_to(self, subscribers: "Sequence[HealthSubscriber]") -> None:
+        for subscriber in subscribers:
+            subscriber.take_back()
+            wake = self._waiting[subscriber]
+            if self._send_at_once(subscriber):
+                self._lend(subscriber)
+            elif not wake.done():
                 wake.set_result(None)
 
     async def serve(self, subscriber: "HealthSubscriber") -> None:
@@ -292,53 +360,65 @@ class HealthSubscribers:
         Devices that were read again or are Unknown count as changed.
         """
         while True:
-            number, repeats = self._feed.number, self._resend_count
-            messages = self._pending(subscriber)
-            if messages is None:
+            pending = self._pending(subscriber)
+            if pending.messages is None:
                 await self._wait_pending(subscriber)
                 continue
-            for message in messages:
+            for message in pending.messages:
                 subscriber.has_sent = True
                 await send_shared_message(subscriber.stream, message)
                 self._count(message)
                 await asyncio.sleep(0)  # a peer that reads everything at once must not occupy the loop
-            subscriber.number, subscriber.resend_count = number, repeats
-            if (number, repeats) == (self._feed.number, self._resend_count):
+            subscriber.number, subscriber.resend_count = pending.number, pending.resend_count
+            if self._is_current(subscriber):
                 await self._wait_pending(subscriber)
 
     def _count(self, message: bytes) -> None:
-        self.lists += 1
-        self.sent_bytes += len(message)
+        with self._lock:
+            self.lists += 1
+            self.sent_bytes += len(message)
 
-    def _pending(self, subscriber: "HealthSubscriber") -> tuple[bytes, ...] | None:
-        """Return the lists that a stream must send now.
+    def _is_current(self, subscriber: "HealthSubscriber") -> bool:
+        """Return whether a stream was sent the last report, and all devices as often as was required."""
+        with self._lock:
+            return (subscriber.number, subscriber.resend_count) == (self._feed.number, self._resend_count)
 
-        None: the stream must send all devices, but the last report is too old; the next report has them.
-        """
-        if self._muted:
-            return ()
-        since, age_s = (
-            subscriber.number if subscriber.resend_count == self._resend_count else 0,
-            self._age_s(),
-        )
-        if since == 0 and not self._feed.is_current(age_s):
-            return None
-        return self._feed.pending_messages(since, subscriber.extra_lease_s, age_s)
+    def _pending(self, subscriber: "HealthSubscriber") -> "PendingLists":
+        """Return the lists that a stream must send now."""
+        with self._lock:
+            number, resend_count = self._feed.number, self._resend_count
+            messages: tuple[bytes, ...] | None = ()
+            if not self._muted:
+                since = subscriber.number if subscriber.resend_count == resend_count else 0
+                age_s = self._age_s()
+                messages = None
+                if since or self._feed.is_current(age_s):
+                    messages = self._feed.pending_messages(since, subscriber.extra_lease_s, age_s)
+            return PendingLists(number, resend_count, messages)
 
     async def _wait_pending(self, subscriber: "HealthSubscriber") -> None:
         """Wait until a stream has devices that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
+        self._lend(subscriber)
         try:
             await wake
         finally:
+            subscriber.take_back()
             del self._waiting[subscriber]
+
+    def _lend(self, subscriber: "HealthSubscriber") -> None:
+        """Lend a waiting stream to the thread that publishes reports, if it was sent the last report."""
+        with self._lock:
+            if subscriber.number and self._is_current(subscriber):
+                subscriber.lend(self._lent)
 
     def _send_at_once(self, subscriber: "HealthSubscriber") -> bool:
         """Send the devices that a stream must send if its client's flow control window has room.
 
         Returns True if no device of the last report remains to be sent.
         """
-        messages = self._pending(subscriber)
+        pending = self._pending(subscriber)
+        messages = pending.messages
         if messages is None:
             return True
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
@@ -346,8 +426,20 @@ class HealthSubscribers:
         if messages:
             subscriber.has_sent = True
             self._count(messages[0])
-        subscriber.number, subscriber.resend_count = self._feed.number, self._resend_count
+        subscriber.number, subscriber.resend_count = pending.number, pending.resend_count
         return True
+
+
+class PendingLists(NamedTuple):
+    """Lists that a stream must send, and what it has got then."""
+
+    number: int
+    """Publication that the stream has got then."""
+    resend_count: int
+    """Number of times that all devices were sent again then."""
+    messages: tuple[bytes, ...] | None
+    """Encoded lists; None: the stream must send all devices, but the last report is too old; the next report
+    has them."""
 
 
 class HealthSubscriber:
@@ -361,6 +453,33 @@ class HealthSubscriber:
         """Whether a list was sent, or its sending has begun."""
         self.number = 0
         self.resend_count = 0
+        self._idle: IdleStream | None = None
+
+    @property
+    def is_lent(self) -> bool:
+        """True while the thread that publishes reports may send on the stream."""
+        return self._idle is not None and self._idle.is_lent
+
+    def is_behind(self, number: int) -> bool:
+        """Return whether a lent stream has not got a publication in full."""
+        return self._idle is not None and self._idle.is_behind(number)
+
+    def lend(self, streams: IdleStreams) -> None:
+        """Lend the stream to the thread that publishes reports, if no data wait on its connection."""
+        if self._idle is None:
+            self._idle = idle_stream(streams, self.stream, self, self.extra_lease_s)
+        if self._idle is not None:
+            self._idle.lend()
+
+    def take_back(self) -> None:
+        """Take the stream back if it is lent."""
+        if self._idle is not None:
+            self._idle.take_back()
+
+    def note_sent(self, number: int, lists: int) -> None:
+        """Note that the stream got publication ``number`` and ``lists`` lists while it was lent."""
+        self.number = number
+        self.has_sent = self.has_sent or lists > 0
 
 
 class HealthService:

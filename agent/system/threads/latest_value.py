@@ -6,6 +6,7 @@ There is no queue: a newer value replaces a value that no task has received.
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,13 +27,32 @@ class LatestValue(Generic[T]):
         self._waiting: set[asyncio.Future[None]] = set()
         self._wake_pending = False
         self._delivered = 0
+        self._observers: tuple[Callable[[int, T], None], ...] = ()
+
+    @contextlib.contextmanager
+    def observed_by(self, observer: Callable[[int, T], None]) -> Iterator[None]:
+        """Call ``observer`` with the version and value of each publication in a ``with`` block.
+
+        It is called in the publishing thread, before tasks wake. It must not block, and raises nothing.
+        """
+        with self._lock:
+            self._observers = (*self._observers, observer)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._observers = tuple(one for one in self._observers if one != observer)
 
     def publish(self, value: T) -> int:
         """Replace the value, wake waiting tasks and return the value's version. Thread-safe. Never blocks."""
         with self._lock:
             self._version += 1
             self._value = value
-            version, loop = self._version, None if self._wake_pending else self._loop
+            version, observers = self._version, self._observers
+        for observer in observers:
+            observer(version, value)
+        with self._lock:
+            loop = None if self._wake_pending else self._loop
             self._wake_pending = self._wake_pending or loop is not None
         if loop is not None:  # the lock is free: the loop's thread wants it as soon as it wakes
             with contextlib.suppress(RuntimeError):  # the loop is closed
