@@ -16,10 +16,12 @@ from typing import Final
 
 import pytest
 from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.bench.file_trees import temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
 from agent.bench.processes import (
+    UNIT,
     FakeNvml,
     FakeNvmlUnavailable,
     LowerBoundUnavailable,
@@ -27,9 +29,11 @@ from agent.bench.processes import (
     drahealth_program,
     run_program,
     split_into_batches,
+    start_agent,
     start_hugepage_limit_hitter,
     start_lower_bound,
     start_module,
+    unit_environment,
     write_gpu_scenario,
 )
 from agent.bench.python_readers import ReopeningReader, flatten_values, sweep_files, sweep_values
@@ -78,8 +82,9 @@ EXPECTED: Final = {
     "detect": {"detect.file.10ms"},
     "trace": {f"trace.{key}" for key, _ in HOPS}
     | {"trace.all", "trace.bare.trio", "trace.bare.asyncio", "trace.bare.socket"},
-    "idle": {"idle.cpu.new", "idle.rss", "idle.wakes"},
-    "startup": {"startup.floor", "startup.help.rss", "startup.told", "startup.imports"},
+    "idle": {"idle.cpu.new", "idle.rss", "idle.rss.floor", "idle.wakes"},
+    "startup": {"startup.floor", "startup.help.rss", "startup.list", "startup.imports"}
+    | {"startup.8gpus.list", "startup.agent.rss.floor"},
     "scale": {"scale.encode.8", "scale.decide.2", "scale.poll.4", "scale.rss.8"},
     "soak": {"soak.rss.growth", "soak.descriptors.growth", "soak.kernel.growth", "soak.events"},
 }
@@ -402,3 +407,19 @@ def test_start_module_ends_its_process() -> None:
         pid = hitter.pid
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def environ_of_agent(directory: Path, extra: dict[str, str]) -> set[str]:
+    """Return the environment of an agent that a suite starts."""
+    with start_agent(directory, [], environment=extra) as pid:
+        environ = Path(f"/proc/{pid}/environ")
+        eventually(environ.read_text, "the kernel has set up the program")
+        return set(environ.read_text().split("\0"))
+
+
+def test_agent_of_a_suite_has_the_environment_of_the_unit(tmp_path: Path) -> None:
+    unit = (Path(__file__).parents[1] / UNIT).read_text()
+    variables = dict(re.findall(r"^Environment=(\w+)=(.*)$", unit, re.MULTILINE))
+    assert unit_environment() == variables != {}
+    assert {f"{name}={value}" for name, value in variables.items()} <= environ_of_agent(tmp_path, {})
+    assert "PYTHONMALLOC=pymalloc" in environ_of_agent(tmp_path, {"PYTHONMALLOC": "pymalloc"})

@@ -41,11 +41,22 @@ class ProcessError(MeasurementError):
     """A process of a benchmark ended, or did not print the expected line in time."""
 
 
+UNIT: Final = "deploy/drahealth.service"
+
+
+def unit_environment() -> Mapping[str, str]:
+    """Return the environment variables that the systemd unit sets for the agent; empty without a checkout."""
+    root = find_checkout()
+    lines = (root / UNIT).read_text().splitlines() if root else []
+    settings = (line.split("=", 2) for line in lines if line.startswith("Environment="))
+    return {name: value for _, name, value in settings}
+
+
 @contextlib.contextmanager
 def start_agent(
     runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Run ``python -m agent run`` in a ``with`` block; yield its PID.
+    """Run ``python -m agent run`` in a ``with`` block, with the environment of the unit; yield its PID.
 
     Args:
         runtime_dir: Directory of the agent's sockets, configuration and log.
@@ -60,7 +71,7 @@ def start_agent(
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("DRAHEALTH_", "NOTIFY_"))
     }
-    variables |= environment or {}
+    variables |= {**unit_environment(), **(environment or {})}
     with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=variables) as process:
         try:
             yield process.pid
@@ -283,7 +294,7 @@ def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.Abstr
 _PRINT_STATUS: Final = (
     "import atexit; atexit.register(lambda: print('\\n' + open('/proc/self/status').read()))"
 )
-_PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.M)
+_MEMORY: Final = re.compile(r"^VmHWM:\s+(\d+) kB$.*^VmRSS:\s+(\d+) kB$", re.M | re.S)
 _MAIN: Final = "import sys; sys.argv[1:] = {}; from agent.cli.main import main; sys.exit(main())"
 
 
@@ -293,6 +304,8 @@ class ProcessRun(NamedTuple):
     took_ns: int
     peak_rss: int
     """Largest resident memory that the process had [bytes]."""
+    end_rss: int
+    """Resident memory at the end of the program [bytes]."""
     output: str
 
 
@@ -301,21 +314,23 @@ def drahealth_program(*arguments: object) -> str:
     return _MAIN.format([str(argument) for argument in arguments])
 
 
-def run_program(code: str, exit_codes: Container[int] = (0,)) -> ProcessRun:
-    """Run the Python program ``code`` to its end.
+def run_program(
+    code: str, exit_codes: Container[int] = (0,), environment: Mapping[str, str] | None = None
+) -> ProcessRun:
+    """Run the Python program ``code`` to its end; ``environment`` has further environment variables.
 
     Raises:
         MeasurementError: The exit status is not in ``exit_codes``.
     """
     start_ns = time.monotonic_ns()
-    done = subprocess.run(
-        [sys.executable, "-c", f"{_PRINT_STATUS}\n{code}"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", f"{_PRINT_STATUS}\n{code}"]
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     took_ns = time.monotonic_ns() - start_ns
-    peak = _PEAK.search(done.stdout)
-    if done.returncode not in exit_codes or peak is None:
+    memory = _MEMORY.search(done.stdout)
+    if done.returncode not in exit_codes or memory is None:
         raise MeasurementError(f"program {code!r}: exit status {done.returncode}: {done.stderr[-1000:]}")
-    return ProcessRun(took_ns, int(peak[1]) * 1024, done.stdout)
+    return ProcessRun(took_ns, int(memory[1]) * 1024, int(memory[2]) * 1024, done.stdout)
 
 
 SOURCE: Final = "benchmarks/lower_bound.c"

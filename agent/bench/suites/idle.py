@@ -4,10 +4,11 @@ CPU time is the scheduler's account of each thread (schedstat); wakeups are volu
 include the threads that live from the start to the end of the measurement, also those of the process that
 calls NVML.
 
-Suite ``startup``: the start-up time and memory of imports, ``drahealth --help``, and an agent until its
-first message.
+Suite ``startup``: the start-up time and memory of imports, ``drahealth --help``, and agents without and with
+GPUs until their first message.
 
-Each program is a process; programs run in turns. The lower bound is an interpreter that does nothing.
+Each program is a process; programs run in turns. The lower bound is an interpreter that does nothing; that of
+an agent's memory is an interpreter with the libraries that an agent uses.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.idle_counts import START_IMPORTS
@@ -46,6 +47,7 @@ from agent.bench.processes import (
     run_program,
     start_agent,
     start_subscriber,
+    unit_environment,
     write_gpu_scenario,
 )
 from agent.bench.result import (
@@ -120,6 +122,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
             rows.append(_row("heartbeats", "heartbeats in this time", heartbeats, "1"))
             rows += _heartbeat_rows(before, after, heartbeats)
             rows += _memory_rows(pid)
+            rows.insert(-3, _library_row("idle.rss.floor"))
             agent_cost = measure_cost(pid, before, after, duration_s) if run_size.peers else None
             rows += _call_rows(run_size, outcome, pid)
             # last: the answer costs the agent some memory
@@ -229,6 +232,26 @@ def _call_rows(run_size: RunSize, outcome: SuiteOutcome, pid: int) -> list[Resul
     ]
 
 
+LIBRARIES: Final = """
+from agent.system.deferred_modules import defer_modules
+defer_modules()
+import argparse, ctypes.util, dataclasses, json, logging, sqlite3, tomllib
+import asyncio, grpclib.server, msgspec, trio
+from agent.native import _core
+asyncio.run(asyncio.sleep(0))
+trio.run(trio.sleep, 0)
+sqlite3.connect(":memory:").execute("SELECT 1").close()
+"""
+"""Program that loads the libraries of an agent and does nothing."""
+
+
+def _library_row(key: str) -> ResultRow:
+    """Measure the memory of an interpreter with the agent's libraries and the environment of the unit."""
+    done = run_program(LIBRARIES, environment=unit_environment())
+    label = "  lower bound: the interpreter and the agent's libraries"
+    return row_from_samples(key, label, (done.end_rss,), "B")
+
+
 def _memory_rows(pid: int) -> list[ResultRow]:
     rss, pss = read_memory(pid)
     return [
@@ -284,7 +307,7 @@ def run_startup(run_size: RunSize) -> SuiteOutcome:
         for key, processes in runs.items()
     ]
     outcome.tables.append(ResultTable("peak memory (RSS)", tuple(sizes), section=section))
-    outcome.tables.append(_measure_agent_starts(run_size))
+    outcome.tables.append(_measure_agent_starts(run_size, outcome))
     if run_size.imports:
         outcome.tables.append(_measure_imports())
     else:
@@ -292,34 +315,72 @@ def run_startup(run_size: RunSize) -> SuiteOutcome:
     return outcome
 
 
-def _measure_agent_starts(run_size: RunSize) -> ResultTable:
-    ready: list[int] = []
-    first_message: list[int] = []
-    sizes: list[int] = []
-    library = ""
+ANY: Final = "$^"
+GPU: Final = r"gpu-\d+"
+
+
+def _measure_agent_starts(run_size: RunSize, outcome: SuiteOutcome) -> ResultTable:
+    """Measure starts of agents without and with GPUs, in turns, and their memory after the first list."""
+    starts: dict[int, list[_AgentStart]] = {0: [], GPUS: []}
     for _ in range(run_size.starts):
-        with temporary_directory() as directory, contextlib.ExitStack() as stack:
-            notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            notify.bind(str(directory / "notify"))
-            notify.settimeout(READY_S)
-            client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^"))
-            start_ns = time.monotonic_ns()
-            flags = ["--cgroupfs-root", str(directory / "none")]
-            environment = {"NOTIFY_SOCKET": str(directory / "notify")}
-            pid = stack.enter_context(start_agent(directory, flags, environment=environment))
-            ready.append(_wait_for_ready(notify) - start_ns)
-            first_message.append(client.wait(lambda line: "found" in line)["t_ns"] - start_ns)
-            sizes.append(read_resident_bytes(pid))
-            library = client.library
-    rows = (
-        row_from_samples("startup.ready", "process start to READY=1", seconds_from_ns(ready), "s"),
-        row_from_samples(
-            "startup.told", "process start to a subscriber's first list", seconds_from_ns(first_message), "s"
-        ),
-        row_from_samples("startup.agent.rss", "RSS after the first list", sizes, "B"),
-    )
-    notes = (f"{library}, started before the agent and waiting for the socket",)
-    return ResultTable("drahealth run", rows, notes=notes)
+        for gpus in list(starts):
+            try:
+                starts[gpus].append(_start_once(gpus))
+            except FakeNvmlUnavailable as unavailable:
+                outcome.skipped.append(f"startup: without GPUs: {unavailable}")
+                del starts[gpus]
+    rows: list[ResultRow] = []
+    for gpus, runs in starts.items():
+        key, of = (f"startup.{gpus}gpus", f", {gpus} GPUs") if gpus else ("startup", "")
+        ready, first = ([one.ready_ns for one in runs], [one.first_list_ns for one in runs])
+        label = "process start to a subscriber's first list"
+        rows += [
+            row_from_samples(f"{key}.ready", f"process start to READY=1{of}", seconds_from_ns(ready), "s"),
+            row_from_samples(f"{key}.list", f"{label}{of}", seconds_from_ns(first), "s"),
+            row_from_samples(
+                f"{key}.agent.rss", f"RSS after the first list{of}", [one.rss for one in runs], "B"
+            ),
+        ]
+    rows.append(_library_row("startup.agent.rss.floor"))
+    notes = (f"{starts[0][0].library}, started before the agent and waiting for the socket",)
+    return ResultTable("drahealth run", tuple(rows), notes=notes)
+
+
+class _AgentStart(NamedTuple):
+    """One start of an agent."""
+
+    ready_ns: int
+    """Duration until READY=1."""
+    first_list_ns: int
+    """Duration until a subscriber received a list with all devices."""
+    rss: int
+    library: str
+    """gRPC library of the subscriber."""
+
+
+def _start_once(gpus: int) -> _AgentStart:
+    """Start an agent with `gpus` GPUs of the fake NVML and stop it after its first list.
+
+    Raises:
+        FakeNvmlUnavailable: The fake NVML cannot be built.
+    """
+    with temporary_directory() as directory, contextlib.ExitStack() as stack:
+        flags = ["--cgroupfs-root", str(directory / "none")]
+        environment = {"NOTIFY_SOCKET": str(directory / "notify")}
+        if gpus:
+            fake = write_gpu_scenario(directory, gpus)
+            flags += ["--nvml-library", str(fake.library)]
+            environment |= fake.environment
+        notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        notify.bind(environment["NOTIFY_SOCKET"])
+        notify.settimeout(READY_S)
+        marker = GPU if gpus else ANY
+        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, marker))
+        start_ns = time.monotonic_ns()
+        pid = stack.enter_context(start_agent(directory, flags, environment=environment))
+        ready_ns = _wait_for_ready(notify) - start_ns
+        first = client.wait(lambda line: "found" in line and len(set(line["found"])) >= gpus)
+        return _AgentStart(ready_ns, first["t_ns"] - start_ns, read_resident_bytes(pid), client.library)
 
 
 def _wait_for_ready(notify: socket.socket) -> int:

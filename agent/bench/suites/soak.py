@@ -88,7 +88,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
         write_sysfs(directory / "sys")
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(tree.cgroupfs)]
         flags += ["--kubelet-cgroup-root", tree.kubelet_root, "--sysfs-root", str(directory / "sys")]
-        environment: Mapping[str, str] = {"PYTHONMALLOC": "malloc"}  # as in the systemd unit
+        environment: Mapping[str, str] = {}
         fake: FakeNvml | None = None
         with contextlib.ExitStack() as stack:
             try:
@@ -97,7 +97,7 @@ def run(run_size: RunSize) -> SuiteOutcome:
                 outcome.skipped.append(f"soak: without GPUs: {unavailable}")
             else:
                 flags += ["--nvml-library", str(fake.library)]
-                environment = {**environment, **fake.environment}
+                environment = fake.environment
             pid = stack.enter_context(start_agent(directory, flags, environment=environment))
             with start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^") as client:
                 client.wait(lambda line: "found" in line)
