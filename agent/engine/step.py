@@ -283,7 +283,7 @@ def step(
         of_declared = [sample for subject in declared.devices for sample in custom.samples(subject)]
         snapshot = replace(snapshot, checks=(*snapshot.checks, *of_declared))
     found, verdict_cache = declared_verdicts(
-        evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache
+        evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache, parts
     )
     own_devices = in_report_order(tuple(own))  # reported before declared devices
     known = {**own_devices, **declared.known}

@@ -148,7 +148,10 @@ class Evaluation:
         """Evaluate the rules whose sources exist, with ``view`` as their input, and apply their results."""
         for rule in rules:
             if rule.source in self.sources and (change := self.change_of(subject, rule)) is not None:
-                self.apply_result(subject, rule, evaluate_rule(rule, view, change.limit))
+                result = evaluate_rule(rule, view, change.limit)
+                if result is OK and not rule.counts_growth and subject not in self._subjects:
+                    continue  # the most frequent case, and nothing changes
+                self.apply_result(subject, rule, result)
 
     def change_of(self, subject: Subject, rule: Rule) -> RuleChange | None:
         """Return the operator's changes of a rule for a subject (a device, a cgroup or the machine). None:

@@ -266,8 +266,8 @@ def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> in
     """Return the lease of a verdict: the time for which the kubelet trusts it [s]. The lease is the
     configured one, but at least three periods of the slowest source, so that the verdict does not expire
     between two passes (readings)."""
-    slowest_ns = max(map(_period_ns, sources), default=0)
-    return max(evaluation.settings.lease_s, -(-3 * slowest_ns // NS))
+    slowest_ns, lease_s = max(map(_period_ns, sources), default=0), evaluation.settings.lease_s
+    return lease_s if 3 * slowest_ns <= lease_s * NS else -(-3 * slowest_ns // NS)
 
 
 # --- comparison of reports ---------------------------------------------------------------------------------

@@ -201,9 +201,10 @@ class DeviceHealth(NamedTuple):
 
         The lease is the time for which the kubelet trusts the health.
         """
-        pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
-        fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
-        return _new(DeviceHealth, fields)
+        return _new(DeviceHealth, (*self[:_VERIFIED], verified, timeout_s, *self[_VERIFIED + 2 :]))
+
+
+_VERIFIED: Final = DeviceHealth._fields.index("verified")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,12 @@ A read of a GPU usually changes only a heartbeat and a temperature. So a record 
 section with unchanged bytes keeps its decoded value.
 """
 
+import dataclasses
 import errno
 import struct
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from agent.model.gpu import (
@@ -191,7 +194,7 @@ _SECTIONS: Final = {
     "events": _section("event_count", "event_mask", _decode_events),
     "xids": _section("xid", "", _decode_xids),
 }
-"""Parts of a GPU's record that rarely change, in the order of the fields of :class:`_RareSections`."""
+"""Parts of a GPU's record that rarely change."""
 
 
 class _RareSections(NamedTuple):
@@ -199,14 +202,18 @@ class _RareSections(NamedTuple):
 
     raw: bytes
     """Bytes of a GPU's record without status and readings."""
-    links: int
-    event_mask: int
-    xids_forgotten: int
-    link_errors: tuple[int, ...]
     identity: tuple[str, str, str, str]
-    migs: tuple[MigSample, ...]
-    events: Mapping[GpuEvent, EventCount]
-    xids: tuple[XidCount, ...]
+    """UUID, PCI address, name and serial number."""
+    tail: tuple[Any, ...]
+    """Values of the fields of :class:`GpuSample` after ``readings``, in their order."""
+
+
+class _UnchangedRecord(NamedTuple):
+    """Bytes of a GPU's record without its status, and the values that they were decoded to."""
+
+    raw: bytes
+    rare: _RareSections
+    readings: Mapping[GpuField, Reading]
 
 
 class GpuRecordDecoder:
@@ -216,6 +223,7 @@ class GpuRecordDecoder:
         self._sections: dict[tuple[int, str], tuple[bytes, Any]] = {}
         self._rare: dict[int, _RareSections] = {}
         self._readings: dict[int, DecodedReadings] = {}
+        self._records: dict[int, _UnchangedRecord] = {}
 
     def decode(self, data: CopiedBytes) -> NvmlSample:
         """Decode one copy of all GPU records, made by ``dh_gpus_read()``."""
@@ -266,44 +274,55 @@ class GpuRecordDecoder:
         raw, known = data[_READINGS_SECTION.stop :], self._rare.get(slot)
         if known is None or known.raw != raw:
             record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
-            sections = [self._decode_section(data, slot, name) for name in _SECTIONS]
-            known = _RareSections(raw, record.links, record.event_mask, record.xid_evicted, *sections)
-            self._rare[slot] = known
+            link_errors, identity, migs, events, xids = (
+                self._decode_section(data, slot, name) for name in _SECTIONS
+            )
+            tail = (record.links, link_errors, migs, events, record.event_mask, xids, record.xid_evicted)
+            known = self._rare[slot] = _RareSections(raw, identity, tail)
         return known
 
+    def _decode_rest(self, data: bytes, raw: bytes, slot: int) -> _UnchangedRecord:
+        """Decode the record of a GPU without its status."""
+        readings = data[_READINGS_SECTION]
+        known = self._readings[slot] = decode_readings(readings, self._readings.get(slot))
+        rest = self._records[slot] = _UnchangedRecord(raw, self._decode_rare(data, slot), known.readings)
+        return rest
+
     def _decode_gpu(self, data: bytes, slot: int) -> GpuSample:
-        status = _STATUS.unpack_from(data)
-        rare, known, raw = self._decode_rare(data, slot), self._readings.get(slot), data[_READINGS_SECTION]
-        if known is None or raw[_VALUES] != known.values or known.masks != _masks(raw):
-            known = self._readings[slot] = decode_readings(raw, known)
-        uuid, bus, name, serial = rare.identity
-        return GpuSample(
-            index=status[0],
-            uuid=uuid,
-            bus=bus,
-            name=name,
-            serial=serial,
-            status=status[2],
-            call=_CALLS[status[3]],
-            call_ns=status[4],
-            passes=status[5],
-            beat_ns=status[6],
-            period_ns=status[7],
-            slow_passes=status[8],
-            failures=status[9],
-            overdue=status[10],
-            probe_p50_ns=status[11],
-            handles=status[12],
-            changes=status[14],
-            readings=known.readings,
-            links=rare.links,
-            link_errors=rare.link_errors,
-            migs=rare.migs,
-            events=rare.events,
-            event_mask=rare.event_mask,
-            xids=rare.xids,
-            xids_forgotten=rare.xids_forgotten,
+        index, _, status, call, call_ns, passes, beat_ns, period_ns, slow_passes, *more = _STATUS.unpack_from(
+            data
         )
+        failures, overdue, probe_p50_ns, handles, _, changes = more
+        raw, known = data[_READINGS_SECTION.start :], self._records.get(slot)
+        if known is None or known.raw != raw:
+            known = self._decode_rest(data, raw, slot)
+        _, rare, readings = known
+        status_values = (
+            status,
+            passes,
+            beat_ns,
+            period_ns,
+            _CALLS[call],
+            call_ns,
+            slow_passes,
+            handles,
+            changes,
+        )
+        more_values = (overdue, failures, probe_p50_ns, readings)
+        return _new_sample((index, *rare.identity, *status_values, *more_values, *rare.tail))
+
+
+_SAMPLE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(GpuSample))
+
+
+def _new_sample(values: tuple[Any, ...]) -> GpuSample:
+    """Return the sample with these values of all its fields, in their order.
+
+    The constructor of a frozen class with as many fields takes several times as long.
+    """
+    sample = object.__new__(GpuSample)
+    deque(map(object.__setattr__, repeat(sample), _SAMPLE_FIELDS, values), maxlen=0)
+    return sample
 
 
 def _event_failure_text(head: Any, gpus: Sequence[GpuSample]) -> str:

@@ -5,7 +5,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine_samples import (
@@ -32,10 +32,16 @@ from agent.native.published_tables import (
 )
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
+_HEAD_READINGS: Final = struct.Struct("=i10Q")
+_HEAD_READINGS_AT: Final = slice(
+    ffi.offsetof("struct dh_machine_head", "err"), ffi.offsetof("struct dh_machine_head", "wakes")
+)
 _DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
 _NUMA: Final = struct.Struct("=QQIi4Q")
 _CORE: Final = struct.Struct("=QQIi5Q")
 
+if _HEAD_READINGS_AT.stop - _HEAD_READINGS_AT.start != _HEAD_READINGS.size:
+    raise ImportError("C core: struct dh_machine_head: unexpected offsets: rebuild it")
 for _record, _layout in (("dh_dimm", _DIMM), ("dh_numa", _NUMA), ("dh_core", _CORE)):
     check_record_size(_record, _layout)
 
@@ -177,6 +183,7 @@ class MachineDecoder:
             _DIMM, _decode_dimm, lambda dimm: (dimm.controller, -1 if dimm.dimm is None else dimm.dimm)
         )
         self._numa = RecordTable(_NUMA, _decode_numa_node, lambda numa: (numa.numa_node,))
+        self._head = UnchangedBytesCache(_decode_head)
         self._cores = RecordTable(_CORE, _decode_cpu_core, lambda core: (core.cpu,))
 
     def decode(self, data: CopiedBytes) -> MachineSample:
@@ -184,31 +191,50 @@ class MachineDecoder:
         head = ffi.from_buffer("struct dh_machine_head *", data)
         numa_at = _HEAD_SIZE + head.dimms * _DIMM.size
         cores_at = numa_at + head.numas * _NUMA.size
-
-        def head_reading(value: int, field: int) -> Reading:
-            return reading_of_member(value, field, head.valid, head.seen, head.err)
-
+        pressure, nodes_online, nodes_memory, corrupted, surplus_failed, smt = self._head(
+            data[_HEAD_READINGS_AT]
+        )
         return MachineSample(
-            dimms=self._dimms.samples(data, _HEAD_SIZE, numa_at),
-            numa=self._numa.samples(data, numa_at, cores_at),
-            cores=self._cores.samples(data, cores_at, len(data)),
-            pressure=PressureSample(
-                cpu_some=head_reading(head.psi_cpu_some_us, lib.DH_PSI_CPU),
-                memory_full=head_reading(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
-                io_full=head_reading(head.psi_io_full_us, lib.DH_PSI_IO),
-            ),
-            nodes_online=head_reading(head.nodes_online, lib.DH_NODES_ONLINE),
-            nodes_memory=head_reading(head.nodes_memory, lib.DH_NODES_MEMORY),
-            corrupted_kib=head_reading(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
-            surplus_failed=head_reading(head.surplus_failed, lib.DH_SURPLUS_FAILED),
-            smt_active=head_reading(head.smt_active, lib.DH_SMT_ACTIVE),
-            sources=tuple(self._source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
+            self._dimms.samples(data, _HEAD_SIZE, numa_at),
+            self._numa.samples(data, numa_at, cores_at),
+            self._cores.samples(data, cores_at, len(data)),
+            pressure,
+            nodes_online,
+            nodes_memory,
+            corrupted,
+            surplus_failed,
+            smt,
+            tuple([self._source(head.source[i], name) for i, name in _SOURCE_NAMES.items()]),
         )
 
     def _source(self, record: Any, name: str) -> SourceSample:
         field, err = record.err_field, record.err
         detail = failure_text(field_name(field), self._roots.get(field), err) if err else ""
         return source_sample(record, name, detail, vital=False)  # everything else is watched without these
+
+
+class _HeadReadings(NamedTuple):
+    """Readings in the head of the machine's record."""
+
+    pressure: PressureSample
+    nodes_online: Reading
+    nodes_memory: Reading
+    corrupted_kib: Reading
+    surplus_failed: Reading
+    smt_active: Reading
+
+
+def _decode_head(data: CopiedBytes) -> _HeadReadings:
+    err, valid, seen, *values = _HEAD_READINGS.unpack(data)
+    members = (
+        *(lib.DH_NODES_ONLINE, lib.DH_NODES_MEMORY, lib.DH_MEM_CORRUPTED, lib.DH_SURPLUS_FAILED),
+        *(lib.DH_SMT_ACTIVE, lib.DH_PSI_CPU, lib.DH_PSI_MEMORY, lib.DH_PSI_IO),
+    )
+    online, memory, corrupted, failed, smt, *pressure = (
+        reading_of_member(value, member, valid, seen, err)
+        for value, member in zip(values, members, strict=True)
+    )
+    return _HeadReadings(PressureSample(*pressure), online, memory, corrupted, failed, smt)
 
 
 def _decode_dimm(raw: tuple[Any, ...]) -> DimmSample:

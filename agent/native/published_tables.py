@@ -170,6 +170,8 @@ class RecordTable(Generic[S]):
 
     def samples(self, data: CopiedBytes, start: int, end: int) -> tuple[S, ...]:
         """Return the samples of the records between two offsets of a copied table [bytes]."""
+        if len(self._blocks) == 1 and self._blocks[0][0] == data[start:end]:
+            return self._samples  # the usual case
         starts = range(start, end, _BLOCK * self._layout.size)
         changed = len(starts) < len(self._blocks)
         del self._blocks[len(starts) :]

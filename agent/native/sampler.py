@@ -186,17 +186,20 @@ def _decode_throttle(raw: tuple[Any, ...]) -> CpuThrottleSample:
     )
 
 
+_POOL_MEMBERS: Final = (
+    *(lib.DH_POOL_NR, lib.DH_POOL_FREE, lib.DH_POOL_RESERVED, lib.DH_POOL_SURPLUS),
+    lib.DH_POOL_OVERCOMMIT,
+)
+"""Numbers of the readings of a pool, in the order of the record and of HugepagePoolSample."""
+
+
 def _decode_hugepage_pool(raw: tuple[Any, ...]) -> HugepagePoolSample:
-    valid, seen, size_kib, node, err, nr, free, reserved, surplus, overcommit = raw
-    return HugepagePoolSample(
-        size_kib=size_kib,
-        numa_node=None if node == lib.DH_MACHINE else node,
-        nr=reading_of_member(nr, lib.DH_POOL_NR, valid, seen, err),
-        free=reading_of_member(free, lib.DH_POOL_FREE, valid, seen, err),
-        reserved=reading_of_member(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
-        surplus=reading_of_member(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
-        overcommit=reading_of_member(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
-    )
+    valid, seen, size_kib, node, err, *values = raw
+    readings = [
+        value if valid >> member & 1 else missing_member(seen, err, member)
+        for member, value in zip(_POOL_MEMBERS, values, strict=True)
+    ]
+    return HugepagePoolSample(size_kib, None if node == lib.DH_MACHINE else node, *readings)
 
 
 def _decode_cgroup(raw: tuple[Any, ...]) -> CgroupSample | None:

@@ -13,7 +13,7 @@ kind share most of their input. A device that no change of the shared input affe
 because its rules would return the same results.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from operator import attrgetter, ge
 from typing import Final, NamedTuple
@@ -329,6 +329,7 @@ class CachingEvaluation:
         cache: Cached verdicts of the last evaluation.
         state: Current declarations.
         checked: Devices for which their driver runs health checks. Their verdicts are not cached.
+        unchanged: Parts of the host with the same input as in the last evaluation.
     """
 
     def __init__(
@@ -341,38 +342,45 @@ class CachingEvaluation:
         snapshot: Snapshot,
         pools: PoolsByDevice,
         checked: Collection[Subject],
+        unchanged: Set[str],
     ) -> None:
         self._evaluation = evaluation
         self._before = before
         self._state = state
         self._watched = host_state.cpus.declared_throttle
         self._checked = checked
-        self._kinds = dict(_kind_states(evaluation, before, cache, state, host_state, snapshot, pools))
-        self._valid = self._valid_entries(cache)
-        self._entries: dict[Subject, CachedVerdict] = {}
+        self._kinds = dict(
+            _kind_states(evaluation, before, cache, state, host_state, snapshot, pools, unchanged)
+        )
+        self._entries = dict(self._valid_entries(cache))
 
-    def verdicts(self) -> Iterator[tuple[Subject, InventoryDevice, DeviceHealth | None]]:
-        """Yield all reported devices in report order, each with its cached verdict. A verdict of None means
-        that no verdict is cached: the caller must evaluate the device before it takes the next device."""
-        evaluation, kinds, previous = self._evaluation, self._kinds, self._before.devices
+    def add_cached(self, verdicts: dict[Subject, DeviceHealth]) -> Iterator[tuple[Subject, InventoryDevice]]:
+        """Add the cached verdicts on reported devices to `verdicts`, in report order. Yield each other
+        device, which the caller must evaluate before it takes the next one."""
+        entries, kinds, evaluation = self._entries, self._kinds, self._evaluation
+        entry_of, last_of = entries.get, self._before.devices.get
         for subject, device in self._state.known.items():
-            entry, verdict = self._valid.get(subject), previous.get(subject)
-            if entry is None or verdict is None or verdict.causes != entry.causes:
-                yield subject, device, None
+            entry, last = entry_of(subject), last_of(subject)
+            if entry is None or last is None or last.causes != entry.causes:
+                entries.pop(subject, None)
+                yield subject, device
                 continue
             declared, kind, _, _, _, raised, not_applicable, not_evaluated, due_in_ns = entry
             evaluation.not_applicable += not_applicable
-            if not_evaluated:
-                evaluation.not_evaluated += not_evaluated
-            if due_in_ns:
-                evaluation.due_ns += [evaluation.now.mono_ns + in_ns for in_ns in due_in_ns]
-            for code, source in raised:
-                evaluation.repeat_finding(subject, code, evaluation.sources[source].passes)
-            self._entries[subject] = entry
+            if raised or not_evaluated or due_in_ns:
+                self._apply_unusual_results(subject, entry)
             _, _, verified, timeout_s = kinds[kind]
             if declared.lease_s:
                 timeout_s = with_lease(timeout_s, declared, self._before)
-            yield subject, device, verdict.with_verification(verified, timeout_s)
+            verdicts[subject] = last.with_verification(verified, timeout_s)
+
+    def _apply_unusual_results(self, subject: Subject, entry: CachedVerdict) -> None:
+        """Apply the results of a device that has raised faults, or rules that wait for something."""
+        evaluation = self._evaluation
+        evaluation.not_evaluated += entry.not_evaluated
+        evaluation.due_ns += [evaluation.now.mono_ns + in_ns for in_ns in entry.due_in_ns]
+        for code, source in entry.raised:
+            evaluation.repeat_finding(subject, code, evaluation.sources[source].passes)
 
     def _valid_entries(self, cache: VerdictCache) -> Mapping[Subject, CachedVerdict]:
         """Return the cached verdicts of the last evaluation that are still valid, by device."""
@@ -451,6 +459,7 @@ def _kind_states(
     host_state: HostRuleState,
     snapshot: Snapshot,
     pools: PoolsByDevice,
+    unchanged: Set[str],
 ) -> Iterator[tuple[DeviceKind, _KindState]]:
     """Yield the values that all declared devices of a kind share, for each kind that has rules. A kind is
     left out while one of its sources is stalled or starting."""
@@ -466,12 +475,17 @@ def _kind_states(
             reading = {rule.source for rule in rules} | set(map(source_name, main.sources))
             if reading & before.stalls.keys():
                 continue
-        inputs = shared_rule_input(kind, host_state, snapshot, pools, evaluation.settings, evaluation.now)
+        known = cache.inputs.get(kind)
+        if known is not None and kind in unchanged:
+            inputs, affected = known, 0
+        else:
+            inputs = shared_rule_input(kind, host_state, snapshot, pools, evaluation.settings, evaluation.now)
+            affected = changed_cpus(known, inputs)
         yield (
             kind,
             _KindState(
                 inputs,
-                changed_cpus(cache.inputs.get(kind), inputs) if is_continued else ALL_DEVICES,
+                affected if is_continued else ALL_DEVICES,
                 main.verified,
                 main.lease_s + before.lease_salt_s,
             ),

@@ -6,7 +6,7 @@ The rules for GPU readings are not run again: a declared GPU gets the causes (co
 GPU.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -229,24 +229,26 @@ def declared_verdicts(
     snapshot: Snapshot,
     host: Mapping[InventoryDevice, DeviceHealth],
     cache: VerdictCache,
+    unchanged: Set[str],
 ) -> tuple[dict[Subject, DeviceHealth], VerdictCache]:
     """Return the verdicts on all declared devices. New devices that no source has read yet are left out.
 
     Args:
         host: Verdicts on the devices that the agent found itself, without declarations.
         cache: Cached verdicts of the last evaluation.
+        unchanged: Parts of the host with the same input as in the last evaluation.
 
     Returns:
         Verdicts in report order, and the cached verdicts for the next evaluation.
     """
     pools = pools_by_device(snapshot)
     checks = samples_by_device(snapshot.checks)
-    cached = CachingEvaluation(evaluation, before, cache, state, host_state, snapshot, pools, checks)
+    cached = CachingEvaluation(
+        evaluation, before, cache, state, host_state, snapshot, pools, checks, unchanged
+    )
     verdicts: dict[Subject, DeviceHealth] = {}
-    for subject, device, found in cached.verdicts():
-        if found is not None:
-            verdicts[subject] = found
-            continue
+    for subject, device in cached.add_cached(verdicts):
+        found: DeviceHealth | None = None
         declared = state.devices.get(subject)
         if declared is None:
             cause = cause_from_row(
@@ -256,7 +258,6 @@ def declared_verdicts(
             continue
         restored: list[Cause] = []
         if isinstance(declared.part, DeclaredGpuDevice):
-            found = None
             is_known = subject in before.devices and subject not in state.redeclared
             if is_known or not _awaits_first_result(evaluation, checks.get(subject, ())):
                 found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)

@@ -8,7 +8,7 @@ engine, the results of GPUs without such passes are reused. Readings that wake n
 below its limit, count at the next full evaluation, which is at most one heartbeat later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -141,6 +141,10 @@ def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[Cleare
 # --- cache of verdicts -------------------------------------------------------------------------------------
 
 
+_passes: Final = attrgetter("passes")
+_status: Final = attrgetter("status")
+_call: Final = attrgetter("call")
+_numbered_readings: Final = attrgetter("index", "uuid", "changes", "event_mask", "events", "xids")
 _visible_readings: Final = attrgetter("uuid", "changes", "event_mask", "events", "xids")
 """Function that returns a GPU's UUID and the native core's counts of its changes, events and XIDs.
 
@@ -167,6 +171,12 @@ class GpuVerdictCache(NamedTuple):
     inputs: tuple[object, ...] = ()
     gpus: Mapping[int, CachedGpu] = {}
     """Cached results of GPUs without faults, by GPU number."""
+    all_readings: tuple[object, ...] = ()
+    """Values that show each change of any GPU, by sample; empty: a GPU has no cached results."""
+    subjects: frozenset[str] = frozenset()
+    """Names of all GPUs and MIG instances with cached results."""
+    due_ns: int | None = None
+    """Monotonic time at which the first of the GPUs must be evaluated again [ns]; None: no such time."""
 
 
 def shared_inputs(snapshot: Snapshot, settings: EngineSettings) -> tuple[object, ...]:
@@ -199,10 +209,18 @@ def unchanged_gpus(
     """
     if snapshot.gpus is None or not cache.gpus or cache.inputs != shared_inputs(snapshot, settings):
         return frozenset()
+    samples = snapshot.gpus.gpus
     subjects, now_ns, limits = {subject for subject, _ in conditions}, now.mono_ns, settings.gpu
+    if (
+        cache.all_readings
+        and cache.all_readings == _all_readings(samples)
+        and cache.subjects.isdisjoint(subjects)
+        and not (cache.due_ns is not None and now_ns >= cache.due_ns)
+    ):
+        return frozenset(cache.gpus)  # the usual case, at little cost
     numbers = {sample.index: number for number, sample in previous.samples.items()}
     found = set()
-    for sample in snapshot.gpus.gpus:
+    for sample in samples:
         number = numbers.get(sample.index, -1)
         entry = cache.gpus.get(number)
         if (
@@ -214,6 +232,32 @@ def unchanged_gpus(
         ):
             found.add(number)
     return frozenset(found)
+
+
+def _all_readings(samples: Sequence[GpuSample]) -> tuple[object, ...]:
+    """Return the values that show each change of any GPU; empty if a GPU does not answer, or is in a call."""
+    if not all(map(_passes, samples)) or any(map(_status, samples)) or any(map(_call, samples)):
+        return ()
+    return tuple(map(_numbered_readings, samples))
+
+
+def next_gpu_cache(
+    snapshot: Snapshot, settings: EngineSettings, gpus: Mapping[int, CachedGpu], numbers: Collection[int]
+) -> GpuVerdictCache:
+    """Return the cache for the next evaluation.
+
+    Args:
+        gpus: Results without faults of this evaluation, by GPU number.
+        numbers: Numbers of all GPUs.
+    """
+    samples = snapshot.gpus.gpus if snapshot.gpus else ()
+    return GpuVerdictCache(
+        shared_inputs(snapshot, settings),
+        gpus,
+        _all_readings(samples) if len(gpus) == len(numbers) == len(samples) else (),
+        frozenset(device.name for entry in gpus.values() for device, _ in entry.devices),
+        min((at_ns for entry in gpus.values() for at_ns in entry.due_ns), default=None),
+    )
 
 
 def cached_gpu(

@@ -1,6 +1,6 @@
 """Verdicts on GPUs and their MIG instances, from rule results and from faults such as XIDs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
@@ -16,7 +16,7 @@ from agent.health.gpu.faults.decide_severity import (
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_identifying_gpus, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, gpu_rules, gpu_views
-from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, shared_inputs
+from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, next_gpu_cache
 from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row, evaluate_rule
 from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time, stall_cause
 from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
@@ -207,15 +207,21 @@ def gpu_verdicts(
         for gpu in rule_state.registry
     }
     cached = {
-        number: cache.gpus[number] for number in gpus.unchanged if sources[number].state is SourceState.OK
+        number: entry
+        for number, entry in cache.gpus.items()
+        if number in gpus.unchanged and sources[number].state is SourceState.OK
     }
-    views = gpu_views(rule_state, snapshot, limits, evaluation.now, cached)
     found: dict[InventoryDevice, DeviceHealth] = {}
+    if len(cached) == len(sources) == len(cache.gpus):
+        for number, known in cached.items():
+            _add_cached_verdicts(evaluation, previous, known, sources[number], found)
+        return found, cache
+    views = gpu_views(rule_state, snapshot, limits, evaluation.now, cached)
     kept: dict[int, CachedGpu] = {}
     for number, source in sources.items():
         entry = cached.get(number)
         if entry is not None:
-            found.update(_cached_verdicts(evaluation, previous, entry, source))
+            _add_cached_verdicts(evaluation, previous, entry, source, found)
         else:
             begin, gpu = evaluation.list_lengths(), gpu_device(number)
             verdicts = _evaluated_verdicts(evaluation, previous, gpus, snapshot, gpu, views[number], source)
@@ -226,22 +232,30 @@ def gpu_verdicts(
                 entry = cached_gpu(evaluation, sample, devices, begin)
         if entry is not None:
             kept[number] = entry
-    return found, GpuVerdictCache(shared_inputs(snapshot, evaluation.settings), kept)
+    return found, next_gpu_cache(snapshot, evaluation.settings, kept, sources)
 
 
-def _cached_verdicts(
-    evaluation: Evaluation, previous: VerdictContext, entry: CachedGpu, source: SourceSample
-) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
-    """Yield the unchanged verdicts on a GPU and its MIG instances, with a new lease for the kubelet."""
+def _add_cached_verdicts(
+    evaluation: Evaluation,
+    previous: VerdictContext,
+    entry: CachedGpu,
+    source: SourceSample,
+    found: dict[InventoryDevice, DeviceHealth],
+) -> None:
+    """Add the unchanged verdicts on a GPU and its MIG instances to `found`, with a new lease."""
     evaluation.not_applicable += entry.not_applicable
-    evaluation.not_evaluated += entry.not_evaluated
-    evaluation.due_ns += entry.due_ns
-    verified, lease_s = instant_at_mono(source.beat_ns, evaluation.now), lease_seconds(evaluation, [source])
+    if entry.not_evaluated or entry.due_ns:
+        evaluation.not_evaluated += entry.not_evaluated
+        evaluation.due_ns += entry.due_ns
+    verified, lease_s = instant_at_mono(source.beat_ns, evaluation.now), lease_seconds(evaluation, (source,))
     for device, attributes in entry.devices:
-        yield (
-            device,
-            make_verdict(evaluation, previous, device, Severity.OK, (), verified, lease_s, attributes),
-        )
+        last = previous.devices.get(device.name)
+        if last and not last.causes and last.severity is Severity.OK and last.attributes == attributes:
+            found[device] = last.with_verification(verified, lease_s + previous.lease_salt_s)
+        else:
+            found[device] = make_verdict(
+                evaluation, previous, device, Severity.OK, (), verified, lease_s, attributes
+            )
 
 
 def _evaluated_verdicts(

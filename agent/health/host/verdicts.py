@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import (
@@ -393,6 +394,10 @@ def unchanged_ok_verdict(
     return last.with_verification(main.verified, main.lease_s + previous.lease_salt_s)
 
 
+_state: Final = attrgetter("state")
+_ONLY_OK: Final = {SourceState.OK}
+
+
 class MainSources(NamedTuple):
     """Main sources of the devices of one kind: those whose readings their verdicts are based on."""
 
@@ -413,15 +418,13 @@ def main_sources(evaluation: Evaluation, kind: DeviceKind) -> MainSources:
     if known is None:
         names = MAIN_SOURCES[kind]
         sources = found = tuple(filter(None, map(evaluation.sources.get, names)))
-        if absent := tuple(sources_in_state(found, SourceState.ABSENT)):
-            sources = tuple(source for source in found if source not in absent) or found
-        starting = tuple(map(source_name, sources_in_state(sources, SourceState.STARTING)))
-        known = evaluation.main_sources[kind] = MainSources(
-            sources,
-            starting if sources else names,
-            oldest_pass_time(sources, evaluation.now),
-            lease_seconds(evaluation, sources),
-        )
+        starting = () if sources else names
+        if (states := set(map(_state, found))) != _ONLY_OK:
+            if SourceState.ABSENT in states:
+                sources = tuple(one for one in found if one.state is not SourceState.ABSENT) or found
+            starting = starting or tuple(map(source_name, sources_in_state(sources, SourceState.STARTING)))
+        verified, lease_s = oldest_pass_time(sources, evaluation.now), lease_seconds(evaluation, sources)
+        known = evaluation.main_sources[kind] = MainSources(sources, starting, verified, lease_s)
     return known
 
 
