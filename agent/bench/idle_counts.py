@@ -25,6 +25,7 @@ import trio
 from trio.testing import MockClock
 
 from agent.bench.file_trees import (
+    CgroupTree,
     shrink_pool,
     temporary_directory,
     write_cgroup_files,
@@ -48,6 +49,7 @@ from agent.model.time import NS, Instant
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from agent.native.machine_watch import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
+from agent.serve.agent_api.encode import encode_report
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthFeed
 
@@ -320,7 +322,8 @@ def _discard(_: object) -> None:
     """Accept a report of the engine loop and ignore it."""
 
 
-CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
+CGROUP_EVENT: Final = "cgroup_event"
+CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8, CGROUP_EVENT: 0}
 """Number of GPUs in each workload of count_change_opcodes(), which declares as many CPUs, too."""
 START_IMPORTS: Final = {
     "run": (
@@ -351,8 +354,9 @@ def count_modules(name: str) -> int:
 def count_change_opcodes(name: str) -> int:
     """Return the number of Python opcodes that the agent executes when a hugepage pool shrinks.
 
-    The count ends with the message for the kubelet. A separate process counts the opcodes, because a process
-    that has loaded the fake NVML keeps its GPUs.
+    The count ends with the message for the kubelet. In the workload CGROUP_EVENT, a container runs out of
+    memory instead, and the count ends with the report for clients of the agent's socket. A separate process
+    counts the opcodes, because a process that has loaded the fake NVML keeps its GPUs.
 
     Raises:
         FakeNvmlUnavailable: The workload has GPUs, and the fake NVML cannot be built.
@@ -364,9 +368,8 @@ def count_change_opcodes(name: str) -> int:
         if gpus:
             fake = write_gpu_scenario(root, gpus)
             environment, library = fake.environment, str(fake.library)
-        program = (
-            f"from agent.bench.idle_counts import _print_opcodes as p; p({str(root)!r}, {library!r}, {gpus})"
-        )
+        arguments = f"{str(root)!r}, {library!r}, {gpus}, is_event={name == CGROUP_EVENT}"
+        program = f"from agent.bench.idle_counts import _print_opcodes as p; p({arguments})"
         return int(_run_python(["-c", program], environment))
 
 
@@ -383,12 +386,13 @@ def _run_python(arguments: list[str], environment: Mapping[str, str] | None = No
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def _print_opcodes(root: str, library: str, gpus: int) -> None:
+def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> None:
     """Count Python's opcodes for one change in this process, and print the number."""
     directory = Path(root)
     write_sysfs(directory / "sys")
     write_machine_files(directory, 0)
-    roots = SamplerOptions(sysfs_root=directory / "sys", cgroupfs_root=directory / "none")
+    tree = write_cgroup_files(directory / "cgroup", GROUPS if is_event else 0)
+    roots = SamplerOptions(sysfs_root=directory / "sys", cgroupfs_root=tree.cgroupfs, period_ns=PERIOD_NS)
     sampler = Sampler(replace(roots, wakes=sampler_wakes(1, 60)))
     machine = MachineWatch(directory / "sys", directory / "proc", sampler.fileno())
     options = GpuWatchOptions(library=library, sysfs_root=directory / "sys", wakes=gpu_wakes(GpuLimits()))
@@ -403,22 +407,33 @@ def _print_opcodes(root: str, library: str, gpus: int) -> None:
             events = devices.events._replace(state=SourceState.OK, beat_ns=devices.nvml.beat_ns)
             devices = replace(devices, events=events)
         of_gpus = (devices.nvml, devices.events) if devices else ()
-        return replace(
-            sampled,
-            machine=memory,
+        return Snapshot(  # as the node source does it
+            seq=sampled.seq,
+            cpus=sampled.cpus,
+            nodes=sampled.nodes,
+            throttle=sampled.throttle,
+            pools=sampled.pools,
+            groups=sampled.groups,
+            core=sampled.core,
             gpus=devices,
             log=LogSample((), _log_source(memory)),
+            machine=memory,
             declared=declarations,
             sources=(*sampled.sources, *memory.sources, *of_gpus),
         )
 
     def run_passes() -> None:
-        sampler.run_pass()
+        if is_event:  # the thread of the sampler waits for events
+            _wait_for_pass(sampler)
+        else:
+            sampler.run_pass()
         machine.run_pass()
         if watch:
             watch.run_pass()
 
     state, feed = EngineState(EngineSettings("bench")), HealthFeed(encode_device_health)
+    if is_event:
+        sampler.start()
     run_passes()
     declarations = declare_cpus(read(), gpus) if gpus else ()
     snapshot = read()
@@ -430,18 +445,48 @@ def _print_opcodes(root: str, library: str, gpus: int) -> None:
         feed.publish(report.devices)
     published, number = visible_state(report), feed.number
     assert not report.starting
-    shrink_pool(directory / "sys")
-    run_passes()
+    if is_event:
+        sampler.clear()
+        _kill_container(tree)
+        if not _wait_readable(sampler, STALL_S):
+            raise SamplerStalled(
+                f"C sampler: an event of a cgroup did not wake the reader within {STALL_S:g} s"
+            )
+    else:
+        shrink_pool(directory / "sys")
+        run_passes()
 
     def change() -> None:
         snapshot = read()
         _, report = step(state, snapshot, _time_of(snapshot), is_full=False)
         assert visible_state(report) != published
         assert not stalls_of(report)
+        if is_event:
+            assert len(report.notes) == 1
+            assert b"".join(encode_report(report))
+            return
         feed.publish(report.devices)
         assert feed.pending_messages(number)
 
     print(_count_opcodes(change))
+    sampler.stop(STALL_S)
+
+
+def _wait_for_pass(sampler: Sampler) -> None:
+    """Wait until a running sampler has finished a further pass."""
+    before, deadline = _read_snapshot(sampler).core.passes, time.monotonic() + STALL_S
+    while _read_snapshot(sampler).core.passes == before:
+        if time.monotonic() > deadline:
+            raise SamplerStalled(f"C sampler: made no pass within {STALL_S:g} s")
+        time.sleep(PERIOD_NS / NS)
+
+
+def _kill_container(tree: CgroupTree) -> None:
+    """Count an OOM kill in the files of a container and its pod, in the order of the kernel."""
+    uid, container = next(group for group in tree.groups if group[1])
+    for group in (container, ""):
+        file = tree.path("v2", uid, group) / "memory.events"
+        file.write_text(file.read_text().replace("oom_kill 0", "oom_kill 1"))
 
 
 def _log_source(memory: MachineSample) -> SourceSample:
