@@ -379,6 +379,51 @@ os.execv(sys.argv[1], sys.argv[1:])
     assert agent.log.count("configuration: reloaded") == 1
 
 
+CHANGE_AT_MOMENT = """
+import os, runpy, signal, sys
+moment, text = sys.argv[1:3]
+config = sys.argv[sys.argv.index("--config") + 1]
+
+def change(frame, event, argument):
+    if f"{event} {frame.f_code.co_qualname}" == moment:
+        sys.setprofile(None)
+        with open(config, "w") as file:
+            file.write(text)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+sys.argv = ["drahealth", *sys.argv[sys.argv.index("run"):]]
+sys.setprofile(change)
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "return read_config_files",
+        "call Daemon.__init__",
+        "return Daemon.__init__",
+        "call Daemon.serve",
+        "return NodeSource.start",
+        "call Daemon._run_core",
+        "call open_signal_receiver",
+        "call _unblocked",
+        "call SystemdNotifier.ready",
+        "return SystemdNotifier.ready",
+        "call ConfigReloader.run",
+    ],
+)
+def test_sighup_at_each_moment_of_the_start_applies_a_changed_file(
+    short_tmp: Path, flags: list[str], moment: str
+) -> None:
+    """The process changes the file at the call or the return of a function, and sends itself the signal."""
+    wrapper = (sys.executable, "-c", CHANGE_AT_MOMENT, moment, STREAM + 'lease = "77s"\n')
+    with Agent(short_tmp, *flags, config=STREAM, wrapper=wrapper) as agent:
+        agent.wait_for_log('configuration: reloaded: stream.lease: "30s" to "77s"')
+        assert agent.end() == 0
+    assert agent.log.count("configuration: reloaded") == 1
+
+
 def test_refused_reload_keeps_the_configuration_and_is_in_the_status(agent: Agent) -> None:
     assert agent.status()["configReload"] is None
     with agent.kubelet() as kubelet:
