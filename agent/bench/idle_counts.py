@@ -325,14 +325,12 @@ def _discard(_: object) -> None:
 CGROUP_EVENT: Final = "cgroup_event"
 CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8, CGROUP_EVENT: 0}
 """Number of GPUs in each workload of count_change_opcodes(), which declares as many CPUs, too."""
+_DEFER: Final = "from agent.system.deferred_modules import defer_modules; defer_modules(); "
 START_IMPORTS: Final = {
-    "run": (
-        "from agent.system.deferred_modules import defer_modules; defer_modules(); "
-        "import agent.cli.main, agent.cli.run, agent.app.daemon"
-    ),
+    "run": f"{_DEFER}import agent.cli.main, agent.cli.run, agent.app.daemon",
     "drahealth": "import drahealth",
     "driver": "import drahealth; drahealth.Monitor, drahealth.PluginServer",
-    "nvml_process": "import agent.node.nvml_process_main",
+    "nvml_process": f"{_DEFER}import agent.node.nvml_process_main",
 }
 """Import statements of each process that count_modules() measures, by name of the process."""
 _WARM_UP: Final = 3

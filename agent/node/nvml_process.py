@@ -63,6 +63,7 @@ PERIOD_NS: Final = 10 * NS
 _COPY_FD_MIN: Final = 16  # above the numbers that the child's descriptors get
 _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from agent.system.deferred_modules import defer_modules; defer_modules(); "
     "from agent.node.nvml_process_main import main; main()"
 )
 """Python program of the child process: it imports the agent's files from the paths of its parent."""
