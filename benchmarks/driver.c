@@ -4,6 +4,7 @@
  *   driver pass    SYSFS CGROUPFS N   passes while the clock does not advance
  *   driver second  SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
  *   driver still   SYSFS CGROUPFS N   minutes of them, after three in which nothing changed
+ *   driver resync  SYSFS CGROUPFS N   the same below a --cgroup-root, with a resync of each group per minute
  *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups, whose files were opened before and are held
  *   driver opens   SYSFS CGROUPFS N   the same, if no file may be held
  *   driver machine SYSFS PROCFS N     passes over the machine while the clock does not advance
@@ -91,19 +92,20 @@ static void end(void)
     (void)getppid();
 }
 
-static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs, uint64_t held_bytes)
+static struct dh_sampler *sampler_open(const char *sysfs, const char *cgroupfs, const char *kubelet_root,
+                                       uint64_t resync_ns, uint64_t held_bytes)
 {
     struct dh_options options = {
         .size = sizeof(options),
         .version = DH_VERSION,
         .period_ns = NS / 10,
         .sweep_ns = 10 * NS,
-        .resync_ns = 3600 * NS,
+        .resync_ns = resync_ns,
         .group_max = 1024,
         .held_bytes = held_bytes,
     };
     struct dh_sampler *s;
-    int err = dh_sampler_open(&options, sysfs, cgroupfs, "/", NULL, 0, &s);
+    int err = dh_sampler_open(&options, sysfs, cgroupfs, kubelet_root, NULL, 0, &s);
 
     if (err)
         fail("open", err);
@@ -113,6 +115,11 @@ static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs, 
             fail("pass", err);
     begin();
     return s;
+}
+
+static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs, uint64_t held_bytes)
+{
+    return sampler_open(sysfs, cgroupfs, "/", 3600 * NS, held_bytes);
 }
 
 static void passes(struct dh_sampler *s, long n, uint64_t step_ns)
@@ -134,15 +141,23 @@ static void second(const char *sysfs, const char *cgroupfs, long n)
     passes(sampler_make(sysfs, cgroupfs, HELD_BYTES), 10 * n, NS / 10);
 }
 
-static void still(const char *sysfs, const char *cgroupfs, long n)
+static void minutes(struct dh_sampler *s, long n)
 {
-    struct dh_sampler *s = sampler_make(sysfs, cgroupfs, HELD_BYTES);
-
     for (int i = 0; i < 1800; i++, now_ns += NS / 10)
         if (dh_sampler_pass(s))
             fail("pass", i);
     begin();
     passes(s, 600 * n, NS / 10);
+}
+
+static void still(const char *sysfs, const char *cgroupfs, long n)
+{
+    minutes(sampler_make(sysfs, cgroupfs, HELD_BYTES), n);
+}
+
+static void resync(const char *sysfs, const char *cgroupfs, long n)
+{
+    minutes(sampler_open(sysfs, cgroupfs, "/kubelet", 60 * NS, HELD_BYTES), n);
 }
 
 static void sweeps(struct dh_sampler *s, long n)
@@ -337,8 +352,8 @@ static const struct {
     const char *name;
     void (*run)(const char *a, const char *b, long n);
 } parts[] = {
-    { "pass", pass },       { "second", second }, { "still", still },   { "sweep", sweep },
-    { "opens", opens },
+    { "pass", pass },       { "second", second }, { "still", still },   { "resync", resync },
+    { "sweep", sweep },     { "opens", opens },
     { "machine", machine }, { "minute", minute }, { "uevent", uevent }, { "knobs", knobs },
     { "gpus", gpus },       { "gpu_minute", gpu_minute },               { "encode", encode },
 };

@@ -278,9 +278,13 @@ def write_machine_files(root: Path, controllers: int) -> None:
     _write_files(root / "proc/pressure", PRESSURE_FILES)
 
 
-def write_cgroup_files(root: Path, number: int) -> CgroupTree:
-    """Write files that imitate ``number`` cgroups of a cgroup v2 mount at ``root``; return their tree."""
-    tree = CgroupTree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, cgroup_names(number))
+def write_cgroup_files(root: Path, number: int, kubelet_root: str = "/") -> CgroupTree:
+    """Write files that imitate ``number`` cgroups of a cgroup v2 mount at ``root``; return their tree.
+
+    ``kubelet_root`` is the parent cgroup of kubepods.
+    """
+    backend = "files on tmpfs (looks like v2)"
+    tree = CgroupTree(root, kubelet_root, backend, {"v2": root}, cgroup_names(number))
     _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     for uid, container in tree.groups:
         _write_files(tree.path("v2", uid, container), V2_FILES)

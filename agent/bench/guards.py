@@ -83,6 +83,7 @@ WORKLOADS: Final = (
     CoreWorkload("second", "second", 10),
     CoreWorkload(f"second_{GROUPS}_groups", "second", 10, GROUPS),
     CoreWorkload(f"still_{GROUPS}_groups", "still", 1, GROUPS),
+    CoreWorkload(f"resync_{GROUPS}_groups", "resync", 1, GROUPS),
     CoreWorkload(f"sweep_{GROUPS}_groups", "sweep", 5, GROUPS),
     CoreWorkload(f"opens_{GROUPS}_groups", "opens", 5, GROUPS),
     CoreWorkload("machine", "machine", 100),
@@ -108,6 +109,7 @@ class CoreBenchmarkProgram:
         """Return the command line with which ``benchmarks/driver.c`` runs the workload ``times`` times."""
         machine = self.trees / f"machine{workload.controllers}"
         roots_by_mode: dict[str, tuple[object, object]] = {
+            "resync": (self.trees / "sys", self.trees / f"kubelet{workload.groups}"),
             "machine": (machine / "sys", machine / "proc"),
             "minute": (machine / "sys", machine / "proc"),
             "uevent": ("-", "-"),
@@ -167,6 +169,7 @@ def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
     write_cgroup_limits(directory / "knobs", POD)
     for groups in {workload.groups for workload in WORKLOADS}:
         write_cgroup_files(directory / f"cgroup{groups}", groups)
+        write_cgroup_files(directory / f"kubelet{groups}", groups, "/kubelet")
     for controllers in {workload.controllers for workload in WORKLOADS}:
         write_machine_files(directory / f"machine{controllers}", controllers)
     return CoreBenchmarkProgram(program, directory, write_gpu_scenario(directory, GPUS))

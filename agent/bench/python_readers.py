@@ -89,13 +89,15 @@ def key_value_parser(wanted: Mapping[bytes, str]) -> FileParser:
 def machine_files(sysfs: Path) -> list[ReadFile]:
     """Return the files that the C core reads in each pass (reading of the polled files).
 
-    They are the list of online CPUs, and the hugepage pools of NUMA nodes.
+    They are the list of online CPUs, and the hugepage pools of NUMA nodes: of a pool without pages one file.
     """
     files: list[ReadFile] = [(("cpus", "online"), sysfs / "devices/system/cpu/online", parse_cpu_list)]
     for pool in sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages/hugepages-*kB")):
         size = pool.name.removeprefix("hugepages-").removesuffix("kB")
         node = pool.parents[1].name.removeprefix("node")
-        files += [((size, node, member), pool / name, int) for member, name in POOL_FILES.items()]
+        pages = int((pool / POOL_FILES["nr"]).read_text())
+        members = POOL_FILES if pages else {"nr": POOL_FILES["nr"]}
+        files += [((size, node, member), pool / name, int) for member, name in members.items()]
     return files
 
 
@@ -105,7 +107,8 @@ def machine_values(snapshot: Snapshot) -> ReadValues:
     for pool in snapshot.pools:
         if pool.numa_node is not None:
             size, node = str(pool.size_kib), str(pool.numa_node)
-            values |= {(size, node, member): getattr(pool, member) for member in POOL_FILES}
+            members = POOL_FILES if pool.nr else ("nr",)
+            values |= {(size, node, member): getattr(pool, member) for member in members}
     return values
 
 

@@ -1150,23 +1150,43 @@ static void test_lost_events_cause_a_full_read(void)
     machine_clear();
 }
 
-static void test_directory_above_kubepods_may_be_recreated(void)
+/* The two lowest levels of the last root have no watched parent: they are searched for every second. */
+static void test_directories_above_kubepods_may_be_recreated(void)
 {
-    struct fx f;
+    static const struct { const char *root, *top, *kubepods; bool is_polled; } rows[] = {
+        { "/kubelet", "cg/kubelet", "cg/kubelet/kubepods", false },
+        { "/a/b/c", "cg/a", "cg/a/b/c/kubepods", false },
+        { "/a/b-c", "cg/a.slice", "cg/a.slice/a-b_c.slice/kubepods.slice", false },
+        { "/a/b/c/d/e", "cg/a", "cg/a/b/c/d/e/kubepods", true },
+    };
 
-    v2_make("cg/kubelet/kubepods/pod" UID);
-    f = machine(16, "/kubelet");
-    fx_pass(&f);
-    CHECK_INT(fx_group_count(&f), 1);
-    fx_remove("cg/kubelet");
-    fx_events(&f);
-    CHECK_INT(fx_group_count(&f), 0);
-    v2_make("cg/kubelet/kubepods/pod" UID);
-    fx_elapse(&f, DH_NS);
-    fx_pass(&f);
-    CHECK_INT(fx_group_count(&f), 1);
-    fx_close(&f);
-    machine_clear();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        bool slices = strstr(rows[i].top, ".slice") != NULL;
+        struct fx f;
+
+        fx_dir("%s", rows[i].kubepods);
+        v2_make("cg/other");
+        f = machine(16, rows[i].root);
+        fx_pass(&f);
+        for (int times = 0; times < 2; times++) {
+            char pod[FX_PATH];
+
+            snprintf(pod, sizeof(pod), slices ? "%s/kubepods-pod%.8s_2222_3333_4444_555555555555.slice" : "%s/pod%s",
+                     rows[i].kubepods, UID);
+            v2_make(pod);
+            fx_events(&f);
+            if (rows[i].is_polled) {
+                fx_elapse(&f, DH_NS);
+                fx_pass(&f);
+            }
+            CHECK_INT(fx_group_count(&f), 1);
+            fx_remove("%s", rows[i].top);
+            fx_events(&f);
+            CHECK_INT(fx_group_count(&f), 0);
+        }
+        fx_close(&f);
+        machine_clear();
+    }
 }
 
 int main(void)
@@ -1207,6 +1227,6 @@ int main(void)
     test_watched_file_may_be_recreated_often();
     test_event_storm_does_not_delay_the_pass();
     test_lost_events_cause_a_full_read();
-    test_directory_above_kubepods_may_be_recreated();
+    test_directories_above_kubepods_may_be_recreated();
     return check_done("test_cgroups");
 }

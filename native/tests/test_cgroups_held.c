@@ -253,17 +253,19 @@ static void test_failed_descriptor_is_replaced_by_the_file_of_its_name(void)
     done(&f);
 }
 
-static void test_resync_opens_files_by_their_names(void)
+/* Files that are not removed with their group: another controller set is enabled. */
+static void test_resync_opens_files_whose_descriptors_fail(void)
 {
     struct fx f = running(PODS);
 
     sweep(&f);
     fx_remove("cg/" POD "/cpu.stat", 2);
     stat_write(2, 5);
-    sweep(&f);
-    CHECK_U64(group(&f, 2)->cpu_throttled, 0); /* of the removed file: cgroupfs would fail */
+    fx_fail_removed(&f);
     fx_resync(&f);
     CHECK_U64(group(&f, 2)->cpu_throttled, 5);
+    CHECK_INT(held(&f), PODS);
+    CHECK_U64(sweep(&f), 0);
     done(&f);
 }
 
@@ -339,7 +341,7 @@ int main(void)
     test_files_of_equal_rank_never_replace_each_other();
     test_removed_group_closes_its_descriptors_at_once();
     test_failed_descriptor_is_replaced_by_the_file_of_its_name();
-    test_resync_opens_files_by_their_names();
+    test_resync_opens_files_whose_descriptors_fail();
     test_text_after_a_failure_is_parsed_although_it_is_equal();
     test_file_of_many_events_is_held();
     test_lower_bound_reads_held_files_through_their_descriptors();

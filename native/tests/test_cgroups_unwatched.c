@@ -10,6 +10,7 @@
 #include "fixture.h"
 
 #define UID "11111111-2222-3333-4444-555555555555"
+#define UID_2 "22222222-2222-3333-4444-555555555555"
 #define POD "kubepods/burstable/pod" UID
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -109,9 +110,30 @@ static void test_pod_removed_below_an_unwatched_directory_is_found_by_sweep(void
         fx_pass(&f); /* including resyncs; its counter does not change */
     CHECK_U64(f.head->unwatched, 1);
     fx_remove("cg/" POD);
+    fx_fail_removed(&f);
     for (int i = 0; i < 10; i++)
         fx_pass(&f);
     CHECK_INT(fx_group_count(&f), 0);
+    fx_close(&f);
+}
+
+/* No watch reports its creation, but the directory is listed every second. */
+static void test_pod_created_below_an_unwatched_directory_is_found(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    fx_dir("cg/kubepods");
+    f = fx_open(&o, "/", NULL, 0);
+    fx_pass(&f);
+    fx_must(allow("watches", f.head->watches), "max_inotify_watches");
+    group_make("cg/" POD);
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 1);
+    group_make("cg/kubepods/burstable/pod" UID_2);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 2);
     fx_close(&f);
 }
 
@@ -128,5 +150,8 @@ int main(void)
     test_without_inotify_everything_is_swept();
     fx_remove("cg/kubepods");
     test_pod_removed_below_an_unwatched_directory_is_found_by_sweep();
+    fx_remove("cg/kubepods");
+    fx_must(allow("watches", 1000), "max_inotify_watches");
+    test_pod_created_below_an_unwatched_directory_is_found();
     return check_done("test_cgroups_unwatched");
 }

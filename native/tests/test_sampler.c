@@ -210,6 +210,39 @@ static void test_changed_pool_size_reads_the_usage_of_all_pools(void)
     check_row = "";
 }
 
+static void test_pool_without_pages_is_read_in_one_file(void)
+{
+    struct fx f;
+    uint64_t reads;
+
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 0, false);
+    f = running_often();
+    CHECK_INT(dh_sampler_lower_bound(f.s, 0), 1 + 2 + 1);
+    reads = f.head->reads;
+    for (int pass = 1; pass <= 9; pass++) {
+        fx_pass(&f);
+        CHECK_U64(f.head->reads - reads, (uint64_t)pass * (1 + 2 + 1));
+    }
+    fx_pass(&f); /* once a second all files, but those of this pool */
+    CHECK_U64(f.head->reads - reads, 9 * (1 + 2 + 1) + 1 + 5 + 3 + 1);
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 4, false);
+    fx_write("3\n", NODE "/node1/hugepages/" KIB_2M "/surplus_hugepages");
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(fx_pool(&f, 2048, 1)->nr, 4);
+    CHECK_U64(fx_pool(&f, 2048, 1)->surplus, 3);
+    CHECK_U64(fx_pool(&f, 2048, 1)->free, 4);
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 0, false);
+    fx_pass(&f);
+    CHECK_U64(fx_pool(&f, 2048, 1)->nr + fx_pool(&f, 2048, 1)->surplus + fx_pool(&f, 2048, 1)->free, 0);
+    fx_write("?\n", NODE "/node1/hugepages/" KIB_2M "/surplus_hugepages");
+    fx_elapse(&f, 10 * DH_NS);
+    fx_pass(&f);
+    CHECK(!HAS(fx_pool(&f, 2048, 1)->valid, DH_POOL_SURPLUS));
+    machine_make();
+    fx_close(&f);
+}
+
 static void test_machine_pools_without_node_pools_are_read_each_pass(void)
 {
     struct fx f;
@@ -1084,6 +1117,7 @@ int main(void)
     test_duration_is_counted_below_the_next_bound();
     test_pool_sizes_are_read_each_pass_and_usage_each_second();
     test_changed_pool_size_reads_the_usage_of_all_pools();
+    test_pool_without_pages_is_read_in_one_file();
     test_machine_pools_without_node_pools_are_read_each_pass();
     test_shrunk_pool_wakes();
     test_offline_cpu_stays_with_its_node();

@@ -89,6 +89,8 @@ static void file_add(struct dh_cgroups *c, const struct dh_cg_spec *spec, uint32
         c->swept |= DH_CG_FILE_BIT(c->files);
     if (spec->read == DH_CG_OOM)
         c->oom |= DH_CG_FILE_BIT(c->files);
+    if (spec->read == DH_CG_RARE)
+        c->rare |= DH_CG_FILE_BIT(c->files);
     c->files++;
 }
 
@@ -144,6 +146,7 @@ void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before)
                     file_add(c, &size_specs[i], h, (int8_t)k, unit);
         }
     }
+    s->pools_changed = true;
 }
 
 void dh_cg_sizes_init(struct dh_sampler *s, struct dh_group *g)
@@ -404,6 +407,8 @@ static bool text_store(struct dh_sampler *s, uint32_t slot, uint32_t file, const
     int found = 0;
 
     if (n == -ENOENT || n == -ENODEV) {
+        if (!((p->present | p->failed) & bit))
+            return true; /* another file shows whether the group is gone */
         if (!dh_cg_dir_exists(s, slot, f->hier))
             return false;
         if (!(p->present & bit)) {

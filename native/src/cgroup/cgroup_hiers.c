@@ -4,6 +4,20 @@
 
 #include "cgroup/cgroups.h"
 
+/* Add a directory that will contain kubepods, and those above it, whose watches report that it is created. */
+static void parent_add(struct dh_sampler *s, uint8_t hier, const char *path)
+{
+    char above[DH_CG_PATH];
+    const char *end = path;
+
+    for (int i = 0; *end && i < DH_CG_ABOVE_MAX; i++) {
+        snprintf(above, sizeof(above), "%.*s", (int)(end - path), path);
+        dh_cg_dir_add(s, hier, DH_CG_ABOVE, above);
+        end += 1 + strcspn(end + 1, "/");
+    }
+    dh_cg_dir_add(s, hier, DH_CG_PARENT, path);
+}
+
 /*
  * Add the directories that will contain kubepods: the kubelet's --cgroup-root as the cgroupfs driver writes
  * it ("a/b-c") and as the systemd driver does ("a.slice/a-b_c.slice").
@@ -29,9 +43,9 @@ static void parents_add(struct dh_sampler *s, uint8_t hier)
             listed += (size_t)snprintf(slices + listed, sizeof(slices) - listed, "%s%s.slice",
                                        listed ? "/" : "", dashed);
     }
-    dh_cg_dir_add(s, hier, DH_CG_PARENT, plain);
-    if (listed < sizeof(slices))
-        dh_cg_dir_add(s, hier, DH_CG_PARENT, slices);
+    parent_add(s, hier, plain);
+    if (listed && listed < sizeof(slices))
+        parent_add(s, hier, slices);
 }
 
 /*

@@ -21,7 +21,9 @@
 #define DH_CG_PATH 512     /* the longest path of kubepods has 195 bytes plus four times the --cgroup-root:
                               slices and a scope */
 #define DH_CG_FILES 58     /* 6 plus 6 per hugepage size in v1, v2's own files, and some that both have */
-#define DH_CG_DIRS 60      /* for each hierarchy and naming: parent, kubepods, two QoS classes */
+#define DH_CG_ABOVE_MAX 3  /* watched directories above the one that contains kubepods */
+#define DH_CG_DIRS 80      /* for each hierarchy its root; for each naming two more above, parent, kubepods, two QoS
+                              classes */
 #define DH_CG_WATCHES 16   /* of one pod: its directory in each hierarchy, its notified files */
 #define DH_CG_VALUES 4
 #define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors and needs the others for
@@ -65,7 +67,7 @@ struct dh_cg_file {
 #define DH_CG_DIR_BIT(hier) (1ull << (DH_CG_FILES + (hier)))
 _Static_assert(DH_CG_FILES + DH_CG_HIERS <= 64, "a bit for each file and each directory");
 
-enum dh_cg_level { DH_CG_PARENT, DH_CG_KUBEPODS, DH_CG_QOS, DH_CG_POD };
+enum dh_cg_level { DH_CG_ABOVE, DH_CG_PARENT, DH_CG_KUBEPODS, DH_CG_QOS, DH_CG_POD };
 
 struct dh_cg_dir {
     uint8_t hier;
@@ -73,6 +75,7 @@ struct dh_cg_dir {
     bool unwatched; /* it exists, and the kernel refused a watch */
     bool unlisted;  /* it exists, and its last listing failed */
     int wd;       /* -1: does not exist yet */
+    uint32_t above; /* index plus one of the directory that contains it; 0 = not known */
     uint32_t dropped; /* pods in it without room in the table */
     char path[DH_CG_PATH];
 };
@@ -106,6 +109,7 @@ struct dh_cg_group {
     uint32_t dropped; /* of a pod: its containers without room in the table */
     uint8_t hiers;    /* bit per hierarchy that contains it; 0 = free slot */
     uint8_t unlisted; /* of a pod: bit per hierarchy in which the last listing of its containers failed */
+    uint8_t same_dirs; /* of a pod: bit per hierarchy in which the last resync found its watch alive */
     uint8_t watches;
     bool settled; /* was read again when it was one second old */
     bool unreadable;    /* something that exists cannot be read */
@@ -122,7 +126,8 @@ struct dh_cgroups {
     struct dh_cg_file file[DH_CG_FILES];
     uint32_t files;
     uint64_t local;      /* files whose events the kernel does not report to ancestors */
-    uint64_t swept, oom; /* files of DH_CG_SWEPT and of DH_CG_OOM */
+    uint64_t swept, oom, rare; /* files of DH_CG_SWEPT, of DH_CG_OOM and of DH_CG_RARE */
+    uint64_t idle;       /* files of page sizes of which no page can be in use */
     uint64_t size_kib[DH_HP_MAX];
     uint32_t sizes;
     uint32_t pools;      /* pools whose page sizes are in size_kib */

@@ -8,8 +8,9 @@
  *
  * The watch is set before the directory is listed, so that no entry created in between is missed. The removal
  * of a cgroup is reported by the watch on its parent: the kernel sends no IN_DELETE_SELF for it, and a watch
- * on a cgroup that was removed and created again stays silent. So every watch is set again at each resync;
- * for a live watch that changes nothing and returns the same descriptor.
+ * on a cgroup that was removed and created again stays silent. So the watch on a pod's directory is set again at each
+ * resync. For a live watch that changes nothing and returns the same descriptor: then the directory is the same, its
+ * other watches are alive too, and no entry of it is unknown.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -155,12 +156,19 @@ static bool slot_take(struct dh_sampler *s, uint32_t *slot)
     return false;
 }
 
-/* Note a watch of a group, to drop it together with the group. Return: false if there is no room. */
-static bool watch_note(struct dh_cg_group *p, int wd)
+static bool has_watch(const struct dh_cg_group *p, int wd)
 {
     for (uint32_t i = 0; i < p->watches; i++)
         if (p->wd[i] == wd)
             return true;
+    return false;
+}
+
+/* Note a watch of a group, to drop it together with the group. Return: false if there is no room. */
+static bool watch_note(struct dh_cg_group *p, int wd)
+{
+    if (has_watch(p, wd))
+        return true;
     if (p->watches == DH_CG_WATCHES)
         return false;
     p->wd[p->watches++] = wd;
@@ -187,11 +195,16 @@ static void drop_outdated_watches(struct dh_sampler *s, uint32_t slot, uint64_t 
     p->watches = kept;
 }
 
-static void watch_part(struct dh_sampler *s, uint32_t slot, uint8_t hier, const char *path, uint32_t mask,
+/*
+ * Watch a file or the directory of a group. Return: whether its watch was set before and is alive, so that no event
+ * about it was missed.
+ */
+static bool watch_part(struct dh_sampler *s, uint32_t slot, uint8_t hier, const char *path, uint32_t mask,
                        uint64_t meaning, uint64_t bit)
 {
     struct dh_cg_group *p = &s->cgroups->group[slot];
     int wd = watch_add(s, hier, path, mask, meaning);
+    bool same = wd >= 0 && p->watched & bit && has_watch(p, wd);
 
     if (wd >= 0)
         drop_outdated_watches(s, slot, meaning, wd);
@@ -201,20 +214,25 @@ static void watch_part(struct dh_sampler *s, uint32_t slot, uint8_t hier, const 
     }
     p->watched = wd >= 0 ? p->watched | bit : p->watched & ~bit;
     dh_cg_mark_unwatched(s, slot, bit, wd < 0 && wd != -ENOENT);
+    return same;
+}
+
+/* Watch a pod's directory in a hierarchy. Return: as watch_part(). */
+bool dh_cg_watch_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier)
+{
+    return watch_part(s, slot, hier, s->cgroups->group[slot].path, IN_CREATE | IN_DELETE | IN_ONLYDIR,
+                      watch_pack(WATCH_POD, hier, 0, slot), DH_CG_DIR_BIT(hier));
 }
 
 /*
- * Watch a pod's directory in a hierarchy, and its notified files there; of a container only files whose
- * events the kernel does not report to the pod.
+ * Watch the notified files of a pod in a hierarchy; of a container only files whose events the kernel does not report
+ * to the pod. In the directory that is @same as before, the watches that are set are alive.
  */
-void dh_cg_watch(struct dh_sampler *s, uint32_t slot, uint8_t hier)
+void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same)
 {
     struct dh_cgroups *c = s->cgroups;
     bool pod = !c->group[slot].parent;
 
-    if (pod)
-        watch_part(s, slot, hier, c->group[slot].path, IN_CREATE | IN_DELETE | IN_ONLYDIR,
-                   watch_pack(WATCH_POD, hier, 0, slot), DH_CG_DIR_BIT(hier));
     for (uint32_t i = 0; i < c->files; i++) {
         char path[DH_CG_PATH + 64];
 
@@ -223,6 +241,8 @@ void dh_cg_watch(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         if (c->file[i].hier != hier || c->file[i].spec->read != DH_CG_NOTIFIED)
             continue;
         if (!pod && !(c->local & DH_CG_FILE_BIT(i)))
+            continue;
+        if (same && c->group[slot].watched & DH_CG_FILE_BIT(i))
             continue;
         dh_cg_path(s, slot, i, path);
         watch_part(s, slot, hier, path, IN_MODIFY, watch_pack(WATCH_FILE, hier, i, slot), DH_CG_FILE_BIT(i));
@@ -345,25 +365,31 @@ static void pod_mark_unlisted(struct dh_sampler *s, uint32_t slot, uint8_t hier,
     p->unlisted = count_unlisted(s, p->unlisted & bit, err) ? p->unlisted | bit : p->unlisted & (uint8_t)~bit;
 }
 
-/* Read every file of a group in one hierarchy. A group that is gone leaves the hierarchy. */
-void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier)
+/*
+ * Read every file of a group in one hierarchy; @same: its directory is the same as before, or that of its pod. Files
+ * that the sweep does not read are not held. A group that is gone leaves the hierarchy.
+ */
+void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same)
 {
     struct dh_cgroups *c = s->cgroups;
 
-    if (!dh_cg_dir_exists(s, slot, hier)) {
+    if (!same && !dh_cg_dir_exists(s, slot, hier)) {
         dh_cg_group_leave(s, slot, hier);
         return;
     }
     for (uint32_t i = 0; i < c->files; i++) {
-        if (c->file[i].hier != hier)
+        bool swept = dh_cg_swept(c, slot) & DH_CG_FILE_BIT(i);
+
+        if (c->file[i].hier != hier || (same && c->idle & ~c->group[slot].failed & DH_CG_FILE_BIT(i)))
             continue;
-        dh_cg_held_drop(s, slot, DH_CG_FILE_BIT(i)); /* another file may have its name by now */
-        if (!dh_cg_file_read(s, slot, i, false)) {
+        if (!same || !swept)
+            dh_cg_held_drop(s, slot, DH_CG_FILE_BIT(i)); /* another file may have its name by now */
+        if (!dh_cg_file_read(s, slot, i, same && swept)) {
             dh_cg_group_leave(s, slot, hier);
             return;
         }
     }
-    if (!c->group[slot].parent)
+    if (!same && !c->group[slot].parent)
         dh_cg_pod_list(s, slot, hier);
 }
 
@@ -386,8 +412,10 @@ static void group_found(struct dh_sampler *s, const struct listed_dir *in, const
         group_make(s, slot, path, uid, name, in->parent);
     }
     c->group[slot].hiers |= (uint8_t)(1u << in->hier);
-    dh_cg_watch(s, slot, in->hier);
-    dh_cg_group_read(s, slot, in->hier);
+    if (!in->parent)
+        dh_cg_watch_dir(s, slot, in->hier);
+    dh_cg_watch_files(s, slot, in->hier, false);
+    dh_cg_group_read(s, slot, in->hier, false);
 }
 
 static void group_remove(struct dh_sampler *s, uint32_t slot)
@@ -442,6 +470,23 @@ void dh_cg_group_leave(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 
 /* ---- directories ---- */
 
+static void dir_list(struct dh_sampler *s, uint32_t index); /* below: it calls entry_found() for each entry */
+
+/* List a known directory that did not exist before. Return: whether the directory is known. */
+static bool known_dir_found(struct dh_sampler *s, uint8_t hier, const char *path)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    for (uint32_t i = 0; i < c->dirs; i++) {
+        if (c->dir[i].hier != hier || strcmp(c->dir[i].path, path))
+            continue;
+        if (c->dir[i].wd < 0)
+            dir_list(s, i);
+        return true;
+    }
+    return false;
+}
+
 static void entry_found(struct dh_sampler *s, const struct listed_dir *in, const char *name, size_t len)
 {
     static const char no_name[DH_NAME_LEN];
@@ -449,6 +494,9 @@ static void entry_found(struct dh_sampler *s, const struct listed_dir *in, const
 
     join(path, in->path, name);
     switch (in->level) {
+    case DH_CG_ABOVE:
+        known_dir_found(s, in->hier, path);
+        break;
     case DH_CG_PARENT:
         if (!strcmp(name, "kubepods") || !strcmp(name, "kubepods.slice") ||
             ends_with(name, "-kubepods.slice"))
@@ -534,19 +582,24 @@ static void dir_list(struct dh_sampler *s, uint32_t index)
     d->unlisted = count_unlisted(s, d->unlisted, err);
 }
 
+/* Return the index plus one of the directory that contains @path; 0: it is not known. */
+static uint32_t dir_above(const struct dh_cgroups *c, uint8_t hier, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t length = slash ? (size_t)(slash - path) : 0;
+
+    for (uint32_t i = 0; *path && i < c->dirs; i++)
+        if (c->dir[i].hier == hier && strlen(c->dir[i].path) == length && !memcmp(c->dir[i].path, path, length))
+            return i + 1;
+    return 0;
+}
+
 void dh_cg_dir_add(struct dh_sampler *s, uint8_t hier, uint8_t level, const char *path)
 {
     struct dh_cgroups *c = s->cgroups;
     struct dh_cg_dir *d;
 
-    for (uint32_t i = 0; i < c->dirs; i++) {
-        if (c->dir[i].hier != hier || strcmp(c->dir[i].path, path))
-            continue;
-        if (c->dir[i].wd < 0)
-            dir_list(s, i); /* the directory exists again */
-        return;
-    }
-    if (!path_fits(s, path))
+    if (known_dir_found(s, hier, path) || !path_fits(s, path))
         return;
     if (c->dirs == DH_CG_DIRS) {
         dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_SET);
@@ -556,6 +609,7 @@ void dh_cg_dir_add(struct dh_sampler *s, uint8_t hier, uint8_t level, const char
     d->hier = hier;
     d->level = level;
     d->wd = -1;
+    d->above = dir_above(c, hier, path);
     memcpy(d->path, path, strlen(path) + 1);
     dir_list(s, c->dirs++);
 }
@@ -613,9 +667,21 @@ void dh_cg_entry_changed(struct dh_sampler *s, uint64_t watch, const char *name,
 }
 
 /*
- * List the known directories, or only those that did not exist before or could not be listed. A directory
- * above kubepods may also have been created again; its parent is not watched. Groups without room are searched
- * for again when slots may be free.
+ * Whether a watch reports that a directory is created or removed: that of the directory above it, or, while that one is
+ * missing too, of the next that exists. The root of a hierarchy always exists.
+ */
+static bool is_reported(const struct dh_cgroups *c, const struct dh_cg_dir *d)
+{
+    const struct dh_cg_dir *above = d->above ? &c->dir[d->above - 1] : NULL;
+
+    if (!above)
+        return !*d->path && d->wd >= 0;
+    return above->wd >= 0 || (!above->unwatched && is_reported(c, above));
+}
+
+/*
+ * List the known directories, or only those that could not be listed or watched, and those that were created although
+ * no watch reports that. Groups without room are searched for again when slots may be free.
  */
 void dh_cg_tree_list(struct dh_sampler *s, bool missing_only)
 {
@@ -625,9 +691,8 @@ void dh_cg_tree_list(struct dh_sampler *s, bool missing_only)
     c->relist = false;
     for (uint32_t i = 0; i < c->dirs; i++) {
         const struct dh_cg_dir *d = &c->dir[i];
-        bool is_above_kubepods = d->level == DH_CG_PARENT && *d->path;
 
-        if (!missing_only || dropped || d->wd < 0 || d->unlisted || (is_above_kubepods && dir_watch(s, i)))
+        if (!missing_only || dropped || d->unlisted || d->unwatched || (!is_reported(c, d) && dir_watch(s, i)))
             dir_list(s, i);
     }
     for (uint32_t slot = 0; (dropped || c->unlisted) && slot < s->work->head.groups; slot++) {

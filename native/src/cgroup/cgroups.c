@@ -5,8 +5,8 @@
  *         containers is read. When a counter wakes the reader, its limits are read as evidence.
  * Sweep   reads counters without notification, all groups once in sweep_ns, a slice of them in each pass.
  *         A counter that did not change is read in every sixth sweep only: most do not for days.
- * Resync  every file of a group, and every directory, once in resync_ns: finds what a lost event, a full
- *         table or a refused watch would hide otherwise.
+ * Resync  every file of a group once in resync_ns, and every directory that is not watched since the last time: finds
+ *         what a full table or a refused watch would hide otherwise. A lost event causes a resync of everything.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -102,58 +102,42 @@ void dh_cgroups_free(struct dh_sampler *s)
     free(c);
 }
 
-static void resync_group(struct dh_sampler *s, uint32_t slot)
+/*
+ * Read all files of a group, set missing watches, and list a pod. A pod's directory that is still watched need not be
+ * listed: the kernel reports each change. With @all, events were lost.
+ */
+static void resync_group(struct dh_sampler *s, uint32_t slot, bool all)
 {
     struct dh_cgroups *c = s->cgroups;
+    struct dh_cg_group *p = &c->group[slot];
 
     for (uint8_t h = 0; h < c->hiers; h++) {
-        if (!(c->group[slot].hiers & 1u << h))
+        uint8_t bit = (uint8_t)(1u << h);
+        bool same;
+
+        if (!(p->hiers & bit))
             continue;
-        dh_cg_watch(s, slot, h);
-        dh_cg_group_read(s, slot, h);
+        if (!p->parent)
+            p->same_dirs = dh_cg_watch_dir(s, slot, h) ? p->same_dirs | bit : p->same_dirs & (uint8_t)~bit;
+        same = !all && (p->parent ? c->group[p->parent - 1].same_dirs : p->same_dirs) & bit;
+        dh_cg_watch_files(s, slot, h, same);
+        dh_cg_group_read(s, slot, h, same);
     }
-}
-
-/* Whether no page of a size can be in use: the machine has none, and may create none. */
-static bool size_idle(const struct dh_sampler *s, const struct dh_cg_file *f)
-{
-    const uint64_t both = DH_FIELD_BIT(DH_POOL_NR) | DH_FIELD_BIT(DH_POOL_OVERCOMMIT);
-    const struct dh_tables *t = s->work;
-
-    if (f->size < 0)
-        return false;
-    for (uint32_t i = 0; i < t->head.pools; i++) {
-        const struct dh_pool *pool = &t->pool[i];
-
-        if (pool->node == DH_MACHINE && pool->size_kib == s->cgroups->size_kib[f->size])
-            return (pool->valid & both) == both && !pool->nr && !pool->overcommit;
-    }
-    return false;
 }
 
 /* The files of a group that a whole sweep reads. One that cannot be read is tried again, whatever its kind. */
-static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
+static uint64_t swept_files(const struct dh_cgroups *c, uint32_t slot)
 {
-    const struct dh_cgroups *c = s->cgroups;
-    const struct dh_cg_group *p = &c->group[slot];
-    uint64_t mask = p->failed;
-
-    for (uint64_t m = p->present & ~dh_cg_watched(c, slot); m; m &= m - 1) {
-        const struct dh_cg_file *f = &c->file[__builtin_ctzll(m)];
-
-        if (f->spec->read != DH_CG_RARE && !size_idle(s, f))
-            mask |= m & -m;
-    }
-    return mask;
+    return c->group[slot].failed | (c->group[slot].present & dh_cg_swept(c, slot));
 }
 
 /*
  * The files among them that every sweep reads: recently changed ones, and those whose notification is
  * missing.
  */
-static uint64_t active_files(const struct dh_sampler *s, uint32_t slot)
+static uint64_t active_files(const struct dh_cgroups *c, uint32_t slot)
 {
-    return swept_files(s, slot) & ~dh_cg_still(s->cgroups, slot);
+    return swept_files(c, slot) & ~dh_cg_still(c, slot);
 }
 
 static uint64_t limits_of(const struct dh_cgroups *c, const struct dh_cg_file *counter)
@@ -201,7 +185,7 @@ static void sweep_group(struct dh_sampler *s, uint32_t slot, bool whole)
 {
     struct dh_cgroups *c = s->cgroups;
 
-    if (!files_read(s, slot, whole ? swept_files(s, slot) : active_files(s, slot)))
+    if (!files_read(s, slot, whole ? swept_files(c, slot) : active_files(c, slot)))
         return;
     for (uint8_t h = 0; h < c->hiers; h++)
         if (c->group[slot].unwatched & DH_CG_DIR_BIT(h))
@@ -214,7 +198,7 @@ static int64_t read_group_bare(struct dh_sampler *s, uint32_t slot, bool opens)
     struct dh_cgroups *c = s->cgroups;
     int64_t reads = 0;
 
-    for (uint64_t m = swept_files(s, slot); m; m &= m - 1) {
+    for (uint64_t m = swept_files(c, slot); m; m &= m - 1) {
         uint32_t file = (uint32_t)__builtin_ctzll(m);
         char path[DH_CG_PATH + 64], text[8192];
         size_t skip;
@@ -266,7 +250,7 @@ static void age_activity(struct dh_cg_group *p)
     p->active = 0;
 }
 
-enum sweep_kind { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_BARE, POD_BARE_OPENS };
+enum sweep_kind { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_REREAD, POD_BARE, POD_BARE_OPENS };
 
 /*
  * Sweep one pod and then its containers: pending_pass() says why in this order. Adds up its groups. Return:
@@ -288,8 +272,8 @@ static int64_t pod_sweep(struct dh_sampler *s, uint32_t pod, enum sweep_kind kin
             age_activity(&c->group[slot - 1]);
         if (bare)
             reads += read_group_bare(s, slot - 1, kind == POD_BARE_OPENS);
-        else if (kind == POD_RESYNC)
-            resync_group(s, slot - 1);
+        else if (kind == POD_RESYNC || kind == POD_REREAD)
+            resync_group(s, slot - 1, kind == POD_REREAD);
         else
             sweep_group(s, slot - 1, kind == POD_WHOLE);
         if (!c->group[pod].hiers)
@@ -390,7 +374,7 @@ static void reread(struct dh_sampler *s)
 
     while (c->reread) {
         if (is_pod(c, --c->reread))
-            pod_sweep(s, c->reread, POD_RESYNC, &groups);
+            pod_sweep(s, c->reread, POD_REREAD, &groups);
         if (is_share_used(s, begun_ns))
             return;
     }
@@ -460,7 +444,7 @@ static void settle(struct dh_sampler *s)
             continue;
         }
         p->settled = true;
-        resync_group(s, slot);
+        resync_group(s, slot, false);
     }
 }
 
@@ -480,6 +464,9 @@ void dh_cgroups_pass(struct dh_sampler *s)
         dh_cg_files_make(s, c->hiers);
     if (s->resync && !s->first)
         dh_cg_tree_list(s, false);
+    if (s->pools_changed && dh_cg_note_idle_sizes(s))
+        c->reread = s->work->head.groups; /* limits of a size are not read while it has no pages */
+    s->pools_changed = false;
     if (s->probe_absent)
         c->relist |= s->work->head.dropped > 0;
     if (c->oom_pods_due) {

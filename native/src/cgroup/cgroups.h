@@ -34,12 +34,15 @@ void dh_cg_group_leave(struct dh_sampler *s, uint32_t slot, uint8_t hier);
 void dh_cg_entry_changed(struct dh_sampler *s, uint64_t watch, const char *name, bool gone);
 bool dh_cg_watch_is_file(uint64_t watch, uint32_t *slot, uint32_t *file);
 void dh_cg_watch_ended(struct dh_sampler *s, uint64_t watch);
-void dh_cg_watch(struct dh_sampler *s, uint32_t slot, uint8_t hier);
-void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier);
+bool dh_cg_watch_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier);
+void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same);
+void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same);
 
 /* cgroup_marks.c */
 uint64_t dh_cg_watched(const struct dh_cgroups *c, uint32_t slot);
 uint64_t dh_cg_still(const struct dh_cgroups *c, uint32_t slot);
+uint64_t dh_cg_swept(const struct dh_cgroups *c, uint32_t slot);
+bool dh_cg_note_idle_sizes(struct dh_sampler *s);
 void dh_cg_mark_due(struct dh_sampler *s, uint32_t slot, uint32_t file);
 bool dh_cg_count_unwatched(struct dh_sampler *s, bool was, bool is);
 void dh_cg_mark_unwatched(struct dh_sampler *s, uint32_t slot, uint64_t bit, bool is);

@@ -4,7 +4,7 @@
  * Source: /sys/kernel/mm/hugepages/hugepages-<n>kB and node/node<N>/hugepages/... [pages]. The kernel never
  * notifies of changes, so the files are kept open. The sizes of the nodes' pools are read every pass. Free
  * and reserved pages are not urgent, and the machine's pools are the sums of the nodes': these are read every
- * second, and when a size has changed.
+ * second, and when a size has changed. A pool without pages has no free, surplus or reserved ones.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,14 +24,15 @@ struct pool_member {
     size_t offset;
     bool machine_only;
     bool is_size; /* size of the pool; nr includes surplus pages */
+    bool is_part; /* a number of pages of the pool: 0 if nr is 0 */
 };
 
 static const struct pool_member members[5] = {
-    { DH_POOL_NR, "nr_hugepages", offsetof(struct dh_pool, nr), false, true },
-    { DH_POOL_FREE, "free_hugepages", offsetof(struct dh_pool, free), false, false },
-    { DH_POOL_SURPLUS, "surplus_hugepages", offsetof(struct dh_pool, surplus), false, true },
-    { DH_POOL_RESERVED, "resv_hugepages", offsetof(struct dh_pool, reserved), true, false },
-    { DH_POOL_OVERCOMMIT, "nr_overcommit_hugepages", offsetof(struct dh_pool, overcommit), true, false },
+    { DH_POOL_NR, "nr_hugepages", offsetof(struct dh_pool, nr), false, true, false },
+    { DH_POOL_FREE, "free_hugepages", offsetof(struct dh_pool, free), false, false, true },
+    { DH_POOL_SURPLUS, "surplus_hugepages", offsetof(struct dh_pool, surplus), false, true, true },
+    { DH_POOL_RESERVED, "resv_hugepages", offsetof(struct dh_pool, reserved), true, false, true },
+    { DH_POOL_OVERCOMMIT, "nr_overcommit_hugepages", offsetof(struct dh_pool, overcommit), true, false, false },
 };
 
 struct listing {
@@ -134,19 +135,31 @@ static bool is_read_each_pass(const struct dh_sampler *s, uint32_t i)
     return s->work->pool[i].node != DH_MACHINE || !s->pools_of_nodes;
 }
 
+/* Whether a member is known to be 0 without a read: its pool has no pages. */
+static bool is_known(const struct dh_pool *pool, const struct pool_member *m)
+{
+    const uint64_t both = DH_FIELD_BIT(DH_POOL_NR) | DH_FIELD_BIT(m->field);
+
+    return m->is_part && (pool->valid & both) == both && !pool->nr &&
+           !*(const uint64_t *)(const void *)((const char *)pool + m->offset);
+}
+
 /*
  * Read the size of a pool or, with @read_all and after a change, all members. Return: whether anything
  * changed.
  */
 static bool pool_read(struct dh_sampler *s, uint32_t i, bool read_all)
 {
+    const struct dh_pool *pool = &s->work->pool[i];
     bool changed = true, any_changed = false;
 
     /* two files make up the size: read them until nothing changes in between */
     for (int tries = 0; changed && tries < REREAD_MAX; tries++) {
         changed = false;
         for (int m = 0; m < 5; m++) {
-            if (members[m].is_size || read_all || any_changed)
+            bool is_due = members[m].is_size || read_all || any_changed;
+
+            if (is_due && (s->probe_absent || !is_known(pool, &members[m])))
                 changed |= member_read(s, &s->work->pool[i], &s->pool_file[i][m], &members[m]);
             any_changed |= changed;
         }
@@ -188,6 +201,7 @@ int64_t dh_hugepages_lower_bound(const struct dh_sampler *s)
 
     for (uint32_t i = s->work->head.pools; i--;)
         for (int m = 0; is_read_each_pass(s, i) && m < 5; m++)
-            reads += members[m].is_size && dh_cached_file_read_bare(&s->pool_file[i][m]);
+            reads += members[m].is_size && !is_known(&s->work->pool[i], &members[m]) &&
+                     dh_cached_file_read_bare(&s->pool_file[i][m]);
     return reads;
 }

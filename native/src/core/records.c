@@ -221,7 +221,7 @@ void dh_node_mark_dirty(struct dh_sampler *s, uint32_t index)
 void dh_pool_mark_dirty(struct dh_sampler *s, uint32_t index)
 {
     s->pool_dirty[index / 64] |= 1ull << (index % 64);
-    s->dirty = true;
+    s->dirty = s->pools_changed = true;
 }
 
 void dh_group_mark_dirty(struct dh_sampler *s, uint32_t slot)

@@ -94,6 +94,7 @@ struct dh_sampler {
     bool rescan_requested;           /* the next pass is a rescan: it probes absent files, and lists nodes and
                                         pools again */
     bool nodes_failed, pools_failed; /* a listing failed, or a file that only the listing reads */
+    bool pools_changed;   /* the cgroup source has not looked at the pools since a record of one changed */
     bool pools_of_nodes;  /* nodes have pools; the machine's pools are their sums */
     bool wake;            /* a change that wakes the reader was stored */
     bool notify_due;            /* a change that wakes the reader was published */
