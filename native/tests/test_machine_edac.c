@@ -81,6 +81,39 @@ static void test_missing_driver_is_absent_and_no_failure(void)
 }
 
 /* Two files per controller in an unchanged pass, and two per module of a controller that changed. */
+static bool rests_until_slow_pass(const struct mx *x)
+{
+    return x->m->next_ns - x->m->now_ns >= x->m->opt.slow_ns;
+}
+
+/* A rescan request ends the rest: the thread waits for it, too. */
+static void test_watch_without_controllers_rests_until_the_slow_pass(void)
+{
+    struct mx x = opened();
+
+    fx_dir("proc");
+    mx_pass(&x);
+    CHECK(rests_until_slow_pass(&x));
+    CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->period_ns, x.m->opt.slow_ns);
+    controller_write(0, "7\n", "0\n");
+    mx_rescan(&x);
+    CHECK(!rests_until_slow_pass(&x));
+    CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->period_ns, x.m->opt.period_ns);
+    mx_close(&x);
+    x = opened();
+    mx_pass(&x);
+    mx_rescan(&x);
+    for (int settling = 2; settling; settling--, mx_pass(&x))
+        CHECK(!rests_until_slow_pass(&x)); /* passes follow that a recovery needs */
+    CHECK(rests_until_slow_pass(&x));
+    mx_close(&x);
+    fx_remove("proc");
+    x = opened();
+    mx_pass(&x);
+    CHECK(!rests_until_slow_pass(&x)); /* the root is searched for */
+    mx_close(&x);
+}
+
 static void test_modules_are_read_after_their_controller_changed(void)
 {
     struct mx x = machine();
@@ -286,6 +319,7 @@ int main(void)
     fx_dir("proc");
     test_counts_of_controllers_and_modules_are_read();
     test_missing_driver_is_absent_and_no_failure();
+    test_watch_without_controllers_rests_until_the_slow_pass();
     test_modules_are_read_after_their_controller_changed();
     test_uncorrectable_error_wakes_at_once_each_time();
     test_correctable_error_flood_wakes_rate_limited();

@@ -72,6 +72,28 @@ static void source_done(struct dh_machine *m, enum dh_machine_source source)
 }
 
 /*
+ * Return the time until the next pass. Without controllers, and with nothing to be retried, only slow passes read
+ * something.
+ */
+static uint64_t pause_ns(const struct dh_machine *m)
+{
+    bool is_missing = false;
+
+    for (int i = 0; i < DH_ROOT_NUM; i++)
+        is_missing |= m->root[i].fd < 0;
+    return is_missing || m->settle_passes > 1 || m->deferred ? m->opt.period_ns
+                                                         : m->work.head.source[DH_MACHINE_EDAC].period_ns;
+}
+
+/* Schedule the next pass. After a pass longer than the period the thread rests for one period. */
+static void next_pass_set(struct dh_machine *m)
+{
+    uint64_t end_ns = dh_now_ns();
+
+    m->next_ns = (end_ns - m->now_ns < m->opt.period_ns ? m->now_ns : end_ns) + pause_ns(m);
+}
+
+/*
  * Run one pass. Each source is published and gets a heartbeat when it is done, so a read that hangs shows as
  * a stalled heartbeat of its source and of those after it.
  */
@@ -90,19 +112,7 @@ static void pass(struct dh_machine *m)
         }
         source_done(m, (enum dh_machine_source)i);
     }
-}
-
-/*
- * Schedule the next pass. After a pass longer than the period the thread rests for one period. After a rescan
- * further requests wait: memory blocks that are added one by one cause thousands of them.
- */
-static void next_pass_set(struct dh_machine *m)
-{
-    uint64_t end_ns = dh_now_ns(), took_ns = end_ns - m->now_ns;
-
-    m->next_ns = (took_ns < m->opt.period_ns ? m->now_ns : end_ns) + m->opt.period_ns;
-    if (m->read_all)
-        m->rescan_after_ns = end_ns + took_ns * (RESCAN_SHARE - 1);
+    next_pass_set(m);
 }
 
 static void triggers_handle(struct dh_machine *m, const struct pollfd *fds)
@@ -152,8 +162,12 @@ static void run(void *owner)
     struct dh_machine *m = owner;
 
     do {
+        uint64_t end_ns;
+
         pass(m);
-        next_pass_set(m);
+        end_ns = dh_now_ns();
+        if (m->read_all) /* memory blocks that are added one by one cause thousands of requests */
+            m->rescan_after_ns = end_ns + (end_ns - m->now_ns) * (RESCAN_SHARE - 1);
     } while (wait_until_due(m));
 }
 

@@ -160,8 +160,9 @@ static void modules_read(struct dh_machine *m, uint32_t mc)
 
 void dh_machine_edac_pass(struct dh_machine *m)
 {
-    const struct dh_machine_tables *t = &m->work;
+    struct dh_machine_tables *t = &m->work;
     uint64_t seen = 0, unreadable = 0;
+    bool is_read;
 
     if (m->rare || m->edac_failed) {
         m->edac_failed = false;
@@ -175,4 +176,6 @@ void dh_machine_edac_pass(struct dh_machine *m)
         unreadable |= t->dimm[i].seen & ~t->dimm[i].valid;
     }
     dh_machine_state(m, DH_MACHINE_EDAC, seen, unreadable | m->edac_failed);
+    is_read = t->head.dimms || m->edac_failed;
+    t->head.source[DH_MACHINE_EDAC].period_ns = is_read ? m->opt.period_ns : m->opt.slow_ns;
 }
