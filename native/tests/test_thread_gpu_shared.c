@@ -45,6 +45,7 @@ static void test_attached_reader_copies_what_the_watch_publishes(void)
                ((const struct dh_gpu *)(const void *)(copy + 1))[1].value[DH_GPU_TEMP] == 71);
     CHECK_INT(dh_gpus_stop(g.w, FX_PATIENCE_NS), 0);
     CHECK(dh_gpus_read(reader, copy, cap) > 0); /* the last records stay readable */
+    CHECK_U64(copy->wait_period_ns, DH_EVENT_WAIT_OWN_PROCESS_NS);
     dh_gpus_detach(reader);
     free(copy);
     gx_free(&g);

@@ -50,17 +50,23 @@ static int read_total(const char *path, const char *name, uint64_t *value)
 }
 
 /*
- * Read the AER counters, in slow passes. A removed PCI function has no files; NVML reports that it is lost.
+ * Read the AER counters, in slow passes. A removed PCI function has no files; NVML reports that it is lost. A function
+ * has all of the files or none.
  */
 void dh_gpu_read_aer(struct dh_gpu_slot *s)
 {
+    int err = 0;
+
     for (size_t i = 0; i < sizeof(table) / sizeof(*table) && *s->work.bus; i++) {
         char path[DH_SYSFS_MAX + 80];
         uint64_t value = 0;
-        int err;
 
         if (!dh_gpu_is_due(s, table[i].field))
             continue;
+        if (err == ENOENT) {
+            dh_gpu_store(s, table[i].field, err + ERRNO_BASE, 0);
+            continue;
+        }
         snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", s->w->sysfs, s->work.bus, table[i].file);
         if (!dh_call_begin(s->w, &s->caller, DH_CALL_AER, s->call_end_ns))
             return;

@@ -12,7 +12,7 @@ uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c,
     uint64_t kind = call & DH_CALL_MASK, deadline_ns = w->opt.deadline_ns;
 
     if (kind == DH_CALL_WAIT)
-        deadline_ns += DH_EVENT_WAIT_NS;
+        deadline_ns += w->event_wait_ns;
     else if (c == &w->opener || kind == DH_CALL_HANDLE)
         deadline_ns = w->opt.open_deadline_ns;
     return deadline_ns + w->tick_ns;

@@ -81,7 +81,7 @@ static bool is_any_registered(struct dh_gpu_watch *w)
 
     pthread_mutex_lock(&w->lock);
     if (!w->registered && !w->stopping && !dh_nvml_session_is_stale(w, &w->waiter))
-        dh_gpus_wait(w, dh_now_ns() + DH_EVENT_WAIT_NS);
+        dh_gpus_wait(w, dh_now_ns() + w->event_wait_ns);
     any_registered = w->registered && !w->stopping;
     pthread_mutex_unlock(&w->lock);
     return any_registered;
@@ -104,7 +104,7 @@ static enum dh_source_state state_idle(struct dh_gpu_watch *w)
 static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
 {
     nvmlEventData_t event = { .gpuInstanceId = DH_NO_INSTANCE, .computeInstanceId = DH_NO_INSTANCE };
-    uint64_t begun_ns = dh_now_ns(), wait_ns = w->event_dirty ? SHORT_WAIT_NS : DH_EVENT_WAIT_NS, now_ns;
+    uint64_t begun_ns = dh_now_ns(), wait_ns = w->event_dirty ? SHORT_WAIT_NS : w->event_wait_ns, now_ns;
     nvmlReturn_t code = DH_NVML(w, &w->waiter, DH_CALL_WAIT, nvmlEventSetWait_v2, w->set, &event,
                                 (unsigned int)(wait_ns / 1000000));
 
@@ -157,7 +157,7 @@ static void wait_while_closed(struct dh_gpu_watch *w)
     wait_publish(w, absent ? DH_STATE_ABSENT : DH_STATE_FAILING, err);
     pthread_mutex_lock(&w->lock);
     if (w->phase == DH_PHASE_CLOSED && !w->stopping)
-        dh_gpus_wait(w, absent ? DH_NEVER : dh_now_ns() + DH_EVENT_WAIT_NS);
+        dh_gpus_wait(w, absent ? DH_NEVER : dh_now_ns() + w->event_wait_ns);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -167,7 +167,7 @@ static void back_off(struct dh_gpu_watch *w, uint64_t until_ns)
     uint64_t now_ns;
 
     while ((now_ns = dh_now_ns()) < until_ns && !dh_nvml_session_is_stale(w, &w->waiter)) {
-        uint64_t heartbeat_ns = now_ns + DH_EVENT_WAIT_NS;
+        uint64_t heartbeat_ns = now_ns + w->event_wait_ns;
 
         pthread_mutex_lock(&w->lock);
         if (w->stopping)

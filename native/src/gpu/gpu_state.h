@@ -31,7 +31,14 @@
 #define DH_GPU_WAKES_MAX 256
 #define DH_LATENCY_SAMPLES 15
 #define DH_QUERY_MAX (DH_GPU_FIELD_NUM + 8 * DH_LINK_MAX) /* queries of one call: 8 fields have one per link */
-#define DH_EVENT_WAIT_NS (DH_NS / 2) /* a wait cannot be interrupted: stop and reload take up to this long */
+
+/*
+ * Longest wait for NVML's events. A wait cannot be interrupted: a reload takes up to this long, and so does a stop,
+ * unless the process ends with it.
+ */
+#define DH_EVENT_WAIT_NS (DH_NS / 2)
+#define DH_EVENT_WAIT_OWN_PROCESS_NS (2 * DH_NS)
+
 #define DH_NEVER UINT64_MAX
 #define DH_UUID_LEN sizeof(((struct dh_gpu *)0)->uuid)
 
@@ -173,6 +180,7 @@ struct dh_gpu_watch {
     struct dh_gpu_wake wakes[DH_GPU_WAKES_MAX];
     uint32_t nwakes;
     int wake_fd;
+    uint64_t event_wait_ns;  /* DH_EVENT_WAIT_NS; longer in a process of its own */
     uint64_t tick_ns;        /* length of a tick of the coarse clock that GPU threads read */
 
     /* used by the opener only */

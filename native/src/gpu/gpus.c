@@ -126,6 +126,7 @@ int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const cha
     if (err)
         return err;
     w->opt = *o;
+    w->event_wait_ns = memory_fd < 0 ? DH_EVENT_WAIT_NS : DH_EVENT_WAIT_OWN_PROCESS_NS;
     w->tick_ns = dh_tick_length_ns();
     w->nwakes = nwakes;
     if (nwakes)
@@ -147,7 +148,7 @@ int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const cha
     w->head.size = sizeof(w->head);
     w->head.version = DH_VERSION;
     w->head.period_ns = o->retry_ns;
-    w->head.wait_period_ns = DH_EVENT_WAIT_NS;
+    w->head.wait_period_ns = w->event_wait_ns;
     w->phase = DH_PHASE_CHANGING;
     w->release = watch_free;
     *out = w;
