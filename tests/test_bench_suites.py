@@ -81,7 +81,7 @@ EXPECTED: Final = {
     "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"},
     "detect": {"detect.file.10ms"},
     "trace": {f"trace.{key}" for key, _ in HOPS}
-    | {"trace.all", "trace.bare.trio", "trace.bare.asyncio", "trace.bare.socket"},
+    | {"trace.wake", "trace.all", "trace.bare.trio", "trace.bare.asyncio", "trace.bare.socket"},
     "idle": {"idle.cpu.new", "idle.rss", "idle.rss.floor", "idle.wakes"},
     "startup": {"startup.floor", "startup.help.rss", "startup.list", "startup.imports"}
     | {"startup.8gpus.list", "startup.agent.rss.floor"},

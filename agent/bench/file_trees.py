@@ -239,10 +239,17 @@ def _write_files(directory: Path, files: Mapping[str, str]) -> None:
         (directory / name).write_text(text)
 
 
-def write_sysfs(root: Path) -> None:
-    """Write a made-up sysfs tree: eight CPUs on one NUMA node, and a pool of eight 2 MiB hugepages."""
+def write_sysfs(root: Path, nodes: int = 1) -> None:
+    """Write a made-up sysfs tree: eight CPUs, and a pool of eight 2 MiB hugepages on NUMA node 0.
+
+    Args:
+        root: Directory of the tree.
+        nodes: Number of NUMA nodes, 1 to 8. Each node after the first one has one of the CPUs, and no pool.
+    """
     _write_files(root / "devices/system/cpu", CPU_FILES)
-    _write_files(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
+    _write_files(root / "devices/system/node/node0", {"cpulist": f"0-{8 - nodes}\n"})
+    for node in range(1, nodes):
+        _write_files(root / f"devices/system/node/node{node}", {"cpulist": f"{8 - nodes + node}\n"})
     _write_files(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
     _write_files(root / "kernel/mm/hugepages/hugepages-2048kB", MACHINE_POOL_FILES)
 

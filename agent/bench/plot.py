@@ -208,7 +208,7 @@ def _render_svg(figure: Figure) -> str:
 SCREEN_STYLE: Final[Any] = STYLE | {"font.size": 11, "axes.titlesize": 13, "legend.fontsize": 9}
 BAR_LABEL: Final[Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
 OVERVIEW_CAPTION: Final = "Grey in bars of hops and of threads: lower bound. Dashes: budget."
-HOPS_WITH_BOUND: Final = {"woken": "trio", "taken": "asyncio", "client": "socket"}
+HOPS_WITH_BOUND: Final = {"woken": "trio", "client": "socket"}
 """Hops of a change whose lower bound is measured, with the key of the bound."""
 
 
@@ -261,12 +261,13 @@ def _overview_groups(
 
 
 def _draw_hops(hops: Mapping[str, ResultRow], rows: Mapping[str, ResultRow], axes: Axes) -> None:
-    """Draw each hop of a change where the previous one ends, with its lower bound; draw the total last."""
+    """Draw each hop of a change where the previous one ends, with its lower bound; draw the sums last."""
     start = 0.0
+    sums = {"all": 0.0, "wake": next(iter(hops.values())).median.median}
     for line, (key, row) in enumerate(hops.items()):
         name, duration = key.removeprefix("trace."), row.median.median
-        left = 0.0 if name == "all" else start
-        axes.barh(line, duration, left=left, color=COLOURS[1 if name == "all" else 0])
+        left = sums.get(name, start)
+        axes.barh(line, duration, left=left, color=COLOURS[1 if name in sums else 0])
         text = format_value(duration, "s")
         if bound := rows.get(f"trace.bare.{HOPS_WITH_BOUND.get(name)}"):
             axes.barh(line, bound.median.median, left=left, height=0.4, color=GREY)

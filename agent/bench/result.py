@@ -218,9 +218,9 @@ class RunSize:
     betterproto_devices: int
     """Number of devices in the longest list that betterproto encodes; 1,000 devices take 150 ms."""
     causes: int
-    """Number of changes made to time each kind of detection, except cgroup events."""
+    """Number of changes made to time each other kind of detection."""
     events: int
-    """Number of cgroup events caused to time their detection; a p99 needs 100."""
+    """Number of cgroup events and traced changes that are timed; a p99 needs 100."""
     hotplugs: int
     """Number of CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
     detect_periods_ms: tuple[int, ...]

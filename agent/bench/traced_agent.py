@@ -8,7 +8,8 @@ message that the agent encodes, it prints a line of JSON with times (CLOCK_MONOT
     woken       the Trio thread ran
     read        the snapshot was copied and decoded
     decided     step() returned a changed report
-    taken       the asyncio thread began to encode the report
+    taken       the encoding of the report began: in the Trio thread, or in the asyncio thread if the Trio
+                thread can send to no client
     encoded     the message was encoded; the socket and the client follow
 """
 
@@ -17,6 +18,7 @@ import json
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -49,8 +51,10 @@ class TracedSource:
         self._sampler = sampler
         self.node = NodeSource(config, sampler, settings.gpu, config.period_ns, reads_declarations=False)
         self.latest = LatestValue[Report]()
+        self._publisher = threading.get_ident()
         self._stamps: dict[str, int] = {}
         self._published_stamps: dict[str, int] = {}
+        self._unprinted_stamps: dict[str, int] = {}
 
     def fileno(self) -> int:
         return self._sampler.fileno()
@@ -68,17 +72,20 @@ class TracedSource:
         """Pass a report from the engine loop to the asyncio thread."""
         self._published_stamps = self._stamps | {"decided": time.monotonic_ns()}
         self.latest.publish(report)
+        if self._unprinted_stamps:
+            _print_stamps(self._unprinted_stamps)
+            self._unprinted_stamps = {}
         yield_to_senders()
 
     def encode(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
-        """Encode the message to subscribers; print the times of its hops after the message is sent.
-
-        Only the I/O thread may call this method.
-        """
+        """Encode the message to subscribers; print the times of its hops after the message is sent."""
         stamps = self._published_stamps | {"taken": time.monotonic_ns()}
         messages = encode_device_health(devices, extra_s)
         stamps["encoded"] = time.monotonic_ns()
-        asyncio.get_running_loop().call_soon(_print_stamps, stamps)
+        if threading.get_ident() == self._publisher:
+            self._unprinted_stamps = stamps
+        else:
+            asyncio.get_running_loop().call_soon(_print_stamps, stamps)
         return messages
 
 
