@@ -107,7 +107,7 @@ def count_nvml_wakes() -> int:
     with temporary_directory() as root:
         fake = write_gpu_scenario(root, 8)
         program = f"from agent.bench.idle_counts import _print_nvml_wakes as p; p({str(fake.library)!r})"
-        return int(_run_python(["-c", program], fake.environment))
+        return int(run_python(["-c", program], fake.environment))
 
 
 def _print_nvml_wakes(library: str) -> None:
@@ -346,7 +346,7 @@ def count_modules(name: str) -> int:
         "loaded = [type(module).__name__ for name, module in sys.modules.items() if name not in before]; "
         "print(len(loaded) - loaded.count('DeferredModule'))"
     )
-    return int(_run_python(["-c", program]))
+    return int(run_python(["-c", program]))
 
 
 def count_change_opcodes(name: str) -> int:
@@ -368,10 +368,10 @@ def count_change_opcodes(name: str) -> int:
             environment, library = fake.environment, str(fake.library)
         arguments = f"{str(root)!r}, {library!r}, {gpus}, is_event={name == CGROUP_EVENT}"
         program = f"from agent.bench.idle_counts import _print_opcodes as p; p({arguments})"
-        return int(_run_python(["-c", program], environment))
+        return int(run_python(["-c", program], environment))
 
 
-def _run_python(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
+def run_python(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a Python program that can import the modules of this checkout, and return its output."""
     command = [sys.executable, *arguments]
     variables = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
@@ -466,7 +466,7 @@ def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> Non
         feed.publish(report.devices)
         assert feed.pending_messages(number)
 
-    print(_count_opcodes(change))
+    print(count_opcodes(change))
     sampler.stop(STALL_S)
 
 
@@ -496,7 +496,7 @@ def _time_of(snapshot: Snapshot) -> Instant:
     return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
 
 
-def _count_opcodes(function: Callable[[], None]) -> int:
+def count_opcodes(function: Callable[[], object]) -> int:
     """Return the number of opcodes that a call of `function` executes."""
     count = 0
 

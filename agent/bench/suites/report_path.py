@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.bench.file_trees import temporary_directory, write_cgroup_files
@@ -286,26 +285,27 @@ class ClientProcesses(NamedTuple):
     size: int
     """Size of a message to the clients [bytes]."""
 
+    def subscribe(self, count: int) -> None:
+        """Increase the number of clients, and wait until all have received their first message."""
+        self.crowd.send_line(f"{count}")
+        self.crowd.wait(lambda line: "subscribers" in line)
+
+    def publish(self) -> int:
+        """Publish a report, or send to bare sockets; return the time until all clients have it [ns]."""
+        self.publisher.send_line("bare" if self.kind is BARE_SOCKETS else "publish")
+        start_ns = int(self.publisher.wait()["t_ns"])
+        return int(self.crowd.wait()["t_ns"]) - start_ns
+
 
 def run_publish(run_size: RunSize) -> SuiteOutcome:
     """Measure the delivery of reports of 128 devices to 1, 8 and 64 subscribers."""
     outcome = SuiteOutcome()
     kinds = [*_grpcio_kind_if_installed(outcome), FRAMES, BARE_SOCKETS]
     with contextlib.ExitStack() as stack:
-        directories = [stack.enter_context(temporary_directory()) for _ in kinds]
-        publishers = [
-            stack.enter_context(start_module("agent.bench.publisher", directory, PUBLISHED_DEVICES))
-            for directory in directories
-        ]
-        groups = [
-            _start_group(stack, kind, directory, publisher)
-            for kind, directory, publisher in zip(kinds, directories, publishers, strict=True)
-        ]
+        groups = [open_clients(stack, kind) for kind in kinds]
         for count in SUBSCRIBERS:
             for group in groups:
-                group.crowd.send_line(f"{count}")
-            for group in groups:
-                group.crowd.wait(lambda line: "subscribers" in line)
+                group.subscribe(count)
             outcome.tables.append(_measure_publish(run_size, count, groups))
     return outcome
 
@@ -319,10 +319,12 @@ def _grpcio_kind_if_installed(outcome: SuiteOutcome) -> Iterator[ClientKind]:
     yield ClientKind("server", "grpcio", f"grpcio {version}: clients with a thread each")
 
 
-def _start_group(
-    stack: contextlib.ExitStack, kind: ClientKind, directory: Path, publisher: ChildProcess
+def open_clients(
+    stack: contextlib.ExitStack, kind: ClientKind, devices: int = PUBLISHED_DEVICES
 ) -> ClientProcesses:
-    """Start one process for all clients of a kind; the clients do not subscribe yet."""
+    """Start a publisher, and one process for all clients of a kind; the clients do not subscribe yet."""
+    directory = stack.enter_context(temporary_directory())
+    publisher = stack.enter_context(start_module("agent.bench.publisher", directory, devices))
     size = publisher.wait(lambda line: "ready" in line)["size"]
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD
@@ -331,17 +333,21 @@ def _start_group(
 
 
 def _measure_publish(run_size: RunSize, count: int, groups: Sequence[ClientProcesses]) -> ResultTable:
-    latencies: dict[str, list[int]] = {group.kind.key: [] for group in groups}
-    for _ in range(run_size.publications):
-        for group in groups:
-            time.sleep(PAUSE_S)
-            group.publisher.send_line("bare" if group.kind is BARE_SOCKETS else "publish")
-            start_ns = group.publisher.wait()["t_ns"]
-            latencies[group.kind.key].append(group.crowd.wait()["t_ns"] - start_ns)
+    latencies = publish_in_turn(groups, run_size.publications)
     labels = {group.kind.key: group.kind.label for group in groups}
     rows = rows_from_latencies(f"publish.{count}", labels, dict(latencies))
     notes = (f"{PUBLISHED_DEVICES} devices, {groups[0].size} bytes, encoded once",)
-    section = "from publish(), through the I/O thread, to the last receipt"
+    section = "from publish() to the last receipt"
     return ResultTable(
         f"{count} subscriber{'s' if count > 1 else ''}", rows, BARE_SOCKETS.label, notes, section
     )
+
+
+def publish_in_turn(groups: Sequence[ClientProcesses], publications: int) -> dict[str, list[int]]:
+    """Publish to each group of clients in turn; return the times until the last receipt by kind [ns]."""
+    latencies: dict[str, list[int]] = {group.kind.key: [] for group in groups}
+    for _ in range(publications):
+        for group in groups:
+            time.sleep(PAUSE_S)
+            latencies[group.kind.key].append(group.publish())
+    return latencies
