@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -281,6 +283,19 @@ def test_this_machine_can_be_read_repeatedly():
         assert os.getpid() not in {process.pid for process in host.stuck}
     else:
         assert isinstance(host.stuck, Missing), "the stacks of processes are for root only"
+
+
+def test_running_agent_reads_processes_without_psutil():
+    program = """if True:
+        import sys
+        from pathlib import Path
+        from agent.serve.agent_api.service import collect_status
+        from agent.sources.gpu_os_facts import GpuOsReader
+        GpuOsReader(Path("/sys"), Path("/proc")).read()
+        collect_status(0, None, version="", subscribers=())
+        print("psutil" in sys.modules)
+    """
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 # --- state of a process ------------------------------------------------------------------------------------
