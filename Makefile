@@ -92,6 +92,7 @@ format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format
 	@! command -v gofmt >/dev/null || gofmt -l -w go examples/go-driver tests/kubelet_real/go
 
+NATIVE_LOG ?= build/native.log
 .PHONY: native-test
 native-test: SKIPPED_BEFORE ?= /dev/null
 native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanitizer
@@ -105,7 +106,10 @@ native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanit
 	 fi; \
 	 tsan=tsan; setarch -R true 2>/dev/null || { tsan=; \
 	     echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); }; \
-	 $(MAKE) -C native -j$(WORKERS) --silent test $$tsan
+	 $(MAKE) -C native -j$(WORKERS) --silent test $$tsan >$(NATIVE_LOG) 2>&1 || { cat $(NATIVE_LOG); exit 1; }
+	@sed -n 's/^\(test_[a-z0-9_]*: \)skipped: /\1/p' $(NATIVE_LOG) | sort -u >>$(SKIPPED_BEFORE)
+	@awk '/: skipped: / && !printed[$$0]++; / checks, 0 failed$$/ { programs++; checks += $$2 } \
+	    END { print programs " programs: " checks " checks, 0 failed" }' $(NATIVE_LOG)
 
 .PHONY: before-pytest
 before-pytest: $(VENV)/.dev $(VENV)/.core

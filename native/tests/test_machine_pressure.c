@@ -230,7 +230,7 @@ int main(void)
     test_unreadable_value_is_neither_zero_nor_absent();
     test_fired_trigger_is_a_pass_and_a_wake();
     if (access("/proc/pressure/memory", F_OK)) {
-        printf("test_machine_pressure: skipped triggers: this kernel has no pressure files\n");
+        check_skip("test_machine_pressure", "this kernel has no pressure files for triggers");
     } else {
         fx_remove("proc");
         fx_symlink("/proc", "proc");

@@ -210,10 +210,8 @@ int main(void)
 {
     int descriptors;
 
-    if (!ue_isolated()) {
-        puts("test_thread_together: skipped, no network namespace of its own");
-        return EXIT_SUCCESS;
-    }
+    if (!ue_isolated())
+        return check_skip("test_thread_together", "no network namespace of its own");
     signal(SIGPIPE, SIG_IGN);
     fx_begin();
     fx_write("0-1\n", "sys/devices/system/cpu/online");

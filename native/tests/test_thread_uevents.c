@@ -126,10 +126,8 @@ int main(void)
 {
     int descriptors;
 
-    if (!ue_isolated()) {
-        puts("test_thread_uevents: skipped, no network namespace of its own");
-        return EXIT_SUCCESS;
-    }
+    if (!ue_isolated())
+        return check_skip("test_thread_uevents", "no network namespace of its own");
     descriptors = fx_count("/proc/self/fd");
     test_reader_never_gets_a_torn_copy();
     test_flood_does_not_delay_the_stop();

@@ -450,7 +450,7 @@ int main(void)
     test_lost_events_count_for_every_subsystem();
     test_invalid_arguments_are_refused();
     if (!ue_isolated()) {
-        puts("test_uevents: no network namespace of its own, so nothing of the socket");
+        check_skip("test_uevents", "no network namespace of its own for the socket");
         return check_done("test_uevents");
     }
     test_kernel_events_are_published();
