@@ -2,12 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -63,9 +64,12 @@ def keys(outcome: SuiteOutcome) -> set[str]:
 
 def in_group(group: int) -> list[str]:
     """Return the names of all processes of a process group but zombies."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,stat=,comm="], capture_output=True, text=True, check=True)
-    lines = (line.split(None, 2) for line in listed.stdout.splitlines())
-    return [name for pgid, state, name in lines if int(pgid) == group and not state.startswith("Z")]
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.name())
+    return found
 
 
 def test_installed_peer_is_measured_next_to_the_agent(programs: Path) -> None:

@@ -44,6 +44,13 @@ def run(script: str, *, timeout_s: float = PATIENCE_S, user: str = "", cgroup: C
     return CheckCommand(command, environ, timeout_s=timeout_s, user=user, cgroup=cgroup).run()
 
 
+@pytest.fixture(autouse=True)
+def _root_can_change_its_user() -> None:
+    """A check of root's agent is never run with the rights of the agent instead."""
+    if os.geteuid() == 0:
+        skip_unless_user_can_change()
+
+
 def own_user() -> str:
     """Return this process's user, for tests in which the command must read its files."""
     return str(os.geteuid())
