@@ -239,7 +239,9 @@ class Agent:
         """
         names = thread_names(self.pid)
         samplers = [tid for tid, name in names.items() if name == "dh-sampler"]
-        others = [tid for tid, name in names.items() if tid != self.pid and not name.startswith("dh-")]
+        named = {"dh-io", "dh-log"}  # by Python 3.14
+        others = [tid for tid, name in names.items() if not name.startswith("dh-") or name in named]
+        others = [tid for tid in others if tid != self.pid]
         return {"main": [self.pid], "sampler": samplers, "others": others}[kind]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

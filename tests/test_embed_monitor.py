@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 from agents import PlainSysfs, short_tmp, thread_names
+from embedded.process_state import event_loop_policy
 from embedding import DRIVER, NODE, codes, health_of, patient, ref, until
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
@@ -428,7 +429,7 @@ def process_state() -> dict[str, object]:
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "wakeup": wakeup_fd(),
         "logging": (root.level, list(root.handlers), logging.getLogger("agent").level),
-        "policy": asyncio.get_event_loop_policy(),
+        "policy": event_loop_policy(),
         "switch interval": sys.getswitchinterval(),
         "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "asyncgen hooks": sys.get_asyncgen_hooks(),

@@ -23,6 +23,7 @@ import grpc
 import pytest
 import trio
 import trio.testing
+from embedded.process_state import event_loop_policy
 from embedding import DRIVER, NODE, patient, until
 from patience import PATIENCE_S
 from wire.google import names, watch_health
@@ -1101,7 +1102,7 @@ def test_process_state_is_unchanged(monitor: Monitor, driver: Driver, kubelet_di
             logging.getLogger("agent").handlers,
             logging.root.level,
         )
-        return (signals, logging_, type(asyncio.get_event_loop_policy()), sys.getswitchinterval())
+        return (signals, logging_, type(event_loop_policy()), sys.getswitchinterval())
 
     before = state()
     with serving(monitor, driver, kubelet_dir) as kubelet:

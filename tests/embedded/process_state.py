@@ -16,6 +16,13 @@ from pathlib import Path
 from typing import Any
 
 
+def event_loop_policy() -> object:
+    """Return asyncio's policy, which Python 3.14 deprecates. Main thread only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return asyncio.get_event_loop_policy()
+
+
 def process_state() -> dict[str, Any]:
     """Return the process state for a comparison, by name. Main thread only."""
     root, ours = logging.getLogger(), logging.getLogger("agent")
@@ -27,7 +34,7 @@ def process_state() -> dict[str, Any]:
         "signal wakeup": wakeup_fd,
         "logging": (root.level, tuple(root.handlers), root.manager.disable, logging.getLoggerClass()),
         "our logger": (ours.level, tuple(ours.handlers), ours.propagate, ours.disabled),
-        "event-loop policy": asyncio.get_event_loop_policy(),
+        "event-loop policy": event_loop_policy(),
         "asyncgen hooks": sys.get_asyncgen_hooks(),
         "switch interval": sys.getswitchinterval(),
         "recursion limit": sys.getrecursionlimit(),
