@@ -76,9 +76,10 @@ class Cluster:
 
 def wait_for(condition: Any) -> Any:
     """Return the first true result of a function, which is called until then."""
-    until_s = time.monotonic() + PATIENCE_S
+    patience_s = 3 * PATIENCE_S  # a scheduler, two workers and the command start, one after the other
+    until_s = time.monotonic() + patience_s
     while not (result := condition()):
-        assert time.monotonic() < until_s, f"not true within {PATIENCE_S:g} s"
+        assert time.monotonic() < until_s, f"not true within {patience_s:g} s"
         time.sleep(0.02)
     return result
 
