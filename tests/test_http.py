@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from wire.serving import eventually, report
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
 from agent.http.app import COMMENT_S
-from agent.http.server import CONNECTIONS_MAX, IDLE_S, HttpServer
+from agent.http.server import IDLE_S, HttpServer
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 
@@ -155,13 +156,58 @@ def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
 def test_connections_above_the_limit_are_closed_and_counted(fake: FakeAgent) -> None:
     with serving(fake.app) as server, ExitStack() as clients:
         address = server.addresses[0]
-        for _ in range(CONNECTIONS_MAX):
+        for _ in range(server.connections_max):
             clients.enter_context(connect(address))
-        eventually(lambda: server.connections == CONNECTIONS_MAX, "all connections accepted")
+        eventually(lambda: server.connections == server.connections_max, "all connections accepted")
         with connect(address) as above, suppress(ConnectionResetError):
             assert above.recv(1) == b""
         eventually(lambda: server.refused == 1, "the refused connection")
-        assert server.connections == CONNECTIONS_MAX
+        assert server.connections == server.connections_max
+
+
+def test_sockets_of_grpc_and_http_share_half_of_the_descriptors(short_tmp: Path) -> None:
+    path = short_tmp / "http.sock"
+    wrapper = ("sh", "-c", 'ulimit -n 132; exec "$@"', "sh")
+    with Agent(short_tmp, "--listen", f"unix:{path}", wrapper=wrapper) as agent, ExitStack() as clients:
+        for file in (path, agent.health_socket):  # two of three sockets
+            for _ in range(23):
+                clients.enter_context(connect(file))
+        eventually(lambda: "the limit of 22 open connections is reached" in agent.log, "a refused client")
+        eventually(lambda: f"{agent.health_socket}: limit of 22 connections" in agent.log, "an ended client")
+
+
+def test_unread_documents_above_the_limit_end_the_longest_wait(short_tmp: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        document = memoryview(bytes(1 << 20))  # one of its own for each client
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for begin in range(0, len(document), 1 << 15):
+            part = document[begin : begin + (1 << 15)]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    path = short_tmp / "http.sock"
+
+    def request() -> socket.socket:
+        client = clients.enter_context(connect(path))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert client.recv(1)
+        return client
+
+    address = ListenAddress("", path=str(path))
+    with serving(app, address, unsent_limit=5 << 19) as server, ExitStack() as clients:
+        first, *others = [request() for _ in range(3)]
+        eventually(lambda: server.connections == 2, "the end of one connection")
+        assert len(read_until_end(first)) < 1 << 20
+        assert all(len(read_until_end(client)) > 1 << 20 for client in others)
+
+
+def read_until_end(client: socket.socket) -> bytes:
+    """Return all that a server still sends until it closes the connection."""
+    received = bytearray()
+    with suppress(ConnectionResetError):
+        while data := client.recv(1 << 20):
+            received += data
+    return bytes(received)
 
 
 def test_client_that_does_not_read_is_disconnected() -> None:

@@ -22,7 +22,6 @@ from starlette.responses import PlainTextResponse
 from wire.serving import eventually, report
 
 from agent.errors import ConfigError
-from agent.http.server import CONNECTIONS_MAX
 from agent.http.web_config import (
     PEER_CHECKS_MAX,
     RETRY_S,
@@ -249,9 +248,9 @@ def test_clients_without_a_handshake_count_as_connections(
     monkeypatch.setattr("agent.http.server.HANDSHAKE_S", PATIENCE_S)
     with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
         address = server.addresses[0]
-        for _ in range(CONNECTIONS_MAX):
+        for _ in range(server.connections_max):
             clients.enter_context(socket.create_connection(address))
-        eventually(lambda: server.connections == CONNECTIONS_MAX, "all connections accepted")
+        eventually(lambda: server.connections == server.connections_max, "all connections accepted")
         with socket.create_connection(address, PATIENCE_S) as above, suppress(ConnectionResetError):
             assert above.recv(1) == b""
         eventually(lambda: server.refused == 1, "the refused connection")

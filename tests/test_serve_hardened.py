@@ -57,10 +57,10 @@ from agent.serve.grpc.hardened import (
     TooManyControlFrames,
     UnsentMessages,
 )
-from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer, connection_limit
+from agent.serve.grpc.server import REQUEST_COUNT_LIMIT, HardenedServer
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthPublisher, HealthService
-from agent.serve.sockets import PeerCredentials, UnixListener
+from agent.serve.sockets import CONNECTION_LIMIT, PeerCredentials, UnixListener, connection_limit
 from agent.system.threads.latest_value import LatestValue
 
 ALTSVC = 0xA
@@ -502,7 +502,7 @@ def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch)
     [(1024, 2, 128), (1024, 9, 56), (64, 2, 16), (16, 40, 4), (resource.RLIM_INFINITY, 2, 128)],
 )
 def test_connection_limit_leaves_half_of_the_descriptors(monkeypatch, descriptors, sockets, limit) -> None:
-    monkeypatch.setattr(server.resource, "getrlimit", lambda _: (descriptors, descriptors))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
     assert connection_limit(sockets) == limit
 
 

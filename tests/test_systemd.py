@@ -31,7 +31,7 @@ from wire.serving import eventually
 from agent.cli.subcommand import EXIT_OF_ERROR
 from agent.config.config import HELD_MAX, Config
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError, UsageError
-from agent.serve.grpc.server import CONNECTION_LIMIT
+from agent.serve.sockets import CONNECTION_LIMIT
 
 REPOSITORY = Path(__file__).parent.parent
 UNIT = REPOSITORY / "deploy" / "drahealth.service"

@@ -48,7 +48,7 @@ from agent.node.verdict_recorder import VerdictRecorder
 from agent.serve.agent_api.service import collect_status
 from agent.serve.grpc_servers import GrpcServers
 from agent.serve.sd_notify import SystemdNotifier
-from agent.serve.sockets import make_socket_directory
+from agent.serve.sockets import connection_limit, make_socket_directory
 from agent.sources.gpu_os_facts import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
@@ -159,6 +159,7 @@ class Daemon:
             nvsentinel_status=self._nvsentinel_status,
             nvml_costs=lambda: self._node.nvml_costs(),
             locks=locks,
+            sockets=_served_sockets(config),
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
         history = HistoryFile(config.state_dir / HISTORY_FILE, limits)
@@ -392,7 +393,12 @@ class Daemon:
         app = create_app(
             view, clock=read_clocks, server=lambda: HttpConnectionCounts(server.connections, server.refused)
         )
-        server = HttpServer(self._config.listen, app, web_config=self._config.web_config)
+        server = HttpServer(
+            self._config.listen,
+            app,
+            web_config=self._config.web_config,
+            connections_max=connection_limit(_served_sockets(self._config)),
+        )
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
 
@@ -469,6 +475,11 @@ class Daemon:
         """Notify systemd's watchdog. Omit this while the I/O thread hangs and clients get no reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
+
+
+def _served_sockets(config: Config) -> int:
+    """Return the number of sockets that share the agent's descriptors; the HTTP server counts as one."""
+    return len(config.drivers) + 1 + bool(config.listen)
 
 
 def _record_settings(config: Config) -> tuple[object, ...]:

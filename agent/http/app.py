@@ -117,7 +117,7 @@ class PageEndpoints:
             while len(pages) >= PAGES_MAX:
                 pages.pop(next(iter(pages)))
             pages[first] = text.encode()
-        return Response(pages[first], media_type="text/html", headers=HEADERS)
+        return PartedResponse(pages[first], media_type="text/html", headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
         """Answer with a stream of server-sent events: the number of each report, at most one per second."""
@@ -202,7 +202,7 @@ def _number(text: str) -> int:
 # --- the application ---------------------------------------------------------------------------------------
 
 PART_BYTES: Final = 32 << 10
-"""Size of the parts in which a metrics or report document is sent [bytes]."""
+"""Size of the parts in which metrics, a report or a page are sent [bytes]."""
 
 
 def create_app(
@@ -274,8 +274,9 @@ class PartedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for begin in range(0, len(self.body), PART_BYTES):
-            part = bytes(self.body[begin : begin + PART_BYTES])
+        document = memoryview(self.body)
+        for begin in range(0, len(document), PART_BYTES):
+            part = document[begin : begin + PART_BYTES]
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -22,14 +22,18 @@ from hypercorn.utils import wrap_app
 
 from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import ListenAddress
-from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
+from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, UnixListener, connection_limit, make_socket_directory
 from agent.system.timing import LogRateLimiter
 
 if TYPE_CHECKING:
     from agent.http.web_config import WebConfigFile
 
-CONNECTIONS_MAX: Final = 128
-"""Largest number of open connections, of all addresses together, also of those in a handshake of TLS."""
+UNSENT_LIMIT: Final = 24 << 20
+"""Largest size of all documents and buffers that wait for clients to read [bytes]: a sixteenth of the memory
+limit in the systemd unit."""
+WAITING_BYTES: Final = 96 << 10
+"""Memory of a response that waits for its client, besides its document [bytes]: Hypercorn's and the write
+buffer."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
 IDLE_S: Final = 75.0
@@ -62,6 +66,8 @@ class HttpServer:
         unsent_s: int = UNSENT_S,
         idle_s: float = IDLE_S,
         check_s: float = CHECK_S,
+        connections_max: int | None = None,
+        unsent_limit: int = UNSENT_LIMIT,
     ) -> None:
         """Create the listening sockets; if one cannot be created, the others are closed.
 
@@ -70,7 +76,10 @@ class HttpServer:
             app: ASGI application.
             web_config: File with TLS and passwords; None: neither.
             check_s: Interval of checks of connections and of the files of unix sockets [s].
+            connections_max: Largest number of open connections, of all addresses together, also of those in a
+                handshake of TLS; None: :func:`connection_limit` of one socket.
             idle_s: Time after which a connection without progress of a response is closed [s].
+            unsent_limit: Largest size of what waits for clients, see :class:`UnsentResponses` [bytes].
             unsent_s: Time after which a TCP client that does not read is disconnected [s].
 
         Raises:
@@ -91,8 +100,11 @@ class HttpServer:
         self._listeners: list[Listener] = []
         self._connections: dict[asyncio.Task[None], ResponseProgress] = {}
         self._complaints = LogRateLimiter()
+        self._unsent = UnsentResponses(unsent_limit)
+        self.connections_max = connection_limit(1) if connections_max is None else connections_max
+        """Largest number of open connections."""
         self.refused = 0
-        """Number of connections that were closed at once because CONNECTIONS_MAX were open."""
+        """Number of connections that were closed at once because :attr:`connections_max` were open."""
         try:
             for address in addresses:
                 self._listeners.append(self._listen(address))
@@ -138,20 +150,17 @@ class HttpServer:
                 await asyncio.sleep(0)
             for server in servers.values():
                 server.close()
-            for task, progress in self._connections.items():
-                task.cancel()
-                progress.writer.transport.abort()
+            for progress in self._connections.values():
+                progress.abort()
             await asyncio.gather(*self._connections, return_exceptions=True)
             for _ in range(ACCEPT_STEPS):
                 await asyncio.sleep(0)  # the transports close their sockets
             self.close()
 
     async def _start(self, listener: Listener) -> asyncio.Server:
-        return await asyncio.start_server(
-            self._accept,
-            sock=_socket_of(listener),
-            backlog=BACKLOG,
-        )
+        server = await asyncio.start_server(self._accept, sock=_socket_of(listener), backlog=ACCEPT_LIMIT)
+        _socket_of(listener).listen(BACKLOG)
+        return server
 
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
         """Create files of unix sockets again that another process removed. Open connections stay open."""
@@ -175,11 +184,12 @@ class HttpServer:
                     )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= CONNECTIONS_MAX:
+        if len(self._connections) >= self.connections_max:
             self._refuse(writer)
             return
-        progress = ResponseProgress(self._asgi, writer)
+        progress = ResponseProgress(self._asgi, writer, self._unsent)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, progress))
+        progress.task = task
         self._connections[task] = progress
         task.add_done_callback(self._connections.pop)
 
@@ -187,9 +197,10 @@ class HttpServer:
         oldest_s = asyncio.get_running_loop().time() - self._idle_s
         for task, progress in self._connections.items():
             if progress.newest_s < oldest_s:
-                task.cancel()
                 if progress.writer.transport.get_write_buffer_size():  # the client does not read
-                    progress.writer.transport.abort()
+                    progress.abort()
+                else:
+                    task.cancel()
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, progress: "ResponseProgress"
@@ -217,7 +228,7 @@ class HttpServer:
                 "http: %d new connections refused: the limit of %d open connections is reached; clients have "
                 "to retry",
                 count,
-                CONNECTIONS_MAX,
+                self.connections_max,
             )
 
     def _listen(self, address: ListenAddress) -> Listener:
@@ -254,22 +265,79 @@ class HttpServer:
         return sock
 
 
+class UnsentResponses:
+    """Responses of an HTTP server that wait for clients to read, with a limit on their memory.
+
+    Above the limit the connection is aborted whose client has not read for the longest time. Used only in the
+    event loop.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[object, tuple[ResponseProgress, object]] = {}
+        """Connection and document of each response that waits; the longest wait is first."""
+        self._log_limit = LogRateLimiter()
+
+    async def send(self, progress: "ResponseProgress", send: Any, message: Any) -> None:
+        """Send a part of a response through `send`; count it and its document while the client does not read.
+
+        A part that is a memoryview is a part of the document that it refers to.
+        """
+        part = message.get("body", b"")
+        wait = object()
+        self._waiting[wait] = progress, part.obj if isinstance(part, memoryview) else part
+        self._limit_memory()
+        try:
+            await send(message)
+        finally:
+            self._waiting.pop(wait, None)
+
+    def _limit_memory(self) -> None:
+        """Abort the connections that have waited longest until the others are within the limit."""
+        while (used := self._used_bytes()) > self._limit_bytes and len(self._waiting) > 1:
+            slowest, _ = next(iter(self._waiting.values()))
+            self._waiting = {wait: one for wait, one in self._waiting.items() if one[0] is not slowest}
+            slowest.abort()
+            if count := self._log_limit.tick():
+                log.warning(
+                    "http: closed %d connections whose clients do not read: responses that wait for clients "
+                    "take %d bytes, limit %d; clients have to retry, and read faster",
+                    count,
+                    used,
+                    self._limit_bytes,
+                )
+
+    def _used_bytes(self) -> int:
+        """Return the size of the documents and buffers of waiting responses together [bytes]."""
+        documents = {id(document): len(document) for _, document in self._waiting.values()}
+        return sum(documents.values()) + len(self._waiting) * WAITING_BYTES
+
+
 class ResponseProgress:
     """Wrapper of an application that stores when a response on one connection last made progress."""
 
-    def __init__(self, app: Any, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, app: Any, writer: asyncio.StreamWriter, unsent: UnsentResponses) -> None:
         """Wrap the application `app`, which creates the responses; Hypercorn calls the wrapper instead."""
         self._app = app
         self._loop = asyncio.get_running_loop()
+        self._unsent = unsent
         self.writer = writer
         self.newest_s = self._loop.time()
         """Time of the begin of the connection or of a response, or of the last part that was sent [s]."""
+        self.task: asyncio.Task[None] | None = None
+        """Task that serves the connection; None: not started yet."""
+
+    def abort(self) -> None:
+        """Close the connection without sending what waits for its client."""
+        if self.task is not None:
+            self.task.cancel()
+        self.writer.transport.abort()
 
     async def respond(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         """Respond to a request through the wrapped application, with Hypercorn's arguments."""
 
         async def send_and_note(message: Any) -> None:
-            await send(message)
+            await self._unsent.send(self, send, message)
             self.newest_s = self._loop.time()
 
         self.newest_s = self._loop.time()

@@ -113,6 +113,7 @@ class GrpcServers:
         nvsentinel_status: Callable[[], SentinelStatus | None] = lambda: None,
         nvml_costs: Callable[[], NvmlCosts | None] = lambda: None,
         locks: Sequence[DirectoryLock] = (),
+        sockets: int = 0,
     ) -> None:
         """Create the missing directories (mode 0750) and all sockets; after an exception no socket remains.
 
@@ -133,6 +134,7 @@ class GrpcServers:
             nvml_costs: Returns the costs of NVML calls; None: NVML is not called.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.
+            sockets: Number of sockets that the process serves, with those of other servers; 0: these alone.
 
         Raises:
             ResourceBusyError: Another process serves one of the sockets.
@@ -152,6 +154,7 @@ class GrpcServers:
         self._nvml_costs = nvml_costs
         self._runtime_dir = runtime_dir
         self._locks = tuple(locks)
+        self._sockets = sockets
         self._log_limit = LogRateLimiter()
         self._listeners: dict[str, UnixListener] = {}
         self._served: tuple[tuple[str, HealthService | AgentService, HardenedServer], ...] = ()
@@ -219,7 +222,7 @@ class GrpcServers:
         if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):
                 links[name] = DriverLinkService(driver, partial(self._open_handler, driver))
-        open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=len(services))
+        open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=self._sockets or len(services))
         for name, service in services.items():
             servers[name] = (
                 open_server([service, links[name]], stream_class=SizeLimitedDriverLinkStream)

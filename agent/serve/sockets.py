@@ -8,6 +8,7 @@ another one has just replaced a stale socket.
 import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 import struct
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 SOCKET_MODE: Final = 0o660
 
 BACKLOG: Final = 100
+"""Number of connections that may wait until a server accepts them."""
+ACCEPT_LIMIT: Final = 8
+"""Largest number of connections that a server accepts at once, before its limit of connections applies."""
+
+CONNECTION_LIMIT: Final = 128
+"""Largest number of connections that one socket serves at a time. The kubelet needs one."""
+CONNECTION_MIN: Final = 4
+"""Number of connections that a socket serves even if the process may open few descriptors."""
 
 STARTUP_S: Final = 0.5
 """Age up to which a socket may belong to a server that has created it and does not listen yet [s]."""
@@ -135,6 +144,19 @@ def peer_credentials(connection: "socket.socket | asyncio.trsock.TransportSocket
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(data)
     return PeerCredentials(pid, uid)
+
+
+def connection_limit(sockets: int) -> int:
+    """Return the number of connections that each of a process's sockets may serve at a time.
+
+    All sockets together take half of the descriptors that the process may open (RLIMIT_NOFILE): the other
+    half is for the devices and files that the process reads. The HTTP server counts as one socket, however
+    many addresses it has.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return CONNECTION_LIMIT
+    return max(CONNECTION_MIN, min(CONNECTION_LIMIT, descriptors // 2 // sockets))
 
 
 def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import resource
 import socket
 import sys
 from collections import Counter
@@ -33,13 +32,9 @@ from agent.serve.grpc.hardened import (
     UnsentMessages,
     h2_config,
 )
-from agent.serve.sockets import peer_credentials
+from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, connection_limit, peer_credentials
 from agent.system.timing import LogRateLimiter
 
-CONNECTION_LIMIT: Final = 128
-"""Largest number of connections that one socket serves at a time. The kubelet needs one."""
-CONNECTION_MIN: Final = 4
-"""Number of connections that a socket serves even if the process may open few descriptors."""
 CLOSING_LIMIT: Final = 16
 """Largest number of connections in the process of closing for a new one to be accepted."""
 HANDSHAKE_S: Final = 10.0
@@ -71,18 +66,6 @@ _SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the 
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
 MIN_DEADLINE_S: Final = 0.001
 """Shortest deadline of a request [s]; a client's shorter deadline is extended to it."""
-
-
-def connection_limit(sockets: int) -> int:
-    """Return the number of connections that each of a process's sockets may serve at a time.
-
-    All sockets together take half of the descriptors that the process may open (RLIMIT_NOFILE): the other
-    half is for the devices and files that the process reads.
-    """
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return CONNECTION_LIMIT
-    return max(CONNECTION_MIN, min(CONNECTION_LIMIT, descriptors // 2 // sockets))
 
 
 class _ServerProtocol(HardenedProtocol):
@@ -281,7 +264,7 @@ class HardenedServer(server.Server):
         codec: Codec of the messages; None: Codec without a limit on entries.
         stream_class: Class of the request streams, which has the size limit of a request.
         unsent: Messages that wait for clients, shared by all servers of the process; None: not shared.
-        sockets: Number of sockets that the process serves; they share its descriptors.
+        sockets: Number of sockets that the process serves, see :func:`connection_limit`.
     """
 
     def __init__(
@@ -412,7 +395,10 @@ class HardenedServer(server.Server):
             self._server = None
         # Not start(): asyncio then loads its TLS code, to check that the socket is none of TLS.
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._protocol_factory, sock=sock, **_KEEP_FILE)
+        self._server = await loop.create_unix_server(
+            self._protocol_factory, sock=sock, backlog=ACCEPT_LIMIT, **_KEEP_FILE
+        )
+        sock.listen(BACKLOG)
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.
