@@ -1,5 +1,6 @@
 """HTTP server of the agent: probes, report, sockets, limits of connections, and what it needs."""
 
+import asyncio
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import pytest
 from agents import Agent, PlainSysfs, short_tmp
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import StreamEnded
 from h2.settings import SettingCodes
 from http_agents import ANY_PORT, FakeAgent, serving
 from http_client import connect, get
@@ -23,8 +25,8 @@ from wire.serving import eventually, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
-from agent.http.app import COMMENT_S
-from agent.http.server import IDLE_S, HttpServer
+from agent.http.app import COMMENT_S, RenderTurns
+from agent.http.server import IDLE_S, RECEIVE_BURST, RECEIVE_STEP, HttpServer, PacedReader
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 
@@ -153,16 +155,15 @@ def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
         assert get(address, "/healthz").status == 200
 
 
-def test_connections_above_the_limit_are_closed_and_counted(fake: FakeAgent) -> None:
+def test_silent_connections_give_way_to_new_ones_and_are_counted(fake: FakeAgent) -> None:
     with serving(fake.app) as server, ExitStack() as clients:
         address = server.addresses[0]
         for _ in range(server.connections_max):
             clients.enter_context(connect(address))
         eventually(lambda: server.connections == server.connections_max, "all connections accepted")
-        with connect(address) as above, suppress(ConnectionResetError):
-            assert above.recv(1) == b""
-        eventually(lambda: server.refused == 1, "the refused connection")
-        assert server.connections == server.connections_max
+        assert get(address, "/healthz").status == 200
+        assert server.refused == 1
+        eventually(lambda: server.connections == server.connections_max - 1, "the end of the last one")
 
 
 def test_sockets_of_grpc_and_http_share_half_of_the_descriptors(short_tmp: Path) -> None:
@@ -172,7 +173,7 @@ def test_sockets_of_grpc_and_http_share_half_of_the_descriptors(short_tmp: Path)
         for file in (path, agent.health_socket):  # two of three sockets
             for _ in range(23):
                 clients.enter_context(connect(file))
-        eventually(lambda: "the limit of 22 open connections is reached" in agent.log, "a refused client")
+        eventually(lambda: "limit of 22 open connections reached" in agent.log, "an ended client")
         eventually(lambda: f"{agent.health_socket}: limit of 22 connections" in agent.log, "an ended client")
 
 
@@ -282,3 +283,75 @@ def test_client_of_a_unix_socket_that_does_not_read_is_disconnected(short_tmp: P
 
 def test_event_stream_sends_parts_within_the_idle_time() -> None:
     assert IDLE_S > 2 * COMMENT_S
+
+
+def test_request_with_bytes_beyond_ascii_ends_its_connection_without_a_log_line(
+    fake: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = H2Configuration(client_side=True, header_encoding=None, normalize_outbound_headers=False)
+    with serving(fake.app) as server:
+        for field in (b":path", b":method"):
+            client = H2Connection(config)
+            client.initiate_connection()
+            request = {b":method": b"GET", b":path": b"/", b":scheme": b"http", b":authority": b"x"}
+            client.send_headers(1, list((request | {field: b"/\xff"}).items()), end_stream=True)
+            with connect(server.addresses[0]) as connection:
+                connection.sendall(client.data_to_send())
+                read_until_end(connection)
+        assert get(server.addresses[0], "/healthz").status == 200
+    assert not caplog.records
+
+
+def test_http2_priorities_are_ignored(fake: FakeAgent) -> None:
+    """A client may prioritize more streams than Hypercorn's tree has room for."""
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    for stream in range(3, 4003, 2):
+        client.prioritize(stream, depends_on=stream - 2)
+    client.send_headers(1, http2_request("/healthz"), end_stream=True)
+    with serving(fake.app) as server, connect(server.addresses[0]) as connection:
+        connection.sendall(client.data_to_send())
+        events = list[Any]()
+        while not any(isinstance(event, StreamEnded) for event in events):
+            events = client.receive_data(connection.recv(65_536))
+
+
+def test_client_that_sends_without_end_has_to_wait() -> None:
+    async def read() -> None:
+        source: Any = asyncio.StreamReader()
+        source.feed_data(bytes(4 * RECEIVE_BURST))
+        paced = PacedReader(source, lambda: 1e-9)
+        received = 0
+
+        async def read_all() -> None:
+            nonlocal received
+            while True:
+                received += len(await paced.read(1 << 16))
+
+        reading = asyncio.create_task(read_all())
+        for _ in range(10 * RECEIVE_BURST // RECEIVE_STEP):
+            await asyncio.sleep(0)
+        assert RECEIVE_BURST <= received <= RECEIVE_BURST + RECEIVE_STEP
+        reading.cancel()
+
+    asyncio.run(read())
+
+
+def test_documents_are_rendered_with_pauses_for_other_requests() -> None:
+    async def render() -> None:
+        times = iter((0.0, 3600.0, 3600.0))  # the first document takes an hour
+        turns = RenderTurns(clock=lambda: next(times))
+        begun: list[int] = []
+
+        async def take_turn(number: int) -> None:
+            async with turns.turn():
+                begun.append(number)
+
+        tasks = [asyncio.create_task(take_turn(number)) for number in range(2)]
+        for _ in range(100):  # steps in which other requests are answered
+            await asyncio.sleep(0)
+        assert begun == [0]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(render())

@@ -13,6 +13,7 @@ the newest page later. The page of a report is rendered once for all browsers.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,8 +31,9 @@ from agent.errors import DrahealthError
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
-from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
+from agent.http.page_content import STRIP_STEPS, History, PageInput, first_of_part, page_content
 from agent.model.history import ClockReading
+from agent.model.report import Report
 from agent.model.time import Instant
 from agent.sources.gpu_os_facts import read_boot_id
 from agent.store.history_file import read_verdicts
@@ -70,9 +72,10 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 class PageEndpoints:
     """HTTP endpoints of the agent's HTML page: page, style, script, icon and event stream."""
 
-    def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
+    def __init__(self, view: AgentView, clock: Callable[[], Instant], turns: "RenderTurns") -> None:
         self._view = view
         self._clock = clock
+        self._turns = turns
         self._history = HistoryReader(view.history_file, view.config, clock)
         environment = Environment(
             loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -97,27 +100,38 @@ class PageEndpoints:
         if report is None:
             text = self._template.render(page=None, version=0)
             return Response(text, 503, media_type="text/html", headers=HEADERS)
-        first = _number(request.query_params.get("first", "0"))
+        first = first_of_part(_number(request.query_params.get("first", "0")), len(report.devices))
         silence = self._view.silence(self._clock())
         if silence or self._rendered[0] != version:
             self._rendered = version, {}
         pages = self._rendered[1]
         if first not in pages:
-            given = PageInput(
-                report=report,
-                now=self._clock(),
-                pods=snapshot.pods if (snapshot := self._view.snapshot()) else None,
-                consumers=self._view.consumers(),
-                drivers=frozenset(self._view.config().drivers),
-                history=await self._history.read(),
-                status=self._view.status(),
-            )
-            content = page_content(given, first)
-            text = self._template.render(page=content, version=version, silence=silence, steps=STRIP_STEPS)
-            while len(pages) >= PAGES_MAX:
-                pages.pop(next(iter(pages)))
-            pages[first] = text.encode()
-        return PartedResponse(pages[first], media_type="text/html", headers=HEADERS)
+            history = await self._history.read()
+            async with self._turns.turn():
+                if first not in pages:
+                    while len(pages) >= PAGES_MAX:
+                        pages.pop(next(iter(pages)))
+                    pages[first] = self._render(report, first, version, silence, history)
+                page = pages[first]
+        else:
+            page = pages[first]
+        return PartedResponse(page, media_type="text/html", headers=HEADERS)
+
+    def _render(self, report: Report, first: int, version: int, silence: str, history: History) -> bytes:
+        """Return one part of the page as HTML; see page_content() for `first`."""
+        given = PageInput(
+            report=report,
+            now=self._clock(),
+            pods=snapshot.pods if (snapshot := self._view.snapshot()) else None,
+            consumers=self._view.consumers(),
+            drivers=frozenset(self._view.config().drivers),
+            history=history,
+            status=self._view.status(),
+        )
+        content = page_content(given, first)
+        return self._template.render(
+            page=content, version=version, silence=silence, steps=STRIP_STEPS
+        ).encode()
 
     async def _events(self, request: Request) -> Response:
         """Answer with a stream of server-sent events: the number of each report, at most one per second."""
@@ -216,15 +230,16 @@ def create_app(
     Args:
         server: Returns the counts of the HTTP server's connections.
     """
-    probes, reports = ProbeEndpoints(view, clock), ReportEndpoint(view)
-    metrics = MetricsEndpoint(MetricsRenderer(view, clock, server))
+    turns = RenderTurns()
+    probes, reports = ProbeEndpoints(view, clock), ReportEndpoint(view, turns)
+    metrics = MetricsEndpoint(MetricsRenderer(view, clock, server), turns)
     return Starlette(
         routes=[
             Route("/healthz", probes.alive),
             Route("/readyz", probes.ready),
             Route("/api/v1/report", reports.show),
             Route("/metrics", metrics.show),
-            *PageEndpoints(view, clock).routes,
+            *PageEndpoints(view, clock, turns).routes,
         ]
     )
 
@@ -254,15 +269,35 @@ def _probe_result(problem: str) -> Response:
     return PlainTextResponse(f"{problem or 'ok'}\n", 503 if problem else 200)
 
 
+class RenderTurns:
+    """Turns of requests for documents that are expensive to render: one document is rendered at a time, and
+    other requests, such as probes, are answered for as long in between."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        """Begin without a waiting request; `clock` returns the CPU time of the thread [s]."""
+        self._clock = clock
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, which is the time in a ``with`` block."""
+        async with self._lock:
+            begin_s = self._clock()
+            yield
+            await asyncio.sleep(self._clock() - begin_s)
+
+
 class MetricsEndpoint:
     """Endpoint ``/metrics``."""
 
-    def __init__(self, renderer: MetricsRenderer) -> None:
+    def __init__(self, renderer: MetricsRenderer, turns: RenderTurns) -> None:
         self._renderer = renderer
+        self._turns = turns
 
     async def show(self, request: Request) -> Response:
         """Answer with the metrics in the text format that the client's header ``Accept`` asks for."""
-        text, content_type = self._renderer.render(request.headers.get("accept", ""))
+        async with self._turns.turn():
+            text, content_type = self._renderer.render(request.headers.get("accept", ""))
         return PartedResponse(text, headers={"content-type": content_type})
 
 
@@ -284,8 +319,9 @@ class PartedResponse(Response):
 class ReportEndpoint:
     """Endpoint ``/api/v1/report``: the newest report as JSON, encoded once for all clients."""
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: AgentView, turns: RenderTurns) -> None:
         self._view = view
+        self._turns = turns
         self._encoded = (0, b"")
 
     async def show(self, request: Request) -> Response:
@@ -293,6 +329,8 @@ class ReportEndpoint:
         version, report = self._view.latest.peek()
         if report is None:
             return _probe_result("the first pass over the node has not finished")
-        if self._encoded[0] != version:
-            self._encoded = version, msgspec.json.encode(self._view.documents.report(report))
-        return PartedResponse(self._encoded[1], media_type="application/json")
+        async with self._turns.turn():
+            if self._encoded[0] < version:
+                self._encoded = version, msgspec.json.encode(self._view.documents.report(report))
+            text = self._encoded[1]
+        return PartedResponse(text, media_type="application/json")

@@ -208,6 +208,11 @@ class History:
     """Reason why the history cannot be shown; empty: it can."""
 
 
+def first_of_part(first: int, devices: int) -> int:
+    """Return the number of devices before the part of the page that has device `first` of so many."""
+    return min(first, max(devices - 1, 0)) // ROWS_MAX * ROWS_MAX
+
+
 def page_content(given: PageInput, first: int = 0) -> PageContent:
     """Return the content of the page for one part of the devices.
 
@@ -217,7 +222,7 @@ def page_content(given: PageInput, first: int = 0) -> PageContent:
     """
     report = given.report
     ordered = sorted(report.devices, key=lambda device: _WORST_FIRST.index(device.severity))
-    first = min(first, max(len(ordered) - 1, 0)) // ROWS_MAX * ROWS_MAX
+    first = first_of_part(first, len(ordered))
     shown = ordered[first : first + ROWS_MAX]
     users = _pods_by_device(given)
     counts = Counter(STATES[device.severity] for device in report.devices)

@@ -2,38 +2,58 @@
 
 The server runs in an event loop and a thread of its own, so that its clients delay neither a verdict nor the
 kubelet's health streams. A client that does not read, or that sends nothing, is disconnected by the kernel or
-after IDLE_S; connections above the limit are closed at once.
+after IDLE_S, or earlier if others need its place or its memory.
 """
 
 import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import hypercorn.protocol
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.events import Event, Updated
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.utils import wrap_app
 
 from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import ListenAddress
-from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, UnixListener, connection_limit, make_socket_directory
+from agent.serve.sockets import (
+    ACCEPT_LIMIT,
+    ACCEPT_STEPS,
+    BACKLOG,
+    UnixListener,
+    close_server,
+    connection_limit,
+    make_socket_directory,
+)
 from agent.system.timing import LogRateLimiter
 
 if TYPE_CHECKING:
     from agent.http.web_config import WebConfigFile
 
+CLOSING_MAX: Final = 16
+"""Largest number of connections in the process of closing for a new one to be accepted."""
 UNSENT_LIMIT: Final = 24 << 20
 """Largest size of all documents and buffers that wait for clients to read [bytes]: a sixteenth of the memory
 limit in the systemd unit."""
 WAITING_BYTES: Final = 96 << 10
-"""Memory of a response that waits for its client, besides its document [bytes]: Hypercorn's and the write
+"""Memory of a response that waits for its client, without its document [bytes]: Hypercorn's and the write
 buffer."""
+RECEIVE_BURST: Final = 4 << 10
+"""Number of bytes that one connection may send at once, at any time: a few requests [bytes]."""
+RECEIVE_STEP: Final = 256
+"""Number of bytes that the server reads from one connection before it serves the others [bytes]."""
+RECEIVE_PER_S: Final = 32 << 10
+"""Number of bytes per second that the server reads from all connections together for long: hundreds of
+requests, or of HTTP/2 frames [bytes/s]."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
 IDLE_S: Final = 75.0
@@ -45,10 +65,6 @@ HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
 CHECK_S: Final = 10.0
 """Interval of checks whether connections make progress, and whether the files of unix sockets exist [s]."""
-ACCEPT_STEPS: Final = 8
-"""Number of steps of the event loop at the server's end, in which accepted connections reach the server and
-are closed."""
-
 log = logging.getLogger(__name__)
 
 Listener = socket.socket | UnixListener
@@ -99,12 +115,12 @@ class HttpServer:
         self._file_complaints = LogRateLimiter()
         self._listeners: list[Listener] = []
         self._connections: dict[asyncio.Task[None], ResponseProgress] = {}
-        self._complaints = LogRateLimiter()
+        self._complaints, self._error_complaints = LogRateLimiter(), LogRateLimiter()
         self._unsent = UnsentResponses(unsent_limit)
         self.connections_max = connection_limit(1) if connections_max is None else connections_max
         """Largest number of open connections."""
         self.refused = 0
-        """Number of connections that were closed at once because :attr:`connections_max` were open."""
+        """Number of connections that were closed because :attr:`connections_max` were open."""
         try:
             for address in addresses:
                 self._listeners.append(self._listen(address))
@@ -120,7 +136,7 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """Number of open connections of the HTTP server."""
-        return len(self._connections)
+        return sum(not one.is_aborted for one in self._connections.values())
 
     def close(self) -> None:
         """Close the listening sockets and remove the files of unix sockets."""
@@ -143,13 +159,7 @@ class HttpServer:
                 self._close_idle()
                 await self._restore_files(servers)
         finally:
-            # accepted connections are made first: asyncio does not close those of a closed server
-            for sock in map(_socket_of, self._listeners):
-                asyncio.get_running_loop().remove_reader(sock)
-            for _ in range(ACCEPT_STEPS):
-                await asyncio.sleep(0)
-            for server in servers.values():
-                server.close()
+            await asyncio.gather(*map(close_server, servers.values()))
             for progress in self._connections.values():
                 progress.abort()
             await asyncio.gather(*self._connections, return_exceptions=True)
@@ -170,7 +180,7 @@ class HttpServer:
                     continue
                 make_socket_directory(listener.path.parent, flag="--listen")
                 new = self._listeners[index] = UnixListener(listener.path)
-                servers.pop(listener).close()
+                await close_server(servers.pop(listener))
                 listener.close()
                 servers[new] = await self._start(new)
                 log.warning("socket %s: was removed by another process; created again", new.path)
@@ -184,9 +194,14 @@ class HttpServer:
                     )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self.connections_max:
-            self._refuse(writer)
+        if len(self._connections) >= self.connections_max + CLOSING_MAX:
+            writer.transport.abort()
+            self._note_closed()
             return
+        served = [one for one in self._connections.values() if not one.is_aborted]
+        if len(served) >= self.connections_max:
+            min(served, key=lambda one: one.newest_s).abort()
+            self._note_closed()
         progress = ResponseProgress(self._asgi, writer, self._unsent)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, progress))
         progress.task = task
@@ -214,21 +229,29 @@ class HttpServer:
                 return
         try:
             loop = asyncio.get_running_loop()
+            paced: Any = PacedReader(reader, lambda: RECEIVE_PER_S / len(self._connections))
             await HypercornConnection(
-                progress.respond, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
+                progress.respond, loop, self._hypercorn, WorkerContext(None), {}, paced, writer
             )
-        except Exception:
-            log.exception("http: connection to a client closed: internal error; the server continues")
+        except* UnicodeDecodeError:  # Hypercorn does not check the method and path of an HTTP/2 request
+            pass
+        except* Exception:
+            if count := self._error_complaints.tick():
+                log.exception(
+                    "http: %d connections to clients closed: internal error, the last one below; the server "
+                    "continues",
+                    count,
+                )
 
-    def _refuse(self, writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
+    def _note_closed(self) -> None:
+        """Count a connection that was closed because of the limit of open connections."""
         self.refused += 1
         if count := self._complaints.tick():
             log.warning(
-                "http: %d new connections refused: the limit of %d open connections is reached; clients have "
-                "to retry",
-                count,
+                "http: limit of %d open connections reached: closed %d connections, those without progress "
+                "for the longest first; a client may leak them",
                 self.connections_max,
+                count,
             )
 
     def _listen(self, address: ListenAddress) -> Listener:
@@ -274,7 +297,7 @@ class UnsentResponses:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: dict[object, tuple[ResponseProgress, object]] = {}
+        self._waiting: dict[object, tuple[ResponseProgress, Any]] = {}
         """Connection and document of each response that waits; the longest wait is first."""
         self._log_limit = LogRateLimiter()
 
@@ -326,9 +349,12 @@ class ResponseProgress:
         """Time of the begin of the connection or of a response, or of the last part that was sent [s]."""
         self.task: asyncio.Task[None] | None = None
         """Task that serves the connection; None: not started yet."""
+        self.is_aborted = False
+        """True: the connection is being closed, whatever its client does."""
 
     def abort(self) -> None:
         """Close the connection without sending what waits for its client."""
+        self.is_aborted = True
         if self.task is not None:
             self.task.cancel()
         self.writer.transport.abort()
@@ -344,6 +370,50 @@ class ResponseProgress:
         await self._app(scope, receive, send_and_note, sync_spawn, call_soon)
 
 
+class PacedReader:
+    """Reader of a connection that limits how fast the client's data reach Hypercorn.
+
+    Hypercorn limits neither control frames nor requests. A client that sends faster has to wait.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, bytes_per_s: Callable[[], float]) -> None:
+        """Wrap a reader; `bytes_per_s` returns the current limit."""
+        self._reader = reader
+        self._bytes_per_s = bytes_per_s
+        self._left = float(RECEIVE_BURST)
+        self._refilled_s = time.monotonic()
+
+    def at_eof(self) -> bool:
+        """Return True if all data are read and the client sends no more."""
+        return self._reader.at_eof()
+
+    async def read(self, size: int) -> bytes:
+        """Return the next data of the client, at most `size` bytes; no bytes at the end."""
+        if self._left <= 0:
+            now_s = time.monotonic()
+            refill = (now_s - self._refilled_s) * self._bytes_per_s()
+            self._left, self._refilled_s = min(RECEIVE_BURST, self._left + refill), now_s
+            if self._left <= 0:
+                await asyncio.sleep(-self._left / self._bytes_per_s())
+        await asyncio.sleep(0)  # other connections first
+        data = await self._reader.read(min(size, RECEIVE_STEP))
+        self._left -= len(data)
+        return data
+
+
+class UnorderedH2Protocol(H2Protocol):
+    """HTTP/2 connection of Hypercorn that ignores the client's priorities, which RFC 9113 deprecates.
+
+    Hypercorn would walk the tree of all prioritized streams for each frame.
+    """
+
+    async def _priority_updated(self, event: Any) -> None:
+        pass
+
+
+hypercorn.protocol.H2Protocol = UnorderedH2Protocol  # type: ignore[attr-defined]
+
+
 class HypercornConnection(TCPServer):
     """Connection of Hypercorn that is closed as soon as the client closes it, without a timer of its own.
 
@@ -352,6 +422,8 @@ class HypercornConnection(TCPServer):
     """
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, RawData) and self.writer.transport.is_closing():
+            return  # asyncio would log each write
         if not isinstance(event, Updated):  # it starts or stops the timer
             await super().protocol_send(event)
 

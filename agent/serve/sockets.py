@@ -5,6 +5,7 @@ sockets only while they hold a lock of the directory (flock(2)), so that none re
 another one has just replaced a stale socket.
 """
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -37,6 +38,8 @@ BACKLOG: Final = 100
 """Number of connections that may wait until a server accepts them."""
 ACCEPT_LIMIT: Final = 8
 """Largest number of connections that a server accepts at once, before its limit of connections applies."""
+ACCEPT_STEPS: Final = 8
+"""Number of steps of the event loop in which accepted connections reach their server."""
 
 CONNECTION_LIMIT: Final = 128
 """Largest number of connections that one socket serves at a time. The kubelet needs one."""
@@ -130,6 +133,19 @@ class UnixListener:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+async def close_server(server: asyncio.AbstractServer) -> None:
+    """Close the listening sockets of a server of asyncio, after the accepted connections reached it.
+
+    asyncio neither serves nor closes a connection that it has accepted before the server is closed.
+    """
+    assert isinstance(server, asyncio.Server)
+    for sock in server.sockets:
+        asyncio.get_running_loop().remove_reader(sock)
+    for _ in range(ACCEPT_STEPS):
+        await asyncio.sleep(0)
+    server.close()
 
 
 class PeerCredentials(NamedTuple):

@@ -32,7 +32,7 @@ from agent.serve.grpc.hardened import (
     UnsentMessages,
     h2_config,
 )
-from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, connection_limit, peer_credentials
+from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, close_server, connection_limit, peer_credentials
 from agent.system.timing import LogRateLimiter
 
 CLOSING_LIMIT: Final = 16
@@ -391,7 +391,7 @@ class HardenedServer(server.Server):
         The caller removes the socket's file.
         """
         if self._server is not None:
-            self._server.close()
+            await close_server(self._server)
             self._server = None
         # Not start(): asyncio then loads its TLS code, to check that the socket is none of TLS.
         loop = asyncio.get_running_loop()
@@ -410,7 +410,7 @@ class HardenedServer(server.Server):
             return
         self.stopping = True
         # Not wait_closed(): from Python 3.12 it waits for the connections, which are closed below.
-        self._server.close()
+        await close_server(self._server)
         refusal = GRPCError(Status.UNAVAILABLE, reason)
         ending = [task for connection in self.connections for task in connection.requests.refuse(refusal)]
         if ending:
