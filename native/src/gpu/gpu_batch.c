@@ -16,7 +16,7 @@ _Static_assert(sizeof(struct dh_field_result) == sizeof(nvmlFieldValue_t) - RESU
                        offsetof(nvmlFieldValue_t, value) - RESULT_OFFSET,
                "struct dh_field_result is the end of nvmlFieldValue_t");
 
-static void append(struct dh_gpu_slot *s, uint16_t fi, uint32_t scope)
+static void append(struct dh_gpu_slot *s, uint16_t fi, uint16_t scope)
 {
     s->query[s->query_count++] = (struct dh_field_query){ fi, scope };
 }
@@ -40,26 +40,45 @@ static void plan_batch(struct dh_gpu_slot *s)
             append(s, fi, 0);
         } else {
             for (uint64_t m = dh_gpu_links_to_query(s, f); m; m &= m - 1)
-                append(s, fi, (uint32_t)__builtin_ctzll(m));
+                append(s, fi, (uint16_t)__builtin_ctzll(m));
         }
         if (s->query_count > begun)
             s->span[s->spans++] = (struct dh_gpu_query_span){ f, (uint16_t)(s->query_count - begun) };
     }
 }
 
-/* Write the queries into the batch again: the driver may have overwritten them in the last call. */
-static void put_queries(struct dh_gpu_slot *s)
+/* Write the queries of a pass into a batch. */
+void dh_gpu_put_queries(const struct dh_gpu_slot *s, nvmlFieldValue_t batch[DH_QUERY_MAX])
 {
     for (int i = 0, n = s->query_count; i < n; i++) {
-        memcpy(&s->batch[i], &s->query[i], sizeof(s->query[i]));
-        s->batch[i].valueType = NO_TYPE;
-        s->batch[i].nvmlReturn = NVML_SUCCESS;
+        batch[i].fieldId = s->query[i].field;
+        batch[i].scopeId = s->query[i].scope;
+        batch[i].valueType = NO_TYPE;
+        batch[i].nvmlReturn = NVML_SUCCESS;
     }
 }
 
 static const void *result_in(const nvmlFieldValue_t *v)
 {
     return (const char *)v + RESULT_OFFSET;
+}
+
+static uint64_t mix(uint64_t digest, uint64_t word)
+{
+    digest = (digest ^ word) * 0xff51afd7ed558ccdull;
+    return digest ^ digest >> 32;
+}
+
+/* Return a number that differs for different results with a chance of 1 - 2^-64. */
+static uint64_t digest_of(const nvmlFieldValue_t *results, int n)
+{
+    uint64_t digest = (uint64_t)n, word[sizeof(struct dh_field_result) / 8];
+
+    for (int i = 0; i < n; i++) {
+        memcpy(word, result_in(&results[i]), sizeof(word));
+        digest = mix(mix(digest, word[0]), word[1]);
+    }
+    return digest;
 }
 
 /* Whether the driver answered as before: equal bytes need no decoding. */
@@ -88,12 +107,13 @@ static void store_result(struct dh_gpu_slot *s, enum dh_gpu_field field, const n
 }
 
 /* Store all results, except those that equal the last ones and are in the record already. */
-static void store_results(struct dh_gpu_slot *s)
+static void store_results(struct dh_gpu_slot *s, const nvmlFieldValue_t *results)
 {
-    const nvmlFieldValue_t *results = s->batch;
+    uint64_t digest = digest_of(results, s->query_count);
 
-    if (s->plan_reusable && is_unchanged(s->last_result, results, (uint32_t)s->query_count))
+    if (s->plan_reusable && digest == s->results_digest)
         return;
+    s->results_digest = digest;
     for (uint32_t i = 0, at = 0, n; i < s->spans; i++, at += n) {
         enum dh_gpu_field field = s->span[i].field;
 
@@ -128,6 +148,8 @@ static void note_latency(struct dh_gpu_slot *s, uint64_t took_ns)
     uint64_t *oldest = &s->latency[s->latency_count++ % DH_LATENCY_SAMPLES];
     uint32_t n = s->latency_count < DH_LATENCY_SAMPLES ? s->latency_count : DH_LATENCY_SAMPLES;
 
+    if (*oldest == took_ns)
+        return; /* the same values: most calls take less than a tick */
     resort(s->sorted_latency, n, *oldest, took_ns);
     *oldest = took_ns;
     s->work.probe_p50_ns = s->sorted_latency[n / 2];
@@ -135,6 +157,7 @@ static void note_latency(struct dh_gpu_slot *s, uint64_t took_ns)
 
 void dh_gpu_read_batch(struct dh_gpu_slot *s)
 {
+    nvmlFieldValue_t batch[DH_QUERY_MAX]; /* on the stack, as that of all GPUs */
     uint64_t begun_ns = s->call_end_ns;
     nvmlReturn_t code;
 
@@ -142,11 +165,11 @@ void dh_gpu_read_batch(struct dh_gpu_slot *s)
         plan_batch(s);
     if (!s->query_count)
         return;
-    put_queries(s);
-    code = DH_GPU_NVML(s, DH_CALL_FIELDS, nvmlDeviceGetFieldValues, s->dev, s->query_count, s->batch);
+    dh_gpu_put_queries(s, batch);
+    code = DH_GPU_NVML(s, DH_CALL_FIELDS, nvmlDeviceGetFieldValues, s->dev, s->query_count, batch);
     if (!code) {
         note_latency(s, s->call_end_ns > begun_ns ? s->call_end_ns - begun_ns : 1);
-        store_results(s);
+        store_results(s, batch);
         return;
     }
     if (!dh_gpu_is_unsupported((int)code) || code == NVML_ERROR_INVALID_ARGUMENT)

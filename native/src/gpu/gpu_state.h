@@ -74,11 +74,12 @@ struct dh_gpu_rise_base {
     uint64_t value, since_ns;
 };
 
-/* A query of nvmlDeviceGetFieldValues and its result, in the layout of nvmlFieldValue_t. */
+/* A query of nvmlDeviceGetFieldValues. */
 struct dh_field_query {
-    unsigned int field, scope;
+    uint16_t field, scope;
 };
 
+/* The result of a query, in the layout of nvmlFieldValue_t. */
 struct dh_field_result {
     nvmlValueType_t type;
     nvmlReturn_t code;
@@ -92,75 +93,83 @@ struct dh_gpu_query_span {
 
 struct dh_gpu_watch;
 
+/*
+ * What a pass without changes uses comes first: after a pause it must be fetched into the caches, eight times with eight
+ * GPUs. Large arrays that only other passes use come last.
+ */
 struct dh_gpu_slot {
     struct dh_gpu_watch *w;
     uint32_t index;
-    struct dh_caller caller;
+
+    /* under the lock */
+    bool pass_requested, mig_pass_requested; /* run a pass at once */
+    bool is_running;             /* a thread runs a pass now */
+    bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
+    uint64_t next_ns, ended_ns;  /* when the next pass is due without a request; end of the last pass */
 
     /* used by the thread that runs the pass only: the GPU's own or the common one */
-    struct dh_gpu work;            /* the record as last read; members from `event_count` on belong to the
-                                      waiter */
     nvmlDevice_t dev;              /* NULL without a handle */
     uint64_t dev_epoch;            /* epoch of the library that returned the handle */
     uint64_t ok_epoch;           /* epoch of the library when the GPU last answered; 0 after a failure */
     uint64_t now_ns;               /* start of this pass; like all times here, as of the last kernel tick */
     uint64_t call_end_ns;            /* end of the last call of this pass, or the start of the pass */
     uint64_t slow_ns, handle_ns, register_ns; /* when each was last done, 0 = never */
+    nvmlReturn_t status;           /* outcome of this pass */
     bool slow, unreachable;               /* this pass reads the slow fields; further calls of this pass would
                                              fail as well */
-    nvmlReturn_t status;           /* outcome of this pass */
     bool fast_ok;                    /* this is a fast pass, and no read of it failed */
     bool plan_reusable;                  /* the last pass with reads was fast_ok, so this pass repeats its
                                             queries */
     bool unchanged;                     /* the record holds nothing new in this pass; every change of the
                                            record clears it */
-    uint64_t due[DH_GPU_WORDS];    /* fields that this pass reads */
-    uint64_t unsupported_ns[DH_GPU_FIELD_NUM]; /* since when a field is skipped because it is unsupported */
-    uint64_t may_lack[DH_GPU_WORDS]; /* fields not valid in a slow pass since a mode or the driver changed: the
-                                        GPU may lack them now although it had them */
     bool lost_field;               /* a field that was valid became unsupported in this pass */
     bool has_ecc_mode;             /* the ECC mode was read */
-    uint64_t mig_mode, ecc_mode;   /* as last read */
-    uint64_t links;                /* bit set of links that answer */
-    uint64_t links_ns;             /* when all links were last queried, each with a definite answer; 0 =
-                                      never */
-    uint64_t via_function[DH_GPU_WORDS]; /* link fields that nvmlDeviceGetFieldValues does not support */
-    uint64_t latency[DH_LATENCY_SAMPLES], sorted_latency[DH_LATENCY_SAMPLES]; /* ring buffer, and the same
-                                                                                 values sorted */
-    uint32_t latency_count;
     bool mig_due;
     bool verify_due; /* this pass gets a handle again although it has one */
+    bool follows_slow;               /* this is the first pass after a slow one */
+    uint64_t due[DH_GPU_WORDS];    /* fields that this pass reads */
+    uint64_t via_function[DH_GPU_WORDS]; /* link fields that nvmlDeviceGetFieldValues does not support */
+    uint64_t links;                /* bit set of links that answer */
     uint64_t set_id, tried_set_id;     /* event set that the GPU is registered with, and that it last tried to
                                           register with */
     uint64_t set_handle, tried_handle; /* work.handles at the registration, and at the attempt */
-    struct dh_gpu_rise_base base[DH_GPU_WAKES_MAX];
-    nvmlFieldValue_t batch[DH_QUERY_MAX]; /* in NVML's layout, as passed to the driver */
-    struct dh_field_query query[DH_QUERY_MAX];
-    struct dh_field_result last_result[DH_QUERY_MAX]; /* last result of each query */
+    uint64_t results_digest;       /* of the last results of all queries: equal ones need no decoding */
+    uint32_t latency_count;
     int query_count;                                  /* queries in this pass */
-    struct dh_gpu_query_span span[DH_GPU_FIELD_NUM];
-    uint32_t spans;
-    uint8_t sensor[DH_GPU_FIELD_NUM]; /* rows of sensors_table in this pass */
     uint32_t sensors;
+    uint8_t sensor[DH_GPU_FIELD_NUM]; /* rows of sensors_table in this pass */
+    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged */
+
+    /* shared between threads */
+    uint64_t cpu_ns, switches;       /* of all passes; read by any thread */
+    struct dh_seqlock gpu_seq, event_seq;
+    struct dh_durations durations;
+    struct dh_caller caller;
+    struct dh_gpu pub;
+
+    /* as above `cpu_ns` */
+    struct dh_gpu work;            /* the record as last read; members from `event_count` on belong to the
+                                      waiter */
+    struct dh_field_query query[DH_QUERY_MAX];
+    uint64_t latency[DH_LATENCY_SAMPLES], sorted_latency[DH_LATENCY_SAMPLES]; /* ring buffer, and the same
+                                                                                 values sorted */
+    uint64_t mig_mode, ecc_mode;   /* as last read */
+    uint64_t links_ns;             /* when all links were last queried, each with a definite answer; 0 =
+                                      never */
+    uint64_t may_lack[DH_GPU_WORDS]; /* fields not valid in a slow pass since a mode or the driver changed: the
+                                        GPU may lack them now although it had them */
+    uint64_t unsupported_ns[DH_GPU_FIELD_NUM]; /* since when a field is skipped because it is unsupported */
+    uint32_t spans;
+    struct dh_gpu_query_span span[DH_GPU_FIELD_NUM];
+    struct dh_field_result last_result[DH_QUERY_MAX]; /* last result of each query */
+    struct dh_gpu_rise_base base[DH_GPU_WAKES_MAX];
 
     /* shared between threads */
     _Atomic(nvmlDevice_t) event_dev[2]; /* handle registered last, and the handle before: an event may name
                                            either */
     _Atomic uint64_t event_mask;
     bool event_dirty;              /* used by the waiter only */
-    struct dh_seqlock gpu_seq, event_seq;
-    struct dh_gpu pub;
-    struct dh_durations durations;
-    uint64_t cpu_ns, switches;       /* of all passes; read by any thread */
-    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged; as those above `event_dev` */
-    bool follows_slow;               /* this is the first pass after a slow one; likewise */
-
-    /* under the lock */
-    bool pass_requested, mig_pass_requested; /* run a pass at once */
-    bool is_running;             /* a thread runs a pass now */
-    uint64_t next_ns, ended_ns;  /* when the next pass is due without a request; end of the last pass */
-    bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
-    char claimed_uuid[48]; /* UUID of the GPU that this record belongs to; empty: unknown */
+    char claimed_uuid[48]; /* UUID of the GPU that this record belongs to; empty: unknown. Under the lock */
 };
 
 enum dh_session_phase { DH_PHASE_CLOSED, DH_PHASE_CHANGING, DH_PHASE_OPEN };

@@ -98,6 +98,7 @@ bool dh_gpu_wakes(const struct dh_gpu_wake *wake, struct dh_gpu_rise_base *base,
 
 /* gpu_batch.c, gpu_sensors.c, gpu_links.c, gpu_mig.c, gpu_aer.c: the reads of a pass */
 void dh_gpu_read_batch(struct dh_gpu_slot *s);
+void dh_gpu_put_queries(const struct dh_gpu_slot *s, nvmlFieldValue_t batch[DH_QUERY_MAX]);
 void dh_gpu_read_sensors(struct dh_gpu_slot *s);
 bool dh_gpu_is_responding(struct dh_gpu_slot *s, nvmlDevice_t dev);
 void dh_gpu_read_links(struct dh_gpu_slot *s);
