@@ -3,7 +3,7 @@
  *
  *   lower_bound inotify FILE...   a line of JSON for each event on one of the files: read time and file
  *   lower_bound uevents           the same for each of the kernel's device events of a CPU
- *   lower_bound timer MS          reads a timerfd at that period, and prints nothing more
+ *   lower_bound timer MS          reads a timerfd at multiples of that period, and prints nothing more
  *
  * Times are CLOCK_MONOTONIC in nanoseconds. The first line reports that it listens. For
  * agent/bench/processes.py.
@@ -93,9 +93,13 @@ static void timer(const char *ms)
     long period = strtol(ms, NULL, 10);
     struct itimerspec every = { .it_interval = { period / 1000, period % 1000 * 1000000 } };
     int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+    uint64_t period_ns = (uint64_t)period * 1000000u, first_ns;
 
-    every.it_value = every.it_interval;
-    if (period < 1 || fd < 0 || timerfd_settime(fd, 0, &every, NULL))
+    if (period < 1 || fd < 0)
+        fail("timer");
+    first_ns = (now_ns() / period_ns + 1) * period_ns; /* as the agent: its threads wake together */
+    every.it_value = (struct timespec){ (time_t)(first_ns / 1000000000u), (long)(first_ns % 1000000000u) };
+    if (timerfd_settime(fd, TFD_TIMER_ABSTIME, &every, NULL))
         fail("timer");
     ready();
     for (;;) {
