@@ -28,6 +28,8 @@ DEFERRED: Final = frozenset(
         "shutil",  # argparse and ctypes.util: help, and searches for programs
         "ssl",  # trio and asyncio: TLS
         "tempfile",  # ctypes.util: searches for libraries
+        "tokenize",  # inspect and linecache: source lines of tracebacks
+        "tomllib",  # agent: configuration files and declarations, which many nodes lack
     }
 )
 """Names of the deferred modules, which are pure Python, with the module that imports each and its purpose."""
