@@ -103,7 +103,7 @@ def verdict_state(state: EngineState, *, with_cgroups: bool) -> EngineState:
         conditions={key: one for key, one in state.conditions.items() if not key[0].startswith(apart)},
         devices={name: (one.health, one.severity) for name, one in state.devices.items()},
     )
-    host = replace(state.host, machine=None, groups=state.host.groups if with_cgroups else None)
+    host = state.host._replace(machine=None, groups=state.host.groups if with_cgroups else None)
     return replace(state, host=host, due_ns=None, lease_salt_s=0)
 
 

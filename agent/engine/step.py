@@ -32,7 +32,13 @@ from agent.health.declared.driver_reports import (
     update_driver_faults,
     with_driver_faults,
 )
-from agent.health.declared.state import DeclaredState, VerdictCache, redeclared_devices, update_declared
+from agent.health.declared.state import (
+    NO_VERDICTS,
+    DeclaredState,
+    VerdictCache,
+    redeclared_devices,
+    update_declared,
+)
 from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults
@@ -173,7 +179,7 @@ def initial_state(
         state,
         conditions={**state.conditions, **restored_check_conditions(checks)},
         host=restored_host_state(start),
-        gpus=replace(state.gpus, rule_state=seen, checkpoint=saved.gpu_part),
+        gpus=state.gpus._replace(rule_state=seen, checkpoint=saved.gpu_part),
         checkpoint=replace(saved, start=start, checks=checks, runs=saved.runs + 1),
     )
 
@@ -190,7 +196,7 @@ def with_settings(state: EngineState, settings: EngineSettings, now: Instant) ->
         state,
         settings=settings,
         host=host_with_settings(state.host, before, settings),
-        gpus=replace(state.gpus, rule_state=rule_state),
+        gpus=state.gpus._replace(rule_state=rule_state),
         conditions=conditions_with_settings(state.conditions, gpus, before, settings, now),
         verdict_cache=VerdictCache(),
         gpu_cache=GpuVerdictCache(),
@@ -282,16 +288,22 @@ def step(
     if settings.checks:
         of_declared = [sample for subject in declared.devices for sample in custom.samples(subject)]
         snapshot = replace(snapshot, checks=(*snapshot.checks, *of_declared))
-    found, verdict_cache = declared_verdicts(
-        evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache, parts
-    )
+    found: dict[str, DeviceHealth] = {}
+    if declared.known:
+        found, verdict_cache = declared_verdicts(
+            evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache, parts
+        )
+    else:
+        verdict_cache = NO_VERDICTS
     own_devices = in_report_order(tuple(own))  # reported before declared devices
     known = {**own_devices, **declared.known}
     devices = dict(zip(own_devices, map(own.__getitem__, own_devices.values()), strict=True)) | found
-    driver_faults = update_driver_faults(
-        evaluation, clears.driver_faults, snapshot.driver_faults, declared.declaring, devices
-    )
-    devices.update(with_driver_faults(evaluation, previous, driver_faults, known, devices))
+    driver_faults: DriverFaultState = {}
+    if snapshot.driver_faults:
+        driver_faults = update_driver_faults(
+            evaluation, clears.driver_faults, snapshot.driver_faults, declared.declaring, devices
+        )
+        devices.update(with_driver_faults(evaluation, previous, driver_faults, known, devices))
 
     # 5. Evaluate cgroups and pods, and add their causes to the devices they use
     groups = cgroup_rule_inputs(host.groups, snapshot, settings, now)

@@ -333,7 +333,7 @@ def _restarted(
                 seen = seen._replace(fabric_manager=now.fabric_manager)
             per_gpu = {**rule_state.per_gpu, gpu.gpu_number: replace(of_gpu, seen=seen)}
             rule_state = replace(rule_state, per_gpu=per_gpu)
-        return replace(outcome, gpus=outcome.gpus._replace(state=replace(state, rule_state=rule_state)))
+        return replace(outcome, gpus=outcome.gpus._replace(state=state._replace(rule_state=rule_state)))
     if target.name in declared.devices:
         part = declared.devices[target.name].part
         return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part, code))
@@ -521,8 +521,7 @@ def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, n
     )
     decisions = {key: decision for key, decision in gpus.decisions.items() if key not in resolved}
     log = gpus.state.fault_log
-    state = replace(
-        gpus.state,
+    state = gpus.state._replace(
         fault_log=replace(log, faults={**log.faults, **resolved}),
         cleared=recent_clears((*gpus.state.cleared, *records), now),
     )

@@ -146,10 +146,11 @@ class Evaluation:
 
     def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
         """Evaluate the rules whose sources exist, with ``view`` as their input, and apply their results."""
+        had_conditions = bool(self.previous_codes(subject))
         for rule in rules:
             if rule.source in self.sources and (change := self.change_of(subject, rule)) is not None:
                 result = evaluate_rule(rule, view, change.limit)
-                if result is OK and not rule.counts_growth and subject not in self._subjects:
+                if result is OK and not had_conditions and not rule.counts_growth:
                     continue  # the most frequent case, and nothing changes
                 self.apply_result(subject, rule, result)
 

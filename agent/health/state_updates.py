@@ -154,11 +154,11 @@ def restart_host_device(
             node = device.numa_node
             cpus = host.cpus.expected.get(node, 0) | host.cpus.numa_cpus.get(node, 0)
             observed = node if settings.expect_cpus is None else None
-            return replace(host, cpus=restart_cpus(host.cpus, snapshot, cpus, observed, code))
+            return host._replace(cpus=restart_cpus(host.cpus, snapshot, cpus, observed, code))
         case DeviceKind.MEMORY:
-            return replace(host, memory=restart_memory(host.memory, snapshot, device.numa_node))
+            return host._replace(memory=restart_memory(host.memory, snapshot, device.numa_node))
         case DeviceKind.HUGEPAGES if device.name not in settings.expect_pools:
-            return replace(host, pools=restart_pool(host.pools, snapshot, device.name))
+            return host._replace(pools=restart_pool(host.pools, snapshot, device.name))
         case _:
             return host
 
@@ -175,12 +175,12 @@ def restart_declared_part(
     """
     match part:
         case DeclaredCpuDevice():
-            return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus, code=code))
+            return host._replace(cpus=restart_cpus(host.cpus, snapshot, part.cpus, code=code))
         case DeclaredPciDevice():
-            return replace(host, pci=restart_pci(host.pci, part.address, code))
+            return host._replace(pci=restart_pci(host.pci, part.address, code))
         case DeclaredNicDevice():
             pci = restart_pci(host.pci, nic_address(host.nics, part), code)
-            return replace(host, nics=restart_nic(host.nics, snapshot, part, code), pci=pci)
+            return host._replace(nics=restart_nic(host.nics, snapshot, part, code), pci=pci)
         case _:
             return host
 
@@ -210,8 +210,7 @@ def _restarted_counter(counter: WindowedCounter, before_s: int, after_s: int) ->
 def host_with_settings(host: HostRuleState, before: EngineSettings, after: EngineSettings) -> HostRuleState:
     """Return the state of the host's rules after a change of the settings from ``before`` to ``after``."""
     unexpected = before.expect_pools.keys() - after.expect_pools.keys()
-    return replace(
-        host,
+    return host._replace(
         devices=tuple(device for device in host.devices if device.name not in unexpected),
         cpus=_cpus(host.cpus, before, after),
         pools=_pools(host.pools, unexpected),
@@ -247,7 +246,7 @@ def _pools(state: PoolRuleState, unexpected: set[str]) -> PoolRuleState:
     if not unexpected:
         return state
     expected = {name: pages for name, pages in state.expected.items() if name not in unexpected}
-    return replace(state, expected=expected)
+    return state._replace(expected=expected)
 
 
 def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:

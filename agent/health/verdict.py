@@ -11,7 +11,6 @@ which periods the agent observed the devices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -135,8 +134,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
     return truncate_utf8(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictContext:
+class VerdictContext(NamedTuple):
     """Input of new verdicts, except rule results: the last verdicts, stalled sources, and an addition to
     leases."""
 
@@ -144,9 +142,9 @@ class VerdictContext:
     """Time of the agent's first evaluation."""
     evaluated: Instant | None = None
     """Time of the last evaluation; None during the first evaluation."""
-    devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
+    devices: Mapping[str, DeviceHealth] = {}
     """Verdicts of the last evaluation, by device."""
-    stalls: Mapping[str, SourceStall] = field(default_factory=dict)
+    stalls: Mapping[str, SourceStall] = {}
     """Sources that are stalled, or that resumed too recently to be trusted, by name of the source."""
     lease_salt_s: int = 0
     """Seconds added to every lease, 0 or 1: lets the first report after a gap differ from the last report."""

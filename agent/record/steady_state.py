@@ -356,14 +356,13 @@ def with_counters_read(state: EngineState, snapshot: Snapshot, now: Instant) -> 
         per_gpu[number] = replace(of_gpu, windows=_read_before(of_gpu.windows, of_gpu.read_ns, beat_ns))
     return replace(
         state,
-        host=replace(
-            host,
+        host=host._replace(
             cpus=cpus,
             nics=nics,
             pci=pci,
             memory=host.memory._replace(errors=errors),
         ),
-        gpus=replace(state.gpus, rule_state=replace(gpus, per_gpu=per_gpu)),
+        gpus=state.gpus._replace(rule_state=replace(gpus, per_gpu=per_gpu)),
         evaluated=now,
     )
 

@@ -398,7 +398,7 @@ class NodeRun:
         now = self._machine.now(t_ns)
         before_ns = now.mono_ns - self._schedule.heartbeat_period_ns
         before = replace(self._machine.now(t_ns), mono_ns=before_ns)
-        state = replace(self._state, evaluated=before, gpus=replace(self._state.gpus, evaluated_ns=before_ns))
+        state = replace(self._state, evaluated=before, gpus=self._state.gpus._replace(evaluated_ns=before_ns))
         state, report = step(state, self._machine.snapshot(t_ns), now)
         self.result.evaluations += 1
         if visible_state(report) != self._visible or self._schedule.has_new_stall(report):

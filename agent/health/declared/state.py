@@ -291,22 +291,22 @@ class CachedVerdict(NamedTuple):
     """Times from the cached evaluation until the device must be evaluated again [ns]."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictCache:
+class VerdictCache(NamedTuple):
     """Cached verdicts of the last evaluation, and the inputs of rules from which the verdicts were made."""
 
-    passes: Mapping[str, int] = field(default_factory=dict)
+    passes: Mapping[str, int] = {}
     """Number of passes by source.
 
     If it decreases or the sources change, all cached verdicts are invalid.
     """
-    inputs: Mapping[DeviceKind, SharedRuleInput] = field(default_factory=dict)
+    inputs: Mapping[DeviceKind, SharedRuleInput] = {}
     """Inputs of the rules in the last evaluation, by kind of device."""
-    declared: Mapping[Subject, DriverDevice] = field(default_factory=dict)
+    declared: Mapping[Subject, DriverDevice] = {}
     """Declared devices at the time of the last evaluation."""
-    devices: Mapping[Subject, CachedVerdict] = field(default_factory=dict)
+    devices: Mapping[Subject, CachedVerdict] = {}
 
 
+NO_VERDICTS: Final = VerdictCache()
 _passes: Final = attrgetter("passes")
 
 

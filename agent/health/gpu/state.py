@@ -9,7 +9,6 @@ below its limit, count at the next full evaluation, which is at most one heartbe
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -42,14 +41,13 @@ RECORDS_MAX: Final = 256
 """Largest number of records of cleared faults; the oldest are dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuState(NamedTuple):
     """State of all GPUs that one evaluation passes to the next: rules, faults, and signs of a recovery."""
 
-    rule_state: GpuRuleState = field(default_factory=GpuRuleState)
-    fault_log: FaultLog = field(default_factory=FaultLog)
-    recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
-    checkpoint: PersistentState = field(default_factory=PersistentState)
+    rule_state: GpuRuleState = GpuRuleState()
+    fault_log: FaultLog = FaultLog()
+    recovery_signs: Mapping[int, RecoverySigns] = {}
+    checkpoint: PersistentState = PersistentState()
     """GPUs and GPU faults that must survive a restart of the agent."""
     evaluated_ns: int = 0
     cleared: tuple[ClearedFault, ...] = ()
@@ -128,7 +126,7 @@ def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]
     checkpoint = build_checkpoint(
         state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared
     )
-    return state if checkpoint == state.checkpoint else replace(state, checkpoint=checkpoint)
+    return state if checkpoint == state.checkpoint else state._replace(checkpoint=checkpoint)
 
 
 def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[ClearedFault, ...]:

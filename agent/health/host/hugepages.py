@@ -5,7 +5,6 @@ The other findings are information for operators.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -90,18 +89,17 @@ def persistent_pages(pool: HugepagePoolSample) -> Reading:
     return pool.nr - pool.surplus
 
 
-@dataclass(frozen=True, slots=True)
-class PoolRuleState:
+class PoolRuleState(NamedTuple):
     """Values that the hugepage rules carry from one evaluation to the next."""
 
-    expected: Mapping[str, Reading] = field(default_factory=dict)
+    expected: Mapping[str, Reading] = {}
     """Number of persistent pages that a pool should have, by device name of the pool."""
-    max_seen: Mapping[str, int] = field(default_factory=dict)
+    max_seen: Mapping[str, int] = {}
     """Largest number of persistent pages since the start, by device name."""
     declared: Declarations = ()
-    declared_pages: Mapping[tuple[int, int], DeclaredPageTotal] = field(default_factory=dict)
+    declared_pages: Mapping[tuple[int, int], DeclaredPageTotal] = {}
     """Pages that drivers declare, by page size [KiB] and NUMA node."""
-    log: KernelLogState = field(default_factory=KernelLogState)
+    log: KernelLogState = KernelLogState()
     alloc_failures: Reading = NEVER_READ
     """Number of hugepages that could not be allocated since boot, at the last reading."""
     alloc_failed_ns: int | None = None
@@ -168,7 +166,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
         if isinstance(known := state.expected.get(device.name), int)
         if isinstance(pages := persistent_pages(pool), int) and pages > known
     }
-    return replace(state, expected={**state.expected, **grown}) if grown else state
+    return state._replace(expected={**state.expected, **grown}) if grown else state
 
 
 def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
@@ -177,8 +175,8 @@ def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolR
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):
         return state
-    return replace(
-        state, expected={**state.expected, device: pages}, max_seen={**state.max_seen, device: pages}
+    return state._replace(
+        expected={**state.expected, device: pages}, max_seen={**state.max_seen, device: pages}
     )
 
 

@@ -10,7 +10,6 @@ no verdict.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -167,21 +166,20 @@ PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
 """Samples of hugepage pools, by the device as which the agent publishes the pool."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRuleState:
+class HostRuleState(NamedTuple):
     """Values that the rules for the machine, its devices and its pods carry from one evaluation to the
     next."""
 
     devices: tuple[InventoryDevice, ...] = ()
     """Devices that the agent itself publishes: CPUs, memory and hugepage pools."""
-    kernel_log: KernelLogState = field(default_factory=KernelLogState)
-    cpus: CpuRuleState = field(default_factory=CpuRuleState)
-    memory: MemoryRuleState = field(default_factory=MemoryRuleState)
-    pools: PoolRuleState = field(default_factory=PoolRuleState)
-    nics: NicRuleState = field(default_factory=NicRuleState)
-    pci: PciRuleState = field(default_factory=PciRuleState)
-    groups: CgroupRuleState = field(default_factory=CgroupRuleState)
-    machine: MachineRuleState = field(default_factory=MachineRuleState)
+    kernel_log: KernelLogState = KernelLogState()
+    cpus: CpuRuleState = CpuRuleState()
+    memory: MemoryRuleState = MemoryRuleState()
+    pools: PoolRuleState = PoolRuleState()
+    nics: NicRuleState = NicRuleState()
+    pci: PciRuleState = PciRuleState()
+    groups: CgroupRuleState = CgroupRuleState()
+    machine: MachineRuleState = MachineRuleState()
     started: bool = False
     """True: since the agent's start, all vital sources have finished their first pass once."""
 
@@ -206,12 +204,11 @@ def next_host_state(
     """
     if is_snapshot_incomplete(snapshot):
         devices = expected_devices(settings.expect_cpus, settings.expect_pools)
-        return replace(HostRuleState() if previous.started else previous, devices=devices)
+        return (HostRuleState() if previous.started else previous)._replace(devices=devices)
     known = previous.devices
     if not previous.started:
         known = _devices_at_start(previous)
-        previous = replace(
-            previous,
+        previous = previous._replace(
             cpus=with_gained_cpus(previous.cpus, snapshot),
             pools=with_gained_pages(previous.pools, snapshot),
         )

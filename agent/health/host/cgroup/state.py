@@ -10,7 +10,6 @@ those from before a cgroup that had no room in the table of cgroups was watched.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, pairwise
 from operator import is_
@@ -173,17 +172,16 @@ class CgroupWithRecentEvents(NamedTuple):
     """CLOCK_MONOTONIC at which the cgroup was last known to be frozen [ns]; None: not recently."""
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupRuleState:
+class CgroupRuleState(NamedTuple):
     """Values that the cgroup rules carry from one evaluation to the next."""
 
     groups: tuple[CgroupSample, ...] = ()
     """Samples of all cgroups in the last evaluation."""
-    by_id: Mapping[int, CgroupSample] = field(default_factory=dict)
-    pods: Mapping[str, CgroupSample] = field(default_factory=dict)
+    by_id: Mapping[int, CgroupSample] = {}
+    pods: Mapping[str, CgroupSample] = {}
     """Samples of the pods' own cgroups, by pod UID."""
     evaluated_ns: int = 0
-    active: Mapping[int, CgroupWithRecentEvents] = field(default_factory=dict)
+    active: Mapping[int, CgroupWithRecentEvents] = {}
     """Cgroups with recent events, by the cgroup's ID."""
     dropped: bool = False
     """True: in the last evaluation, some cgroups were not watched, because the table of cgroups was full."""

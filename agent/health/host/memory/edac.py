@@ -161,7 +161,7 @@ def unchanged_edac_state(previous: EdacState, snapshot: Snapshot) -> EdacState:
 
 
 def _edac_sources(machine: MachineSample) -> tuple[SourceSample, ...]:
-    return tuple(source for source in machine.sources if source.name in _SOURCES)
+    return tuple([source for source in machine.sources if source.name in _SOURCES])
 
 
 def _read_ns(sources: Iterable[SourceSample]) -> int:
