@@ -1,6 +1,7 @@
 """Texts: masks make them the same each time, patterns read them last of all."""
 
 import re
+import warnings
 from contextlib import suppress
 
 import pytest
@@ -272,3 +273,8 @@ ENTRIES = st.recursive(
 def test_any_configuration_value_is_accepted_or_rejected(value: object) -> None:
     with suppress(ValueError, TypeError):
         assert len(parse_patterns(value)) == len(value)  # type: ignore[arg-type]
+
+
+def test_pattern_whose_meaning_will_change_is_rejected() -> None:
+    with warnings.catch_warnings(action="ignore"), pytest.raises(ValueError, match="Possible nested set"):
+        parse_patterns([{**LOCKED, "match": "[[:alpha:]]"}])

@@ -12,6 +12,7 @@ neither nested nor many repeats, whose search time grows exponentially.
 
 import errno as e
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -291,7 +292,8 @@ def _compile_safe(number: int, match: str) -> re.Pattern[str]:
             f"pattern {number}: match is {len(match)} characters long, limit {PATTERN_CHARS}; shorten it"
         )
     try:
-        compiled = re.compile(match)
+        with warnings.catch_warnings(action="error", category=FutureWarning):
+            compiled = re.compile(match)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise ValueError(f"pattern {number}: match {match!r} is not a regular expression: {error}") from None
     if compiled.search(""):
