@@ -21,7 +21,7 @@ from wire.serving import Serving, eventually, remove_tree
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve import sockets
-from agent.serve.grpc_servers import GrpcServers
+from agent.serve.grpc_servers import CHECK_S, GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
 from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
@@ -408,6 +408,22 @@ def test_removed_sockets_and_lock_are_created_again(tmp_path: Path, caplog: pyte
             DirectoryLock(run)
         assert stat.S_IMODE(run.stat().st_mode) == 0o750
     assert not serving.health.exists()
+    lock.close()
+
+
+def test_removed_state_directory_is_created_and_locked_again_at_once(tmp_path: Path) -> None:
+    """No second agent can use the directory; its watch, not the check once a minute, finds the removal."""
+    state = tmp_path / "state"
+    state.mkdir()
+    lock = DirectoryLock(state)
+    with Serving(tmp_path / "run", locks=[lock]) as serving:
+        eventually(serving.health.exists, "served")
+        remove_tree(state)
+        eventually(lock.path.exists, "the lock file", CHECK_S / 2)
+        serving.health.unlink()
+        eventually(serving.health.exists, "served again")
+        with pytest.raises(LockHeld):
+            DirectoryLock(state)
     lock.close()
 
 

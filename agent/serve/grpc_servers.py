@@ -267,13 +267,14 @@ class GrpcServers:
 
     @contextmanager
     def _watched_directories(self) -> Iterator[tuple[asyncio.Event, bool]]:
-        """Watch the directories of the sockets in a ``with`` block.
+        """Watch the directories of the sockets and locks in a ``with`` block.
 
         Yields an event, which each change of a directory sets, and a flag, which is False if a directory
         cannot be watched.
         """
         loop, changed, watches = asyncio.get_running_loop(), asyncio.Event(), list[int]()
         directories = {listener.path.parent for listener in self._listeners.values()}
+        directories |= {lock.path.parent for lock in self._locks}
         try:
             with suppress(ProbeError):
                 for directory in directories:

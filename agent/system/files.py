@@ -189,10 +189,12 @@ class DirectoryLock:
     def ensure(self) -> bool:
         """Lock the file again if another process removed or replaced it; return True if so.
 
-        Raises the same errors as the constructor; then the old lock is kept.
+        A removed directory is created again. Raises the same errors as the constructor; then the old lock is
+        kept.
         """
         if is_current_file(self._fd, self.path):
             return False
+        make_directory(self.path.parent)
         removed_fd, self._fd = self._fd, self._lock()
         os.close(removed_fd)
         return True
