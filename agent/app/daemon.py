@@ -429,15 +429,18 @@ class Daemon:
         if report.clear_results:
             self._answer_clear_requests(report.clear_results)
         self._note_report(report)
+        self._record_verdicts(report)
 
     def _repeat(self, report: Report) -> None:
         """Publish a report that is equal to the previous one and serves as a heartbeat.
 
-        The health streams get the report last: the core thread then sleeps, and wakes the I/O thread only
-        once.
+        The health streams get the report after the parts that only store it: the core thread then sleeps, and
+        wakes the I/O thread only once. The history gets it last, because its thread wakes at once, and would
+        compete for the interpreter lock while the report is sent.
         """
         self._note_report(report)
         self._publish_to_clients(report)
+        self._record_verdicts(report)
 
     def _publish_to_clients(self, report: Report) -> None:
         if self._latest.is_delivered():
@@ -448,8 +451,6 @@ class Daemon:
     def _note_report(self, report: Report) -> None:
         self._pods.note_report(report)
         self._custom_checks.note_report(report)
-        if self._config.history_rows:
-            self._verdict_recorder.note_report(report)
         if self._http is not None:
             self._http.view.latest.publish(report)
         if self._cluster is not None:
@@ -459,6 +460,11 @@ class Daemon:
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
+
+    def _record_verdicts(self, report: Report) -> None:
+        """Record the verdicts of a published report in the history file, unless the history is off."""
+        if self._config.history_rows:
+            self._verdict_recorder.note_report(report)
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
         """Handle the results of ``drahealth clear`` that an evaluation returned.
