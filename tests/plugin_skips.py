@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -28,6 +28,20 @@ def skip_line(before: Iterable[str], reasons: Iterable[str]) -> str:
     counted = sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0]))
     parts = [*before, *(f"{number} test{'s' if number > 1 else ''}: {reason}" for reason, number in counted)]
     return "skipped: " + ("; ".join(" ".join(part.split()) for part in parts) or "nothing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Keep the reason of a skip in a Trio task, which pytest-trio drops."""
+    try:
+        return (yield)
+    except pytest.skip.Exception as skip:
+        reason = skip.__context__
+        while isinstance(reason, BaseExceptionGroup):
+            reason = reason.exceptions[0]
+        if skip.msg or not isinstance(reason, pytest.skip.Exception):
+            raise
+        raise reason from None
 
 
 @pytest.hookimpl(trylast=True)

@@ -12,12 +12,18 @@ from plugin_skips import skip_line
 
 TESTS = """
 import pytest
+import trio
 
 @pytest.mark.skip(reason="needs root")
 def test_marked(): raise AssertionError
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_called(n): pytest.skip(["no GPU here", "needs root"][n - 1])
+
+@pytest.mark.trio
+async def test_in_a_task():
+    async with trio.open_nursery():
+        pytest.skip("no FUSE")
 
 def test_passed(): pass
 """
@@ -46,10 +52,8 @@ def last_line(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_skips_of_all_steps_stand_in_the_last_line(last_line: str) -> None:
-    assert (
-        last_line
-        == "skipped: fuzzing: no clang; 2 tests: needs root; 1 test: no GPU here; 1 test: no cgroups"
-    )
+    reasons = "2 tests: needs root; 1 test: no FUSE; 1 test: no GPU here; 1 test: no cgroups"
+    assert last_line == f"skipped: fuzzing: no clang; {reasons}"
 
 
 def test_summary_without_skips_names_none() -> None:
