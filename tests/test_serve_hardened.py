@@ -497,6 +497,20 @@ def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch)
         assert listed(client) == ["cpu-node0"]
 
 
+def test_silent_clients_are_logged_once_a_minute(serving: Serving, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.0)
+    with caplog.at_level("INFO"), contextlib.ExitStack() as clients:
+        silent = [clients.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for client in silent:
+            client.settimeout(PATIENCE_S)
+            client.connect(str(serving.health))
+        for client in silent:
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(65_536):
+                    pass
+    assert caplog.text.count("no HTTP/2 preface") == 1
+
+
 @pytest.mark.parametrize(
     ("descriptors", "sockets", "limit"),
     [(1024, 2, 128), (1024, 9, 56), (64, 2, 16), (16, 40, 4), (resource.RLIM_INFINITY, 2, 128)],

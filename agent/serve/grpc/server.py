@@ -96,9 +96,7 @@ class _ServerProtocol(HardenedProtocol):
     def _check_handshake(self) -> None:
         """Abort the connection if the client has not sent the HTTP/2 preface within HANDSHAKE_S."""
         if self.connection._connection.incoming_buffer._preamble_len:
-            log.info(
-                "%s: no HTTP/2 preface in %g s: connection closed", _socket_name(self.transport), HANDSHAKE_S
-            )
+            self._owner.log_silent(self)
             self.transport.abort()
         else:
             self._check_idle()
@@ -287,6 +285,7 @@ class HardenedServer(server.Server):
         """Number of open requests on all connections, both unary calls and streams."""
         self.stopping = False
         self._closed, self._refused, self._calmed = LogRateLimiter(), LogRateLimiter(), LogRateLimiter()
+        self._silent = LogRateLimiter()
 
     def _protocol_factory(self) -> _ServerProtocol:
         handler = _ConnectionHandler(self, self._mapping, self._codec, self.__dispatch__)
@@ -372,6 +371,14 @@ class HardenedServer(server.Server):
             return new
         theirs = (connection for connection in self.connections if connection.uid == uid)
         return max(theirs, key=lambda connection: connection.requests.count)
+
+    def log_silent(self, connection: _ServerProtocol) -> None:
+        """Log that a connection is closed because its client has not sent the HTTP/2 preface."""
+        if count := self._silent.tick():
+            log.info(
+                "%s: no HTTP/2 preface in %g s: %d connections closed, the last of uid %d",
+                _socket_name(connection.transport), HANDSHAKE_S, count, connection.uid,
+            )  # fmt: skip
 
     def log_control_frames(self, connection: _ServerProtocol) -> None:
         """Log that a connection is closed because of its client's control frames, at most once a minute."""
