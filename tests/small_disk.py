@@ -12,7 +12,7 @@ from private_mounts import within_mounts
 
 def run_on_small_disk(program: str, directory: Path) -> list[str]:
     """Run Python with a 128 KiB file system mounted at the directory, and return its output lines."""
-    mount = 'mount -t tmpfs -o size=128k none "$1"'
+    mount = 'mount -t tmpfs -o size=128k,mode=700 none "$1"'
     command = [*within_mounts(mount, directory), sys.executable, "-c", program]
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -266,7 +266,7 @@ except OSError as error:
 
 
 def test_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
-    mounted = within_mounts('mount -t tmpfs -o size=64k none "$1"', tmp_path)
+    mounted = within_mounts('mount -t tmpfs -o size=64k,mode=700 none "$1"', tmp_path)
     command = [*mounted, sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -226,10 +226,10 @@ def failing_reads(monkeypatch, number, times):
     """Let the first reads of state files fail with an error number."""
     failures = iter([number] * times)
 
-    def read(path, limit):
+    def read(path, limit, **options):
         if found := next(failures, 0):
             raise ReadError(path, os.strerror(found), errno=found)
-        return read_bounded(path, limit)
+        return read_bounded(path, limit, **options)
 
     monkeypatch.setattr("agent.store.state_files.read_bounded", read)
     monkeypatch.setattr("agent.store.state_files.READ_PAUSE_S", 0.0)

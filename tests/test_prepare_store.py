@@ -266,7 +266,7 @@ def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypa
     keep(tmp_path, FULL)
     before = (tmp_path / LEDGER_FILE).read_bytes()
 
-    def read(path, limit):
+    def read(path, limit, **options):
         raise ReadError(path, os.strerror(number), errno=number)
 
     with monkeypatch.context() as patch:

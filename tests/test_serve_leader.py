@@ -25,6 +25,7 @@ from wire.serving import current_report, device, eventually, unhealthy
 
 from agent.errors import ConfigError
 from agent.serve.dra_plugin.instance_locks import InstancesState, LeaderElection
+from agent.system.files import CheckedDirectory
 
 HOLDER = """
 import sys
@@ -140,7 +141,7 @@ def test_ended_instance_is_not_running_for_two_that_check_at_once(tmp_path: Path
     first, second = LeaderElection(tmp_path), LeaderElection(tmp_path)
     (tmp_path / f"instance-{10**19:020d}-{'ab' * 8}.lock").write_text("{}")
     found: list[InstancesState] = []
-    with once_before(Path, "unlink", lambda: found.append(second.check_instances())):
+    with once_before(CheckedDirectory, "unlink", lambda: found.append(second.check_instances())):
         found.append(first.check_instances())
     assert found == [InstancesState(True, 1, False), InstancesState(False, 1, False)]
     assert len(files(tmp_path)) == 2

@@ -23,7 +23,7 @@ from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve import sockets
 from agent.serve.grpc_servers import CHECK_S, GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
-from agent.system.files import DirectoryLock, LockHeld
+from agent.system.files import CheckedDirectory, DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
 
 
@@ -151,7 +151,7 @@ def test_socket_that_replaced_a_stale_one_is_not_removed_by_another_server(
     path = tmp_path / "a.sock"
     bind_stale(path)
     second = StartingListener(path)
-    with once_before(Path, "unlink", second.start):
+    with once_before(CheckedDirectory, "unlink", second.start):
         first = UnixListener(path)
     assert isinstance(second.wait(), ResourceBusyError)
     assert first.is_intact()
@@ -165,7 +165,7 @@ def test_ending_server_keeps_the_socket_of_a_starting_one(
     monkeypatch.setattr(sockets, "STARTUP_S", 0.0)
     path = tmp_path / "a.sock"
     ending, starting = UnixListener(path), StartingListener(path)
-    with once_before(Path, "unlink", starting.start):
+    with once_before(CheckedDirectory, "unlink", starting.start):
         ending.close()
     started = starting.wait()
     assert isinstance(started, UnixListener)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from errno import EPERM
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,7 +28,7 @@ from agent.record.segment_file import (
     segment_path,
     segment_paths,
 )
-from agent.system.files import UnsafeDirectory, check_directory, make_directory
+from agent.system.files import check_directory, make_directory
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter, WallClockStepDetector
@@ -273,10 +272,7 @@ class SnapshotRecorder:
 
     def _begin_segment(self, first: _Queued) -> None:
         make_directory(self._directory)
-        try:
-            check_directory(self._directory)
-        except UnsafeDirectory as error:
-            raise PermissionError(EPERM, str(error)) from None
+        check_directory(self._directory)
         self._others = {path: path.stat().st_size for path in segment_paths(self._directory)}
         number = max((segment_number(path) or 0 for path in self._others), default=0) + 1
         self._delete_old()

@@ -28,7 +28,7 @@ from agent.record.events import (
     SegmentHead,
 )
 from agent.record.value_codec import CodecError, ValueEncoder
-from agent.system.files import is_current_file
+from agent.system.files import CheckedDirectory, is_current_file
 
 MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
@@ -226,7 +226,8 @@ class SegmentWriter:
         self._flush_mode = zstandard.COMPRESSOBJ_FLUSH_BLOCK
         self._packer = msgspec.msgpack.Encoder()
         self._encoder = SegmentEncoder(ValueEncoder(CLASSES))
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        with CheckedDirectory(path.parent) as directory:
+            self._fd = directory.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
         try:
             self._write(MAGIC + self._frame([self._encoder.begin(head, state)]))
             self._head_size = self.size

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.system.files import (
+    CheckedDirectory,
     UnsafeDirectory,
     check_directory,
     is_current_file,
@@ -84,14 +85,17 @@ class UnixListener:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._file = -1
         try:
-            with _locked_directory(path.parent):
-                _remove_stale(path)
+            with _locked_directory(path.parent) as directory:
+                _remove_stale(directory, path)
                 # bind() gives the file the socket's mode, less the umask. chmod() after it undoes the umask.
                 os.fchmod(self.sock.fileno(), SOCKET_MODE)
+                # By path, which ss(8) shows; /proc/self/fd would be shown instead, and the current directory
+                # is that of all threads. So the file is looked up in the checked directory before listen():
+                # it is missing there if the directory was replaced, and no client can have connected.
                 self.sock.bind(os.fspath(path))
                 # open, so that no other file gets its inode number while this object compares it
-                self._file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-                path.chmod(SOCKET_MODE)
+                self._file = _open_bound(directory, path.name)
+                os.chmod(path.name, SOCKET_MODE, dir_fd=directory.fd)
                 self.sock.listen(BACKLOG)
         except PermissionError as error:
             self.close()
@@ -122,9 +126,9 @@ class UnixListener:
         """
         with suppress(FileNotFoundError, ResourceBusyError):
             if self.is_intact():
-                with _locked_directory(self.path.parent):
-                    if self.is_intact():
-                        self.path.unlink()
+                with _locked_directory(self.path.parent) as directory:
+                    if directory.is_current_file(self._file, self.path.name):
+                        directory.unlink(self.path.name)
 
     def close(self) -> None:
         """Close the socket, and remove its file if the file is still this socket."""
@@ -240,31 +244,44 @@ def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
     for path in directory.glob("*.sock"):
         with suppress(OSError, ResourceBusyError, ConfigError):
             if path not in keep and path.lstat().st_uid == os.geteuid():
-                with _locked_directory(directory):
-                    _remove_stale(path)
+                with _locked_directory(directory) as locked:
+                    _remove_stale(locked, path)
+
+
+def _open_bound(directory: CheckedDirectory, name: str) -> int:
+    """Open the file of a socket that was bound by its path; return a descriptor.
+
+    Raises OSError if the directory, or the file, is not the one at the path.
+    """
+    with suppress(FileNotFoundError):
+        fd = directory.open(name, os.O_PATH)
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+    raise OSError(errno.ESTALE, "the directory was replaced by another process")
 
 
 @contextmanager
-def _locked_directory(directory: Path) -> Iterator[None]:
-    """Lock a directory for changes of its sockets in a ``with`` block. Blocks up to 1 s.
+def _locked_directory(path: Path) -> Iterator[CheckedDirectory]:
+    """Open and lock a directory for changes of its sockets in a ``with`` block. Blocks up to 1 s.
 
     Raises:
         ResourceBusyError: Another process holds the lock.
-        OSError: The directory cannot be opened.
+        OSError: The directory cannot be opened, or another user could replace its files.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = CheckedDirectory(path)
     try:
         until_s = time.monotonic() + LOCK_S
-        while not _try_lock(fd):
+        while not _try_lock(directory.fd):
             if time.monotonic() >= until_s:
                 raise ResourceBusyError(
-                    f"directory {directory}: another process has created a socket there for {LOCK_S:g} s; "
+                    f"directory {path}: another process has created a socket there for {LOCK_S:g} s; "
                     "stop that process"
                 )
             time.sleep(_PROBE_S)
-        yield
+        yield directory
     finally:
-        unlock_and_close(fd)
+        unlock_and_close(directory.fd)
 
 
 def _try_lock(fd: int) -> bool:
@@ -275,10 +292,10 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _remove_stale(path: Path) -> None:
+def _remove_stale(directory: CheckedDirectory, path: Path) -> None:
     """Remove the socket at a path if no server listens on it; do nothing if there is no file.
 
-    The caller holds the lock of the directory.
+    The caller holds the lock of the path's directory.
 
     A new socket may belong to a server between its bind() and its listen(), so the function waits until the
     file is :data:`STARTUP_S` old.
@@ -288,7 +305,7 @@ def _remove_stale(path: Path) -> None:
         ConfigError: The file is not a socket.
     """
     try:
-        status = path.lstat()
+        status = directory.stat(path.name)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
@@ -300,20 +317,20 @@ def _remove_stale(path: Path) -> None:
     while (code := _connect_code(path)) == errno.ECONNREFUSED and time.monotonic() < deadline_s:
         time.sleep(_PROBE_S)
     if code == errno.ECONNREFUSED:
-        if _is_replaced(path, status):  # by a server without the lock
-            _remove_stale(path)
+        if _is_replaced(directory, path.name, status):  # by a server without the lock
+            _remove_stale(directory, path)
         else:
-            path.unlink(missing_ok=True)
+            directory.unlink(path.name)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
         raise ResourceBusyError(f"socket {path}: {SERVED}")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))
 
 
-def _is_replaced(path: Path, before: os.stat_result) -> bool:
-    """Return whether a path has another file than before, even one with the same inode number."""
+def _is_replaced(directory: CheckedDirectory, name: str, before: os.stat_result) -> bool:
+    """Return whether a name has another file than before, even one with the same inode number."""
     with suppress(FileNotFoundError):
-        found = path.lstat()
+        found = directory.stat(name)
         return not os.path.samestat(found, before) or found.st_ctime_ns != before.st_ctime_ns
     return False
 

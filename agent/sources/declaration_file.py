@@ -45,7 +45,7 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.sources.pci import parse_pci_address
-from agent.system.files import UnsafeDirectory, check_directory
+from agent.system.files import CheckedDirectory, UnsafeDirectory
 
 VERSION: Final = 1
 DEVICES_MAX: Final = 4096
@@ -383,14 +383,18 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
         ProbeError: The directory cannot be read, or another user could replace its files.
     """
     try:
-        check_directory(directory)
-        names = [name for name in os.listdir(directory) if name.endswith(SUFFIX) and name[0] != "."]
+        with CheckedDirectory(directory) as opened:
+            return _read_directory(opened, previous, default_pool)
     except FileNotFoundError:
         return ()
     except UnsafeDirectory as error:
         raise ProbeError(f"declaration directory {directory}: not read: {error}") from None
     except OSError as error:
         raise ProbeError(f"declaration directory {directory}: cannot be listed: {error.strerror}") from None
+
+
+def _read_directory(directory: CheckedDirectory, previous: Declarations, default_pool: str) -> Declarations:
+    names = [name for name in directory.names() if name.endswith(SUFFIX) and name[0] != "."]
     present = {_driver_of_file(name) for name in names}
     known = {file.driver: file.devices for file in previous if file.driver in present}
     names.sort(
@@ -399,8 +403,8 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
     read: list[tuple[DeclaredFile, Path]] = []
     for name in names[:FILES_MAX]:
         driver = _driver_of_file(name)
-        if file := _read_declaration(directory / name, driver, known.get(driver, ()), default_pool):
-            read.append((file, directory / name))
+        if file := _read_declaration(directory, name, driver, known.get(driver, ()), default_pool):
+            read.append((file, directory.path / name))
     # a file with fewer devices than before makes room for another one
     read.sort(key=lambda found: len(found[0].devices) > len(known.get(found[0].driver, ())))
     files: dict[str, DeclaredFile] = {}
@@ -408,24 +412,23 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
         files[file.driver] = within = _within_device_limit(file, known, path)
         known[file.driver] = within.devices
     for name in names[FILES_MAX : FILES_MAX + 1]:
-        shown = _printable(str(directory / name))
+        shown = _printable(str(directory.path / name))
         text = f"declaration file {shown}: not read: one of {len(names)} files, limit {FILES_MAX}"
         files[_driver_of_file(name)] = DeclaredFile(_driver_of_file(name), (), text)
     return tuple(files[driver] for driver in sorted(files))
 
 
 def _read_declaration(
-    path: Path, driver: str, before: tuple[DriverDevice, ...], node: str
+    directory: CheckedDirectory, name: str, driver: str, before: tuple[DriverDevice, ...], node: str
 ) -> DeclaredFile | None:
     """Read one driver's declaration file; None: the file no longer exists."""
     try:
-        return DeclaredFile(driver, _read_devices(path, driver, node))
+        return DeclaredFile(driver, _read_devices(directory, name, driver, node))
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        return DeclaredFile(
-            driver, before, f"declaration file {_printable(str(path))}: {error}"[:ERROR_CHARS]
-        )
+        shown = _printable(str(directory.path / name))
+        return DeclaredFile(driver, before, f"declaration file {shown}: {error}"[:ERROR_CHARS])
 
 
 def _within_device_limit(
@@ -459,14 +462,14 @@ def _printable(name: str) -> str:
     return name.encode("ascii", "backslashreplace").decode()
 
 
-def _read_devices(path: Path, driver: str, node: str) -> tuple[DriverDevice, ...]:
+def _read_devices(directory: CheckedDirectory, name: str, driver: str, node: str) -> tuple[DriverDevice, ...]:
     try:
         check_driver_name(driver)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     try:
         # fails for a symbolic link, and does not wait for the writer of a FIFO
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = directory.open(name, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -32,7 +32,7 @@ from agent.store.state_files import (
     encode_json,
     struct_type_of,
 )
-from agent.system.files import ReadError, make_directory, unlock_and_close
+from agent.system.files import CheckedDirectory, ReadError, make_directory, unlock_and_close
 
 LEDGER_FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"
@@ -298,7 +298,8 @@ def _locked(path: Path) -> Iterator[None]:
 
     The kernel releases the lock at process exit.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with CheckedDirectory(path.parent) as directory:
+        fd = directory.open(path.name, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

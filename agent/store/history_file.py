@@ -29,6 +29,7 @@ from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.store.history_sqlite import (
     NEWER_VERSION,
     add_checksums,
+    check_opened,
     check_version,
     create_empty_file,
     create_verdict_tables,
@@ -43,7 +44,7 @@ from agent.store.history_sqlite import (
     select_verdicts,
 )
 from agent.store.state_files import UnusableFile, rename_unusable_file
-from agent.system.files import make_directory
+from agent.system.files import CheckedDirectory, make_directory
 
 if TYPE_CHECKING:
     from agent.model.device_usage import PodDeviceUsage, StoredUsages
@@ -65,8 +66,8 @@ def write_period_file(path: Path, period: ObservedPeriod) -> None:
     """
     content = f"{period.id} {period.lasted_s!r} {period.ended_s!r}"
     line = f"{content} {zlib.crc32(content.encode()):08x}".ljust(SIZE - 1) + "\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
+    with CheckedDirectory(path.parent) as directory:
+        fd = directory.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     try:
         os.pwrite(fd, line.encode(), 0)
     finally:
@@ -366,8 +367,9 @@ class HistoryFile:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
             make_directory(self._path.parent)
-            create_empty_file(self._path)
+            file = create_empty_file(self._path)
             with open_connection(self._path, "rw", self._wait_s) as db:
+                check_opened(self._path, file)
                 db.execute("PRAGMA journal_mode = DELETE")
                 db.execute("PRAGMA synchronous = EXTRA")
                 db.execute("PRAGMA temp_store = MEMORY")

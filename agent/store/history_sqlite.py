@@ -6,13 +6,14 @@ deletion of old rows.
 The tables are created with the first verdict. Versions of the agent that do not know them ignore them.
 """
 
+import errno
 import json
 import os
 import sqlite3
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,7 @@ from agent.model.history import (
     VerdictChange,
 )
 from agent.store.state_files import UnusableFile
+from agent.system.files import CheckedDirectory
 
 Number = TypeVar("Number", int, float)
 
@@ -90,22 +92,34 @@ _DAMAGED: Final = frozenset(
 """SQLite error codes that mean that the history file is damaged."""
 
 
-def create_empty_file(path: Path) -> None:
+def create_empty_file(path: Path) -> os.stat_result:
     """Create an empty file with mode 0600, or remove other users' access to an existing file.
 
+    Returns the status of the file, for :func:`check_opened`.
+
     Raises:
-        OSError: The file cannot be created.
+        OSError: The file cannot be created, or another user could replace the directory's files.
         UnusableFile: The path is not a regular file.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        os.close(os.open(path, flags, 0o600))
-    except FileExistsError:
-        mode = os.lstat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise UnusableFile("is not a regular file") from None
-        if stat.S_IMODE(mode) & 0o077:
-            os.chmod(path, 0o600)
+    with CheckedDirectory(path.parent) as directory:
+        with suppress(FileExistsError):
+            os.close(directory.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        found = directory.stat(path.name)  # not open(): its close() would release SQLite's locks
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableFile("is not a regular file")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.chmod(path.name, 0o600, dir_fd=directory.fd)
+    return found
+
+
+def check_opened(path: Path, expected: os.stat_result) -> None:
+    """Check that the path, which SQLite has opened by name, is the file of the checked directory.
+
+    Raises:
+        OSError: The directory or the file was replaced meanwhile.
+    """
+    if not os.path.samestat(os.lstat(path), expected):
+        raise OSError(errno.ESTALE, "was replaced by another process while it was opened")
 
 
 @contextmanager

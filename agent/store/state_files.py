@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.system.files import ReadError, is_current_file, make_directory, read_bounded, unlock_and_close
+from agent.system.files import CheckedDirectory, ReadError, make_directory, read_bounded, unlock_and_close
 
 UNUSABLE_FILES_MAX: Final = 5
 """Largest number of renamed unusable files for each name and kind; the oldest is overwritten."""
@@ -84,7 +84,7 @@ def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
 def read_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
     """Like :func:`load_state_file`, but reads once, and raises ReadError if the system cannot read it."""
     try:
-        return decode(read_bounded(path, size_max).data), ""
+        return decode(read_bounded(path, size_max, is_own=True).data), ""
     except ReadError as error:
         if error.errno == ENOENT:
             return empty, ""
@@ -103,7 +103,8 @@ def read_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
 def rename_unusable_file(path: Path, kind: str) -> str:
     """Rename an unusable state file to ``<name>.<kind>-1`` to ``-5``; return the new name. Raises OSError."""
     target = _free_path(path, kind)
-    path.rename(target)
+    with CheckedDirectory(path.parent) as directory:
+        directory.rename(path.name, target.name)
     return target.name
 
 
@@ -173,49 +174,43 @@ def replace_file(path: Path, data: bytes, size_max: int) -> None:
     try:
         make_directory(path.parent)
         write_and_rename(path, data, temporary=path.with_name(path.name + ".new"), mode=0o600)
-        _sync_directory(path.parent)
+        with CheckedDirectory(path.parent) as directory:
+            os.fsync(directory.fd)  # makes the rename durable
     except OSError as error:
         raise StateWriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
 
 
 def write_and_rename(path: Path, data: bytes, *, temporary: Path, mode: int) -> None:
-    """Write `data` to the file `temporary`, sync it and rename it to `path`. Waits for another writer.
+    """Write `data` to the file `temporary` in the same directory, sync it and rename it to `path`.
+
+    Waits for another writer.
 
     Raises:
-        OSError: The write failed; `path` is unchanged.
+        OSError: The write failed, or another user could replace the directory's files; `path` is unchanged.
     """
-    with _locked_file(temporary) as fd:
+    with CheckedDirectory(path.parent) as directory, _locked_file(directory, temporary.name) as fd:
         try:
             os.ftruncate(fd, 0)  # a file left by a killed agent...
             os.fchmod(fd, mode)  # ...may have any mode
             with open(fd, "wb", closefd=False) as file:
                 file.write(data)
             os.fsync(fd)
-            temporary.rename(path)
+            directory.rename(temporary.name, path.name)
         except OSError:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                directory.unlink(temporary.name)
             raise
 
 
 @contextmanager
-def _locked_file(path: Path) -> Iterator[int]:
+def _locked_file(directory: CheckedDirectory, name: str) -> Iterator[int]:
     """Open a file for writing under an exclusive lock, which the kernel releases at process exit."""
     while True:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = directory.open(name, os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if is_current_file(fd, path):  # else the previous holder has renamed it
+            if directory.is_current_file(fd, name):  # else the previous holder has renamed it
                 yield fd
                 return
         finally:
             unlock_and_close(fd)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Sync a directory to the disk (fsync), which makes renames in it durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

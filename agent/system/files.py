@@ -8,9 +8,10 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from errno import EACCES, ELOOP, EPERM
+from errno import EACCES, ELOOP, ENOTDIR, EPERM
 from pathlib import Path
-from typing import Final, NamedTuple
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
 from agent.errors import ConfigError
 from agent.model.reading import Absence
@@ -43,18 +44,20 @@ class ReadError(Exception):
         return self.errno in {EACCES, EPERM}
 
 
-def read_bounded(path: Path, limit: int) -> FileContent:
+def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent:
     """Read a whole file. Blocks on the disk, but not on a pipe without a writer.
 
     Args:
         path: A regular file, or a link to one.
         limit: Largest accepted size of the file [bytes].
+        is_own: True: the file is opened in its checked directory (:class:`CheckedDirectory`), and must be no
+            link.
 
     Raises:
         ReadError: With absence ABSENT if the file does not exist, else UNREADABLE, also if it is too large.
     """
     try:
-        with open(path, "rb", opener=_open) as file:
+        with open(path, "rb", opener=_open_own if is_own else _open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ReadError(path, "is not a regular file")
@@ -70,6 +73,11 @@ def read_bounded(path: Path, limit: int) -> FileContent:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
+
+
+def _open_own(path: str, flags: int) -> int:
+    with CheckedDirectory(Path(path).parent) as directory:
+        return directory.open(Path(path).name, flags | os.O_NONBLOCK)
 
 
 def _read_error(path: Path, error: OSError, absence: Absence) -> ReadError:
@@ -100,8 +108,14 @@ LOCK_FILE: Final = "agent.lock"
 """Name of the file that DirectoryLock locks in the agent's runtime directory and in its state directory."""
 
 
-class UnsafeDirectory(Exception):
+class UnsafeDirectory(OSError):
     """Another user could replace the files of a directory; the message is the reason, without the path."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(EPERM, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class LockHeld(Exception):
@@ -138,33 +152,124 @@ def _make_directory(directory: Path, mode: int) -> None:
     directory.chmod(mode)
 
 
-def check_directory(path: Path, *, accepts_link: bool = True) -> None:
-    """Check that only this user, root and the directory's group can replace files in a directory.
+class CheckedDirectory:
+    """Open directory in which only this user, root and the directory's group can replace files.
 
-    Args:
-        path: The directory.
-        accepts_link: False: a symbolic link is refused. True: a link that this user or root owns is followed.
+    Its files are opened, made, renamed and removed by their names in the open directory, and no symbolic link
+    is followed: neither the directory nor a file can be replaced between the check and the use.
 
-    Raises:
-        UnsafeDirectory: Another user owns the directory or the link, or all users may write to it.
-        OSError: The directory cannot be examined; ENOTDIR: the path is no directory.
+    Attributes:
+        path: Path of the directory, for texts.
+        fd: Descriptor of the directory, which :meth:`close` closes.
     """
-    trusted = {0, os.geteuid()}
-    entry = path.lstat()
-    if stat.S_ISLNK(entry.st_mode) and not accepts_link:
-        raise UnsafeDirectory("is a symbolic link; remove it")
-    if entry.st_uid not in trusted:
-        raise UnsafeDirectory(_foreign_owner(entry.st_uid))
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __init__(self, path: Path, *, accepts_link: bool = True) -> None:
+        """Open and check a directory.
+
+        Args:
+            path: The directory.
+            accepts_link: False: a symbolic link is refused. True: a link that this user or root owns is
+                followed.
+
+        Raises:
+            UnsafeDirectory: Another user owns the directory or the link, or all users may write to it.
+            OSError: The directory cannot be opened; ENOTDIR: the path is no directory.
+        """
+        self.path = path
+        self.fd = _open_directory(path, accepts_link=accepts_link)
+        try:
+            _check_open_directory(os.fstat(self.fd))
+        except UnsafeDirectory:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Open a file; return its descriptor. Raises OSError; ELOOP: the file is a symbolic link."""
+        try:
+            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=self.fd)
+        except OSError as error:
+            error.filename = os.fspath(self.path / name)
+            raise
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return the status of a file, or of a link itself. Raises OSError."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def is_current_file(self, fd: int, name: str) -> bool:
+        """Return True if descriptor `fd` is open on the file that now has this name; False: it was
+        replaced."""
+        try:
+            return os.path.samestat(self.stat(name), os.fstat(fd))
+        except FileNotFoundError:
+            return False
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a file; replaces a file or a link that has the new name. Raises OSError."""
+        os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file if there is one. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def names(self) -> list[str]:
+        """Return the names of the directory's files. Raises OSError."""
+        return os.listdir(self.fd)
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self.fd)
+
+
+LINKS_MAX: Final = 8
+"""Largest number of symbolic links that lead to a directory."""
+
+
+def _open_directory(path: Path, *, accepts_link: bool, links: int = 0) -> int:
+    """Open a directory; follow a link of a trusted owner, which is examined and read in one."""
     try:
-        found = os.fstat(fd)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in {ELOOP, ENOTDIR}:
+            raise
+        refusal = error
+    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode) or links == LINKS_MAX:
+            raise refusal
+        if not accepts_link:
+            raise UnsafeDirectory("is a symbolic link; remove it")
+        _check_owner(found)
+        target = os.readlink("", dir_fd=link)
     finally:
-        os.close(fd)
-    if found.st_uid not in trusted:
-        raise UnsafeDirectory(_foreign_owner(found.st_uid))
+        os.close(link)
+    return _open_directory(path.parent / target, accepts_link=True, links=links + 1)
+
+
+def _check_open_directory(found: os.stat_result) -> None:
+    _check_owner(found)
     if found.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(found.st_mode)
         raise UnsafeDirectory(f"has mode {mode:04o}: all users may write to it; run chmod o-w on it")
+
+
+def _check_owner(found: os.stat_result) -> None:
+    if found.st_uid not in {0, os.geteuid()}:
+        raise UnsafeDirectory(_foreign_owner(found.st_uid))
+
+
+def check_directory(path: Path, *, accepts_link: bool = True) -> None:
+    """Check a directory as :class:`CheckedDirectory` does. Raises the same errors."""
+    CheckedDirectory(path, accepts_link=accepts_link).close()
 
 
 def _foreign_owner(uid: int) -> str:
@@ -204,12 +309,8 @@ class DirectoryLock:
         unlock_and_close(self._fd)
 
     def _lock(self) -> int:
-        parent = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            fd = os.open(self.path.name, flags, 0o640, dir_fd=parent)
-        finally:
-            os.close(parent)
+        with CheckedDirectory(self.path.parent) as directory:
+            fd = directory.open(self.path.name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o640)
         try:
             _lock_own_file(fd)
             with suppress(OSError):  # on a full disk a second agent cannot name the first one

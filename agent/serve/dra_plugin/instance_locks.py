@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.prepare.errors import TransientError
-from agent.system.files import is_current_file, unlock_and_close
+from agent.system.files import CheckedDirectory, unlock_and_close
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,12 @@ class LeaderElection:
 
         Raises OSError if the directory cannot be read, or the file cannot be created.
         """
-        if not is_current_file(self._fd, self._path):
-            log.warning("instance file %s: was removed by another process; created again", self._path)
-            removed_fd, self._fd = self._fd, self._create()
-            os.close(removed_fd)
-        others = frozenset(name for name in os.listdir(self._directory) if self._is_running(name))
+        with CheckedDirectory(self._directory) as directory:
+            if not directory.is_current_file(self._fd, self._path.name):
+                log.warning("instance file %s: was removed by another process; created again", self._path)
+                removed_fd, self._fd = self._fd, self._create()
+                os.close(removed_fd)
+            others = frozenset(name for name in directory.names() if self._is_running(directory, name))
         departed, self._others = self._others - others, others
         return InstancesState(
             is_leader=all(name < self._path.name for name in others),
@@ -92,9 +93,9 @@ class LeaderElection:
 
     def leave(self) -> None:
         """Remove the lock file of this instance and release the lock."""
-        with suppress(OSError):
-            if is_current_file(self._fd, self._path):
-                self._path.unlink()
+        with suppress(OSError), CheckedDirectory(self._directory) as directory:
+            if directory.is_current_file(self._fd, self._path.name):
+                directory.unlink(self._path.name)
         unlock_and_close(self._fd)
 
     def _create(self) -> int:
@@ -102,21 +103,23 @@ class LeaderElection:
 
         The file gets its name when it is locked: other instances remove unlocked files with such a name.
         """
-        new = self._path.with_name(f"{_UNNAMED}{self._path.name}")
-        while True:
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # may wait for the check of another instance
-                os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
-                if is_current_file(fd, new):  # else another instance removed it before the lock
-                    new.rename(self._path)
-                    return fd
-            except BaseException:
+        new = f"{_UNNAMED}{self._path.name}"
+        with CheckedDirectory(self._directory) as directory:
+            while True:
+                fd = directory.open(new, os.O_RDWR | os.O_CREAT, 0o640)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX)  # may wait for the check of another instance
+                    os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
+                    # else another instance removed it before the lock
+                    if directory.is_current_file(fd, new):
+                        directory.rename(new, self._path.name)
+                        return fd
+                except BaseException:
+                    os.close(fd)
+                    raise
                 os.close(fd)
-                raise
-            os.close(fd)
 
-    def _is_running(self, name: str) -> bool:
+    def _is_running(self, directory: CheckedDirectory, name: str) -> bool:
         """Return whether the instance that owns a file runs; remove the file if not."""
         instance = name.removeprefix(_UNNAMED)
         if instance == self._path.name or not _NAME.fullmatch(instance):
@@ -124,13 +127,13 @@ class LeaderElection:
         path = self._directory / name
         while True:
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                fd = directory.open(name, os.O_RDONLY | os.O_NONBLOCK)
             except OSError:
                 return False  # removed meanwhile, or not readable
             try:
                 # shared, so that two instances that check a third at the same time both see that it has ended
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if not is_current_file(fd, path):
+                if not directory.is_current_file(fd, name):
                     continue  # its instance, or an operator, replaced it meanwhile
             except BlockingIOError:
                 if name not in self._others:
@@ -145,7 +148,7 @@ class LeaderElection:
                 return False
             else:
                 with suppress(OSError):  # a file that stays does no harm
-                    path.unlink()
+                    directory.unlink(name)
                     log.info(
                         "instance file %s: removed: the instance of the driver that wrote it has ended: %s",
                         path,
@@ -240,15 +243,16 @@ class SerializeLock:
 
     def _try_lock(self) -> int | None:
         """Try to lock the file once; return its descriptor, or None if another instance holds the lock."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(self._path), os.fstat(fd)):  # else it was removed meanwhile
-                return fd
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:
-            os.close(fd)
-            raise
+        with CheckedDirectory(self._path.parent) as directory:
+            fd = directory.open(self._path.name, os.O_RDWR | os.O_CREAT, 0o640)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if directory.is_current_file(fd, self._path.name):  # else it was removed meanwhile
+                    return fd
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
         os.close(fd)
         return None
