@@ -104,7 +104,9 @@ static enum dh_source_state state_idle(struct dh_gpu_watch *w)
 static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
 {
     nvmlEventData_t event = { .gpuInstanceId = DH_NO_INSTANCE, .computeInstanceId = DH_NO_INSTANCE };
-    uint64_t begun_ns = dh_now_ns(), wait_ns = w->event_dirty ? SHORT_WAIT_NS : w->event_wait_ns, now_ns;
+    /* the first wait is short: the agent's first report waits for its end, which shows that events can be read */
+    bool is_short = w->event_dirty || w->wait.state == DH_STATE_STARTING;
+    uint64_t begun_ns = dh_now_ns(), wait_ns = is_short ? SHORT_WAIT_NS : w->event_wait_ns, now_ns;
     nvmlReturn_t code = DH_NVML(w, &w->waiter, DH_CALL_WAIT, nvmlEventSetWait_v2, w->set, &event,
                                 (unsigned int)(wait_ns / 1000000));
 
