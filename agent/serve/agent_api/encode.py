@@ -6,6 +6,7 @@ device.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
@@ -62,6 +63,8 @@ REFUSALS: Final = {
     ClearRefusal.STILL_PRESENT: 3,
 }
 _NEVER: Final = Instant(0, 0.0)
+_RULES_CACHED: Final = 1024
+"""Number of rules without a result that are not encoded again for each report, since they seldom change."""
 
 
 def encode_report(report: Report) -> Iterator[bytes]:
@@ -252,6 +255,7 @@ def _note(note: NonDeviceCause) -> bytes:
     )
 
 
+@lru_cache(_RULES_CACHED)
 def _skipped_rule(rule: NotApplicable) -> bytes:
     return string_field(1, rule.device) + string_field(2, rule.code) + string_field(3, rule.reason)
 

@@ -404,21 +404,25 @@ def encode_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+_TAGS: Final = tuple(map(encode_varint, range(256)))
+"""Encoded tags (number and wire type) of the fields 1 to 31; the agent's messages have no other."""
+
+
 def int_field(field_number: int, value: int) -> bytes:
     """Encode an int64, enum or bool field."""
-    return encode_varint(field_number << 3 | VARINT) + encode_varint(value & _UINT64) if value else b""
+    return _TAGS[field_number << 3 | VARINT] + encode_varint(value & _UINT64) if value else b""
 
 
 def optional_int_field(field_number: int, value: int | None) -> bytes:
     """Encode an optional int64 field, which is absent only for None."""
     if value is None:
         return b""
-    return encode_varint(field_number << 3 | VARINT) + encode_varint(value & _UINT64)
+    return _TAGS[field_number << 3 | VARINT] + encode_varint(value & _UINT64)
 
 
 def double_field(field_number: int, value: float) -> bytes:
     """Encode a double field."""
-    return encode_varint(field_number << 3 | FIXED64) + DOUBLE.pack(value) if value else b""
+    return _TAGS[field_number << 3 | FIXED64] + DOUBLE.pack(value) if value else b""
 
 
 def string_field(field_number: int, value: str) -> bytes:
@@ -433,7 +437,7 @@ def repeated_string_field(field_number: int, values: Iterable[str]) -> bytes:
 
 def message_field(field_number: int, data: bytes) -> bytes:
     """Encode a field whose value is a message, from the encoded message."""
-    return encode_varint(field_number << 3 | LENGTH) + encode_varint(len(data)) + data
+    return _TAGS[field_number << 3 | LENGTH] + encode_varint(len(data)) + data
 
 
 def encode_message(message_type: "type[betterproto.Message]", values: Mapping[str, Any]) -> bytes:
