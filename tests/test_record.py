@@ -352,9 +352,8 @@ def test_directory_whose_files_others_can_replace_gets_no_record(
     (tmp_path / "record").chmod(0o777)
     record_all(tmp_path / "record", short_day)
     assert segment_paths(tmp_path / "record") == []
-    assert (
-        f"record {tmp_path}/record: snapshots not written: has mode 0777: all users may write" in caplog.text
-    )
+    why = f"directory {tmp_path}/record has mode 0777: all users may write to it; run chmod o-w on it"
+    assert f"record {tmp_path}/record: snapshots not written: {why}" in caplog.text
 
 
 def test_disk_with_room_for_a_head_only_keeps_no_empty_segment(

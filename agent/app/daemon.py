@@ -632,7 +632,8 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
                 held.callback(locks[1].close)
         except UnsafeDirectory as error:
             raise ConfigError(
-                f"state directory {config.state_dir}: {error}, or choose another directory with --state-dir"
+                f"state directory {config.state_dir}: {error.reason}, or choose another directory with "
+                "--state-dir"
             ) from None
         except OSError as error:
             log.warning(

@@ -197,7 +197,9 @@ def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -
         make_directory(path, 0o750)
         check_directory(path, accepts_link=accepts_link)
     except UnsafeDirectory as error:
-        raise ConfigError(f"directory {path}: {error}, or choose another directory with {flag}") from None
+        raise ConfigError(
+            f"directory {path}: {error.reason}, or choose another directory with {flag}"
+        ) from None
     except PermissionError as error:
         raise PermissionDeniedError(
             f"directory {path}: cannot be created: no permission; choose another with {flag}"

@@ -388,7 +388,7 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
     except FileNotFoundError:
         return ()
     except UnsafeDirectory as error:
-        raise ProbeError(f"declaration directory {directory}: not read: {error}") from None
+        raise ProbeError(f"declaration directory {directory}: not read: {error.reason}") from None
     except OSError as error:
         raise ProbeError(f"declaration directory {directory}: cannot be listed: {error.strerror}") from None
 

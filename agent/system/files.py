@@ -109,10 +109,12 @@ LOCK_FILE: Final = "agent.lock"
 
 
 class UnsafeDirectory(OSError):
-    """Another user could replace the files of a directory; the message is the reason, without the path."""
+    """Another user could replace the files of a directory; the message has the directory and the reason."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(EPERM, reason)
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(EPERM, f"directory {path} {reason}")
+        self.reason = reason
+        """Reason without the path."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -178,7 +180,7 @@ class CheckedDirectory:
         self.path = path
         self.fd = _open_directory(path, accepts_link=accepts_link)
         try:
-            _check_open_directory(os.fstat(self.fd))
+            _check_open_directory(path, os.fstat(self.fd))
         except UnsafeDirectory:
             self.close()
             raise
@@ -247,24 +249,24 @@ def _open_directory(path: Path, *, accepts_link: bool, links: int = 0) -> int:
         if not stat.S_ISLNK(found.st_mode) or links == LINKS_MAX:
             raise refusal
         if not accepts_link:
-            raise UnsafeDirectory("is a symbolic link; remove it")
-        _check_owner(found)
+            raise UnsafeDirectory(path, "is a symbolic link; remove it")
+        _check_owner(path, found)
         target = os.readlink("", dir_fd=link)
     finally:
         os.close(link)
     return _open_directory(path.parent / target, accepts_link=True, links=links + 1)
 
 
-def _check_open_directory(found: os.stat_result) -> None:
-    _check_owner(found)
+def _check_open_directory(path: Path, found: os.stat_result) -> None:
+    _check_owner(path, found)
     if found.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(found.st_mode)
-        raise UnsafeDirectory(f"has mode {mode:04o}: all users may write to it; run chmod o-w on it")
+        raise UnsafeDirectory(path, f"has mode {mode:04o}: all users may write to it; run chmod o-w on it")
 
 
-def _check_owner(found: os.stat_result) -> None:
+def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid not in {0, os.geteuid()}:
-        raise UnsafeDirectory(_foreign_owner(found.st_uid))
+        raise UnsafeDirectory(path, _foreign_owner(found.st_uid))
 
 
 def check_directory(path: Path, *, accepts_link: bool = True) -> None:
