@@ -47,6 +47,15 @@ def test_directory_mode_is_0750_with_any_umask(tmp_path: Path, umask: int) -> No
     assert [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/run")] == [0o755, 0o750]
 
 
+def test_listener_closes_in_a_directory_that_all_users_may_write_to(tmp_path: Path) -> None:
+    listener = UnixListener(tmp_path / "a.sock")
+    before = len(os.listdir("/proc/self/fd"))
+    tmp_path.chmod(0o777)
+    listener.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the socket and its file
+    assert (tmp_path / "a.sock").is_socket()
+
+
 def test_client_that_connects_before_accept_waits(tmp_path: Path) -> None:
     listener = UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:

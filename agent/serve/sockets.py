@@ -122,9 +122,10 @@ class UnixListener:
     def remove(self) -> None:
         """Remove the socket's file if the file is still this socket. Open connections stay open.
 
-        The file stays if another server creates a socket in the directory for over a second.
+        The file stays if another server creates a socket in the directory for over a second, or if another
+        user could replace the directory's files.
         """
-        with suppress(FileNotFoundError, ResourceBusyError):
+        with suppress(FileNotFoundError, ResourceBusyError, UnsafeDirectory):
             if self.is_intact():
                 with _locked_directory(self.path.parent) as directory:
                     if directory.is_current_file(self._file, self.path.name):
@@ -133,10 +134,12 @@ class UnixListener:
     def close(self) -> None:
         """Close the socket, and remove its file if the file is still this socket."""
         self.sock.close()
-        self.remove()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        try:
+            self.remove()
+        finally:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
 
 async def close_server(server: asyncio.AbstractServer) -> None:
