@@ -22,6 +22,16 @@ static void group_make(const char *at)
     fx_write("max 0\n", "%s/hugetlb.2MB.events", at);
 }
 
+/* Remove a file as the kernel does: its watch lives on, without an event. */
+static void file_set_aside(const char *file)
+{
+    char path[FX_PATH], aside[FX_PATH];
+
+    snprintf(path, sizeof(path), "%s/%s", fx_root, file);
+    snprintf(aside, sizeof(aside), "%s/aside", fx_root);
+    fx_must(!rename(path, aside), aside);
+}
+
 /* Every sweep of the sampler is a resync. */
 static struct fx running(void)
 {
@@ -112,6 +122,21 @@ static void test_replaced_pod_is_listed_and_read_by_its_names(void)
     done(&f);
 }
 
+/* A controller was disabled and enabled again: the kernel creates its files again, and says nothing to their watches. */
+static void test_file_that_was_created_again_is_watched_after_a_resync(void)
+{
+    struct fx f = running();
+
+    resync(&f);
+    file_set_aside("cg/" POD "/memory.events");
+    fx_write("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", "cg/" POD "/memory.events");
+    resync(&f);
+    fx_write("low 0\nhigh 0\nmax 5\noom 0\noom_kill 0\n", "cg/" POD "/memory.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->mem_max, 5);
+    done(&f);
+}
+
 /* Limits of a page size without pages matter to nothing; they are read when there can be pages. */
 static void test_limits_of_a_size_are_read_when_it_has_pages(void)
 {
@@ -136,6 +161,7 @@ int main(void)
     fx_begin();
     test_resync_reads_all_files_and_opens_those_not_held();
     test_replaced_pod_is_listed_and_read_by_its_names();
+    test_file_that_was_created_again_is_watched_after_a_resync();
     test_limits_of_a_size_are_read_when_it_has_pages();
     return check_done("test_cgroups_resync");
 }

@@ -8,9 +8,9 @@
  *
  * The watch is set before the directory is listed, so that no entry created in between is missed. The removal
  * of a cgroup is reported by the watch on its parent: the kernel sends no IN_DELETE_SELF for it, and a watch
- * on a cgroup that was removed and created again stays silent. So the watch on a pod's directory is set again at each
- * resync. For a live watch that changes nothing and returns the same descriptor: then the directory is the same, its
- * other watches are alive too, and no entry of it is unknown.
+ * on a cgroup or file that was removed and created again stays silent. So the watches on a pod's directory and files are
+ * set again at each resync. For a live watch that changes nothing and returns the same descriptor: then the directory is
+ * the same, and no cgroup in it is unknown. Its files may be others: those of a controller that was enabled again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -226,9 +226,9 @@ bool dh_cg_watch_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 
 /*
  * Watch the notified files of a pod in a hierarchy; of a container only files whose events the kernel does not report
- * to the pod. In the directory that is @same as before, the watches that are set are alive.
+ * to the pod. A file that was created again, as the kernel does when a controller is enabled again, gets a new watch.
  */
-void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same)
+void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 {
     struct dh_cgroups *c = s->cgroups;
     bool pod = !c->group[slot].parent;
@@ -241,8 +241,6 @@ void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool s
         if (c->file[i].hier != hier || c->file[i].spec->read != DH_CG_NOTIFIED)
             continue;
         if (!pod && !(c->local & DH_CG_FILE_BIT(i)))
-            continue;
-        if (same && c->group[slot].watched & DH_CG_FILE_BIT(i))
             continue;
         dh_cg_path(s, slot, i, path);
         watch_part(s, slot, hier, path, IN_MODIFY, watch_pack(WATCH_FILE, hier, i, slot), DH_CG_FILE_BIT(i));
@@ -414,7 +412,7 @@ static void group_found(struct dh_sampler *s, const struct listed_dir *in, const
     c->group[slot].hiers |= (uint8_t)(1u << in->hier);
     if (!in->parent)
         dh_cg_watch_dir(s, slot, in->hier);
-    dh_cg_watch_files(s, slot, in->hier, false);
+    dh_cg_watch_files(s, slot, in->hier);
     dh_cg_group_read(s, slot, in->hier, false);
 }
 

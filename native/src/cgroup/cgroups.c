@@ -120,7 +120,7 @@ static void resync_group(struct dh_sampler *s, uint32_t slot, bool all)
         if (!p->parent)
             p->same_dirs = dh_cg_watch_dir(s, slot, h) ? p->same_dirs | bit : p->same_dirs & (uint8_t)~bit;
         same = !all && (p->parent ? c->group[p->parent - 1].same_dirs : p->same_dirs) & bit;
-        dh_cg_watch_files(s, slot, h, same);
+        dh_cg_watch_files(s, slot, h);
         dh_cg_group_read(s, slot, h, same);
     }
 }

@@ -35,7 +35,7 @@ void dh_cg_entry_changed(struct dh_sampler *s, uint64_t watch, const char *name,
 bool dh_cg_watch_is_file(uint64_t watch, uint32_t *slot, uint32_t *file);
 void dh_cg_watch_ended(struct dh_sampler *s, uint64_t watch);
 bool dh_cg_watch_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier);
-void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same);
+void dh_cg_watch_files(struct dh_sampler *s, uint32_t slot, uint8_t hier);
 void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier, bool same);
 
 /* cgroup_marks.c */
