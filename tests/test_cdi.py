@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import OTHER_USER
 from patience import PATIENCE_S
 from private_mounts import within_mounts
 
@@ -244,6 +246,21 @@ def test_directory_without_parent_is_not_created(tmp_path: Path) -> None:
         write_cdi_spec(tmp_path / "typo" / "cdi", KIND, UID, [GPU])
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777], ids=oct)
+def test_directory_that_others_may_write_to_is_used(tmp_path: Path, mode: int) -> None:
+    """Other programs create the directory, which belongs to the runtimes."""
+    tmp_path.chmod(mode)
+    write_cdi_spec(tmp_path, KIND, UID, [GPU])
+    assert only_file(tmp_path).stat().st_uid == os.geteuid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory to another user")
+def test_directory_of_another_user_is_used(tmp_path: Path) -> None:
+    os.chown(tmp_path, OTHER_USER, -1)
+    write_cdi_spec(tmp_path, KIND, UID, [GPU])
+    assert only_file(tmp_path).stat().st_uid == 0
+
+
 # Fills a tmpfs in its own mount namespace, and prints the result of writing a CDI file there.
 FULL = """
 import sys
@@ -266,7 +283,7 @@ except OSError as error:
 
 
 def test_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
-    mounted = within_mounts('mount -t tmpfs -o size=64k,mode=700 none "$1"', tmp_path)
+    mounted = within_mounts('mount -t tmpfs -o size=64k none "$1"', tmp_path)
     command = [*mounted, sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

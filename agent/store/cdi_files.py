@@ -20,7 +20,7 @@ from typing import Final
 from agent.model.prepare import Operation
 from agent.prepare.errors import doing
 from agent.store.state_files import write_and_rename
-from agent.system.files import StrPath
+from agent.system.files import OpenDirectory, StrPath
 
 VERSION: Final = "0.6.0"
 """CDI version of the files: the oldest with annotations; runtimes refuse versions newer than their own."""
@@ -226,9 +226,14 @@ def _open_to_read(path: str, flags: int) -> int:
 def _replace_cdi_file(path: Path, data: bytes) -> None:
     """Replace a CDI file atomically by renaming a temporary file.
 
-    Container runtimes ignore the temporary file, because they read only names that end in .json.
+    Container runtimes ignore the temporary file, because they read only names that end in .json. The
+    directory belongs to them, whatever its mode and owner; a runtime may not be root.
     """
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_and_rename(
-        path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o644
-    )  # a runtime may not be root
+        path,
+        data,
+        temporary=path.with_name(f".{path.name}.new"),
+        mode=0o644,
+        directory_type=OpenDirectory,
+    )

@@ -16,7 +16,14 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.system.files import CheckedDirectory, ReadError, make_directory, read_bounded, unlock_and_close
+from agent.system.files import (
+    CheckedDirectory,
+    OpenDirectory,
+    ReadError,
+    make_directory,
+    read_bounded,
+    unlock_and_close,
+)
 
 UNUSABLE_FILES_MAX: Final = 5
 """Largest number of renamed unusable files for each name and kind; the oldest is overwritten."""
@@ -180,15 +187,23 @@ def replace_file(path: Path, data: bytes, size_max: int) -> None:
         raise StateWriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
 
 
-def write_and_rename(path: Path, data: bytes, *, temporary: Path, mode: int) -> None:
+def write_and_rename(
+    path: Path,
+    data: bytes,
+    *,
+    temporary: Path,
+    mode: int,
+    directory_type: type[OpenDirectory] = CheckedDirectory,
+) -> None:
     """Write `data` to the file `temporary` in the same directory, sync it and rename it to `path`.
 
-    Waits for another writer.
+    Waits for another writer. ``directory_type``: OpenDirectory for a directory that other programs create.
 
     Raises:
-        OSError: The write failed, or another user could replace the directory's files; `path` is unchanged.
+        OSError: The write failed, or another user could replace the files of a CheckedDirectory; `path` is
+            unchanged.
     """
-    with CheckedDirectory(path.parent) as directory, _locked_file(directory, temporary.name) as fd:
+    with directory_type(path.parent) as directory, _locked_file(directory, temporary.name) as fd:
         try:
             os.ftruncate(fd, 0)  # a file left by a killed agent...
             os.fchmod(fd, mode)  # ...may have any mode
@@ -203,7 +218,7 @@ def write_and_rename(path: Path, data: bytes, *, temporary: Path, mode: int) -> 
 
 
 @contextmanager
-def _locked_file(directory: CheckedDirectory, name: str) -> Iterator[int]:
+def _locked_file(directory: OpenDirectory, name: str) -> Iterator[int]:
     """Open a file for writing under an exclusive lock, which the kernel releases at process exit."""
     while True:
         fd = directory.open(name, os.O_WRONLY | os.O_CREAT)

@@ -154,36 +154,23 @@ def _make_directory(directory: Path, mode: int) -> None:
     directory.chmod(mode)
 
 
-class CheckedDirectory:
-    """Open directory in which only this user, root and the directory's group can replace files.
+class OpenDirectory:
+    """Open directory, whose files are opened, made, renamed and removed by their names in it.
 
-    Its files are opened, made, renamed and removed by their names in the open directory, and no symbolic link
-    is followed: neither the directory nor a file can be replaced between the check and the use.
+    No symbolic link to a file is followed.
 
     Attributes:
         path: Path of the directory, for texts.
         fd: Descriptor of the directory, which :meth:`close` closes.
     """
 
-    def __init__(self, path: Path, *, accepts_link: bool = True) -> None:
-        """Open and check a directory.
-
-        Args:
-            path: The directory.
-            accepts_link: False: a symbolic link is refused. True: a link that this user or root owns is
-                followed.
-
-        Raises:
-            UnsafeDirectory: Another user owns the directory or the link, or all users may write to it.
-            OSError: The directory cannot be opened; ENOTDIR: the path is no directory.
-        """
+    def __init__(self, path: Path) -> None:
+        """Open a directory. Raises OSError; ENOTDIR: the path is no directory."""
         self.path = path
-        self.fd = _open_directory(path, accepts_link=accepts_link)
-        try:
-            _check_open_directory(path, os.fstat(self.fd))
-        except UnsafeDirectory:
-            self.close()
-            raise
+        self.fd = self._open_path()
+
+    def _open_path(self) -> int:
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
         return self
@@ -229,6 +216,36 @@ class CheckedDirectory:
     def close(self) -> None:
         """Close the directory."""
         os.close(self.fd)
+
+
+class CheckedDirectory(OpenDirectory):
+    """Open directory in which only this user, root and the directory's group can replace files.
+
+    Neither the directory nor a file can be replaced between the check and the use.
+    """
+
+    def __init__(self, path: Path, *, accepts_link: bool = True) -> None:
+        """Open and check a directory.
+
+        Args:
+            path: The directory.
+            accepts_link: False: a symbolic link is refused. True: a link that this user or root owns is
+                followed.
+
+        Raises:
+            UnsafeDirectory: Another user owns the directory or the link, or all users may write to it.
+            OSError: The directory cannot be opened; ENOTDIR: the path is no directory.
+        """
+        self._accepts_link = accepts_link
+        super().__init__(path)
+        try:
+            _check_open_directory(path, os.fstat(self.fd))
+        except UnsafeDirectory:
+            self.close()
+            raise
+
+    def _open_path(self) -> int:
+        return _open_directory(self.path, accepts_link=self._accepts_link)
 
 
 LINKS_MAX: Final = 8
