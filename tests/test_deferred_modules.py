@@ -83,6 +83,26 @@ def test_second_thread_waits_until_the_module_has_run(tmp_path):
     assert run(tmp_path, code, part) == [str([5] * 8)]
 
 
+def test_second_thread_gets_no_name_before_the_module_has_run(tmp_path):
+    code = """
+    import part
+    begun, go = sys.begun, sys.go = threading.Event(), threading.Event()
+    seen = []
+    first = threading.Thread(target=lambda: part.LATER)
+    second = threading.Thread(target=lambda: seen.append(tuple(part.VALUES)))
+    first.start()
+    begun.wait()
+    second.start()
+    second.join(0.2)  # gets (1,) if it does not wait
+    go.set()
+    first.join()
+    second.join()
+    print(seen)
+    """
+    part = "import sys\nVALUES = [1]\nsys.begun.set()\nsys.go.wait()\nLATER = VALUES.append(2)"
+    assert run(tmp_path, code, part) == ["[(1, 2)]"]
+
+
 @pytest.mark.parametrize("name", sorted(deferred_modules.DEFERRED))
 def test_deferred_module_has_all_its_names(tmp_path, name):
     public = "print(*sorted(n for n in vars(module) if not n.startswith('__')))"

@@ -34,6 +34,11 @@ DEFERRED: Final = frozenset(
 )
 """Names of the deferred modules, which are pure Python, with the module that imports each and its purpose."""
 
+_NAMES_OF_IMPORT: Final = frozenset(
+    {"__class__", "__dict__", "__name__", "__spec__", "__loader__", "__path__", "__file__"}
+)
+"""Names of a module that an import sets and reads; they do not need the module's code."""
+
 
 def defer_modules() -> None:
     """Run the code of the modules in DEFERRED at the first access to one of their names.
@@ -49,10 +54,12 @@ class DeferredModule(ModuleType):
     Thread-safe. Afterwards the object is an ordinary module.
     """
 
-    def __getattr__(self, name: str) -> Any:
-        loader = self.__spec__.loader if self.__spec__ else None
-        if isinstance(loader, _DeferringLoader):
-            loader.run_code(self)
+    def __getattribute__(self, name: str) -> Any:
+        # not __getattr__(): the names that another thread has defined while it runs the code would be found
+        if name not in _NAMES_OF_IMPORT:
+            loader = self.__spec__.loader if self.__spec__ else None
+            if isinstance(loader, _DeferringLoader):
+                loader.run_code(self)
         return ModuleType.__getattribute__(self, name)  # not super(): this may be an ordinary module by now
 
 
