@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from paper import group_sample, pool_sample
-from test_declared_verdict_cache import CHANGES, FullNode, happen, moves, stories
+from test_declared_verdict_cache import CHANGES, CPUS, FullNode, happen, moves, stories
 
 from agent.devices.inventory import DeviceKind
 from agent.engine.step import EngineState, step
@@ -92,6 +92,7 @@ def test_change_of_cgroup_evaluates_no_part() -> None:
     [
         (("cpus", "online", 0b1), {DeviceKind.CPU}),
         (("nodes", 0, 0b1), {DeviceKind.CPU, DeviceKind.MEMORY}),
+        (("core", 0, "package", 7), {DeviceKind.CPU, DeviceKind.MEMORY}),
         (("numa", 0, "total_kib", 1), {DeviceKind.MEMORY}),
         (("stalls", "io_full", 30_000_000), {MACHINE_SUBJECT}),
         (("state", "edac", "failing"), ALL_PARTS),
@@ -103,6 +104,21 @@ def test_changed_reading_evaluates_its_parts(change: tuple[Any, ...], parts: set
     happen(node, what, how)
     node.evaluate()
     assert not node.reused & parts
+
+
+def test_package_of_cpus_decides_at_once_which_memory_a_controller_has() -> None:
+    node = settled()
+    node.change(dimms=(DimmSample(0, 0, "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "", 0, 0),))
+    for _ in range(15):
+        node.wait(10)
+        node.read()
+        node.evaluate()
+    before = node.evaluate().not_applicable
+    node.wait(1)
+    node.read()
+    for cpu in CPUS:
+        happen(node, "core", (cpu, "package", 7))
+    assert node.evaluate().not_applicable != before
 
 
 def test_restarted_source_evaluates_all_parts_afterwards() -> None:

@@ -77,7 +77,7 @@ def host_inputs(snapshot: Snapshot, settings: EngineSettings) -> HostInputs:
         {
             DeviceKind.CPU: (snapshot.cpus, nodes, snapshot.throttle, machine.cores, machine.smt_active),
             DeviceKind.MEMORY: (
-                *(nodes, machine.dimms, machine.numa),
+                *(nodes, machine.dimms, machine.numa, machine.cores),
                 *(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
             ),
             DeviceKind.HUGEPAGES: (snapshot.pools, machine.surplus_failed),
