@@ -32,7 +32,10 @@ static nvmlReturn_t field_values(nvmlDevice_t dev, int count, nvmlFieldValue_t *
             continue;
         values[i].nvmlReturn = driver.field_code[fi];
         values[i].valueType = driver.type[fi];
-        values[i].value.ullVal = driver.value[fi] + driver.query_count[i].scopeId;
+        if (driver.type[fi] == NVML_VALUE_TYPE_UNSIGNED_INT)
+            values[i].value.uiVal = (unsigned int)driver.value[fi];
+        else
+            values[i].value.ullVal = driver.value[fi] + driver.query_count[i].scopeId;
     }
     return driver.code;
 }
@@ -282,6 +285,35 @@ static void test_repeated_pass_reuses_queries_and_stores_changes(void)
     gx_slot_free(s);
 }
 
+/* Overwrite the stack below, as a call in between does. */
+__attribute__((noinline)) static void stack_fill(int byte)
+{
+    volatile unsigned char below[64 * 1024];
+
+    for (size_t i = 0; i < sizeof(below); i++)
+        below[i] = (unsigned char)byte;
+}
+
+static void test_half_of_a_value_that_the_driver_leaves_is_no_change(void)
+{
+    static const enum dh_gpu_field field = DH_GPU_LINK_REPLAY;
+    struct dh_gpu_slot *s = begin();
+
+    driver.type[fi_of(field)] = NVML_VALUE_TYPE_UNSIGNED_INT;
+    driver.value[fi_of(field)] = 7;
+    s->links = 5;
+    s->due[field / 64] |= 1ull << (field % 64);
+    stack_fill(0x55);
+    dh_gpu_read_batch(s);
+    CHECK_U64(s->work.value[field], 2 * 7);
+    s->plan_reusable = true;
+    spoil(s);
+    stack_fill(0xaa);
+    dh_gpu_read_batch(s);
+    CHECK_U64(s->work.value[field], UNTOUCHED);
+    gx_slot_free(s);
+}
+
 static void test_one_changed_link_result_stores_all_links_of_the_field(void)
 {
     static const enum dh_gpu_field field = DH_GPU_LINK_REPLAY;
@@ -383,6 +415,7 @@ int main(void)
     test_result_left_out_after_a_failure_is_unknown();
     test_failed_call_is_stored_in_every_field();
     test_repeated_pass_reuses_queries_and_stores_changes();
+    test_half_of_a_value_that_the_driver_leaves_is_no_change();
     test_one_changed_link_result_stores_all_links_of_the_field();
     test_replanned_pass_stores_equal_results_of_due_fields();
     test_latency_is_the_median_of_the_last_fifteen_calls();

@@ -47,7 +47,7 @@ static void plan_batch(struct dh_gpu_slot *s)
     }
 }
 
-/* Write the queries of a pass into a batch. */
+/* Write the queries of a pass into a batch. A driver may write a part of a value only: its other bytes are 0. */
 void dh_gpu_put_queries(const struct dh_gpu_slot *s, nvmlFieldValue_t batch[DH_QUERY_MAX])
 {
     for (int i = 0, n = s->query_count; i < n; i++) {
@@ -55,6 +55,7 @@ void dh_gpu_put_queries(const struct dh_gpu_slot *s, nvmlFieldValue_t batch[DH_Q
         batch[i].scopeId = s->query[i].scope;
         batch[i].valueType = NO_TYPE;
         batch[i].nvmlReturn = NVML_SUCCESS;
+        batch[i].value.ullVal = 0;
     }
 }
 
