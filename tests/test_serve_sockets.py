@@ -224,7 +224,7 @@ def test_directory_that_another_server_has_locked_raises_busy(
     ours = UnixListener(path)
     directory = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)
-    with pytest.raises(ResourceBusyError, match="another process has created a socket there for 0 s"):
+    with pytest.raises(ResourceBusyError, match=r"another process has locked it \(flock\) for 0 s; find"):
         UnixListener(tmp_path / "b.sock")
     ours.close()
     assert [file.name for file in tmp_path.iterdir()] == ["a.sock"], "stays as a stale socket"

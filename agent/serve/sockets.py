@@ -280,8 +280,8 @@ def _locked_directory(path: Path) -> Iterator[CheckedDirectory]:
         while not _try_lock(directory.fd):
             if time.monotonic() >= until_s:
                 raise ResourceBusyError(
-                    f"directory {path}: another process has created a socket there for {LOCK_S:g} s; "
-                    "stop that process"
+                    f"directory {path}: another process has locked it (flock) for {LOCK_S:g} s; find that "
+                    "process with lslocks(8), and stop it"
                 )
             time.sleep(_PROBE_S)
         yield directory
