@@ -22,7 +22,7 @@ from agent.record.segment_file import SegmentHead, SegmentWriter
 from agent.serve.dra_plugin.instance_locks import LeaderElection, SerializeLock
 from agent.serve.sockets import UnixListener
 from agent.sources.declaration_file import read_declarations
-from agent.store.driver_files import TAINTS_FILE, save_ledger, save_taints
+from agent.store.driver_files import TAINTS_FILE, load_taints, save_ledger, save_taints
 from agent.store.gpu_fault_file import save_gpu_faults
 from agent.store.history_file import HistoryFile, write_period_file
 from agent.system import files
@@ -150,8 +150,17 @@ def test_own_file_that_is_a_link_is_not_read(directory: Path) -> None:
     (directory / "link").symlink_to("file")
     assert read_bounded(directory / "link", 10).data == b"text"
     assert read_bounded(directory / "file", 10, is_own=True).data == b"text"
-    with pytest.raises(files.ReadError, match="run/link: Too many levels of symbolic links"):
+    with pytest.raises(files.ReadError, match="run/link: is a symbolic link"):
         read_bounded(directory / "link", 10, is_own=True)
+
+
+def test_state_in_a_directory_that_all_may_write_to_is_neither_read_nor_changed(directory: Path) -> None:
+    save_taints(directory / TAINTS_FILE, Taints())
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    directory.chmod(0o777)
+    taints, problem = load_taints(directory / TAINTS_FILE)
+    assert (taints, problem.endswith("run chmod o-w on it; neither read nor replaced")) == (Taints(), True)
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
 
 
 def test_links_of_this_user_to_a_directory_are_followed(directory: Path) -> None:

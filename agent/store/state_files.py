@@ -20,6 +20,7 @@ from agent.system.files import (
     CheckedDirectory,
     OpenDirectory,
     ReadError,
+    UnsafeReadError,
     make_directory,
     read_bounded,
     unlock_and_close,
@@ -77,6 +78,8 @@ def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
             time.sleep(READ_PAUSE_S)
         try:
             return read_state_file(path, size_max, decode, empty)
+        except UnsafeReadError as error:
+            return empty, f"{error}; neither read nor replaced"
         except ReadError as error:
             failure = str(error)
             if error.is_forbidden:

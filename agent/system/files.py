@@ -44,6 +44,10 @@ class ReadError(Exception):
         return self.errno in {EACCES, EPERM}
 
 
+class UnsafeReadError(ReadError):
+    """A file was not read, because another user could replace it (UnsafeDirectory)."""
+
+
 def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent:
     """Read a whole file. Blocks on the disk, but not on a pipe without a writer.
 
@@ -55,6 +59,7 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent
 
     Raises:
         ReadError: With absence ABSENT if the file does not exist, else UNREADABLE, also if it is too large.
+        UnsafeReadError: The checked directory is refused.
     """
     try:
         with open(path, "rb", opener=_open_own if is_own else _open) as file:
@@ -64,7 +69,11 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent
             data = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _read_error(path, error, Absence.ABSENT) from None
+    except UnsafeDirectory as error:
+        raise UnsafeReadError(path, str(error), errno=EPERM) from None
     except OSError as error:
+        if is_own and error.errno == ELOOP:
+            raise ReadError(path, open_error_reason(error), errno=ELOOP) from None
         raise _read_error(path, error, Absence.UNREADABLE) from None
     if len(data) > limit:
         raise ReadError(path, f"file is {max(found.st_size, len(data))} bytes, limit {limit}")
