@@ -58,7 +58,7 @@ from agent.serve.grpc.hardened import (
     UnsentMessages,
 )
 from agent.serve.grpc.server import REQUEST_COUNT_LIMIT, HardenedServer
-from agent.serve.grpc_servers import encode_device_health
+from agent.serve.grpc_servers import AGENT_SOCKET, encode_device_health
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import CONNECTION_LIMIT, PeerCredentials, UnixListener, connection_limit
 from agent.system.threads.latest_value import LatestValue
@@ -771,6 +771,22 @@ def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
             serving.publish(*many_devices(second))
         eventually(lambda: connections(serving.health) == 1, "the connection is listed")
         client.send(frame(GOAWAY, 0, 0, bytes(8)))
+        eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
+
+
+def test_stuck_peer_that_sends_no_more_is_disconnected(serving: Serving) -> None:
+    """asyncio closes such a connection only after its write buffer is sent."""
+    (driver,) = (one for name, _, one in serving.servers._served if name != AGENT_SOCKET)
+    seconds = itertools.count(2)
+    with stuck_client(serving.health) as client:
+        (only,) = driver.connections
+
+        def is_stuck() -> bool:
+            serving.publish(*many_devices(next(seconds)))
+            return only.transport.get_write_buffer_size() > 0
+
+        eventually(is_stuck, "data wait in the server's write buffer")
+        client.sock.shutdown(socket.SHUT_WR)
         eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
 
 

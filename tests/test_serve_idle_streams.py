@@ -437,6 +437,21 @@ def test_peer_that_closes_while_its_stream_is_lent_is_forgotten(serving: Serving
         assert names(other.next()) == ["first"]
 
 
+def test_lists_for_a_closed_connection_leave_no_log_line(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would log each write but the first ones."""
+    with RawClient(serving.health) as client:
+        for stream in range(1, 20, 2):
+            client.call(stream)
+        eventually(lambda: serving.servers.subscribers()[0].lists == 10, "all streams have a list")
+        with stopped_loop(serving):
+            client.sock.close()
+            serving.publish(device("first", verified=2))
+    eventually(lambda: connections(serving.health) == 0, "the connection is closed")
+    assert caplog.messages == []
+
+
 def test_two_streams_of_a_connection_share_its_window(serving: Serving) -> None:
     """The connection's window has room for one large list, and each stream's window for many."""
     with RawClient(serving.health, window=1 << 24) as client:

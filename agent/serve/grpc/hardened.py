@@ -138,8 +138,8 @@ UNREAD_LIMIT: Final = 2 << 20
 """Amount of data in the write buffer at which the connection to a peer that does not read is aborted
 [bytes]."""
 UNSENT_LIMIT: Final = 24 << 20
-"""Maximum size of all data of a server's process that wait for clients to read [bytes]: a fifth of the memory
-limit in the systemd unit."""
+"""Maximum size of all data of a server's process that wait for clients to read [bytes]: a sixteenth of the
+memory limit in the systemd unit."""
 
 
 def h2_config(*, client_side: bool) -> H2Configuration:
@@ -478,7 +478,7 @@ class HardenedStream(protocol.Stream):
 
     def _write_nowait(self, size: int, make_frames: Callable[[bytes, int, int], bytes], data: bytes) -> bool:
         connection, stream_id = self._h2_connection, self.id
-        if stream_id is None or not self.connection.write_ready.is_set():
+        if stream_id is None or self._transport.is_closing() or not self.connection.write_ready.is_set():
             return False
         self._transport.take_back_lent()
         if not reserve_window(connection, stream_id, size):
@@ -731,6 +731,13 @@ class HardenedProtocol(protocol.H2Protocol):
             lent.lend()
         if self.transport.get_write_buffer_size() > UNREAD_LIMIT:
             self.transport.abort()
+
+    def eof_received(self) -> None:
+        """Close the connection, because its peer sends nothing more; abort it if its data are not sent within
+        :data:`GRACE_S`."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(GRACE_S, self.transport.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End the connection; no other thread may use its socket any more, which is closed next."""
