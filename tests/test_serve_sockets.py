@@ -436,6 +436,24 @@ def test_removed_state_directory_is_created_and_locked_again_at_once(tmp_path: P
     lock.close()
 
 
+def test_state_lock_that_cannot_be_restored_keeps_no_socket_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    lock = DirectoryLock(state)
+    with Serving(tmp_path / "run", locks=[lock]) as serving:
+        eventually(serving.health.exists, "served")
+        state.chmod(0o777)
+        lock.path.unlink()
+        serving.health.unlink()
+        eventually(serving.health.exists, "served again")
+        failure = f"directory {state} has mode 0777: all users may write to it; run chmod o-w on it; a "
+        eventually(lambda: failure in caplog.text, "logged")
+    lock.close()
+    assert "clients cannot connect" not in caplog.text
+
+
 def test_socket_that_cannot_be_restored_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -294,9 +294,7 @@ class GrpcServers:
         try:
             if not all(listener.is_intact() for listener in self._listeners.values()):
                 self._make_directories()
-            for lock in self._locks:
-                if lock.ensure():
-                    log.warning("lock file %s: was removed by another process; created again", lock.path)
+            self._restore_locks(is_runtime=True)
             for name, listener in self._listeners.items():
                 if not listener.is_intact():
                     self._listeners[name] = UnixListener(listener.path)
@@ -311,4 +309,20 @@ class GrpcServers:
                     self._runtime_dir, error, count,
                 )  # fmt: skip
             return False
+        try:
+            self._restore_locks(is_runtime=False)
+        except (LockHeld, OSError, ValueError) as error:
+            if count := self._log_limit.tick():
+                log.warning(
+                    "state directory: lock file removed by another process and not created again: %s; a "
+                    "second agent with this state is not detected; %d attempts; will retry",
+                    error, count,
+                )  # fmt: skip
+            return False
         return True
+
+    def _restore_locks(self, *, is_runtime: bool) -> None:
+        """Restore the removed lock file of the runtime directory, or of the state directory."""
+        for lock in self._locks:
+            if (lock.path.parent == self._runtime_dir) == is_runtime and lock.ensure():
+                log.warning("lock file %s: was removed by another process; created again", lock.path)
