@@ -40,6 +40,25 @@ def test_loop_runs_in_a_named_thread_until_stopped() -> None:
     assert "dh-io" not in names()
 
 
+def test_loop_is_of_asyncio_while_the_process_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that installs uvloop must not change the loop: uvloop has transports of other classes."""
+
+    class ForeignLoop(asyncio.SelectorEventLoop):
+        pass
+
+    loops: queue.Queue[type[asyncio.AbstractEventLoop]] = queue.Queue()
+
+    async def main(ready: Callable[[], None]) -> None:
+        loops.put(type(asyncio.get_running_loop()))
+        await forever(ready)
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", ForeignLoop)
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start(PATIENCE_S)
+    assert loops.get(timeout=PATIENCE_S) is asyncio.SelectorEventLoop
+    assert thread.stop(PATIENCE_S)
+
+
 def test_failure_before_ready_is_raised_by_start() -> None:
     async def main(ready: Callable[[], None]) -> None:
         raise OSError("no such luck")

@@ -48,7 +48,7 @@ WAITING_BYTES: Final = 96 << 10
 """Memory of a response that waits for its client, without its document [bytes]: Hypercorn's and the write
 buffer."""
 RECEIVE_BURST: Final = 4 << 10
-"""Number of bytes that one connection may send at once, at any time: a few requests [bytes]."""
+"""Number of bytes that one connection may send at once after a pause: a few requests [bytes]."""
 RECEIVE_STEP: Final = 256
 """Number of bytes that the server reads from one connection before it serves the others [bytes]."""
 RECEIVE_PER_S: Final = 32 << 10

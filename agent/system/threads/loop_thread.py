@@ -81,7 +81,7 @@ class LoopThread(ABC):
 
 
 class AsyncioThread(LoopThread):
-    """Thread that runs one coroutine function, ``main``, in an asyncio loop.
+    """Thread that runs one coroutine function, ``main``, in asyncio's own loop, even if a driver uses uvloop.
 
     An exception of ``main`` is raised by :meth:`start` if ``main`` is not ready yet, and by :meth:`stop` if
     ``main`` is being stopped. In between, ``on_failure`` gets the exception; a RuntimeError if ``main``
@@ -136,7 +136,7 @@ class AsyncioThread(LoopThread):
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            with asyncio.Runner() as runner:
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._supervised())
         except asyncio.CancelledError:
             pass
