@@ -121,6 +121,18 @@ def test_package_of_cpus_decides_at_once_which_memory_a_controller_has() -> None
     assert node.evaluate().not_applicable != before
 
 
+def test_declared_cpu_waits_for_history_no_longer_than_in_full_evaluations() -> None:
+    node = settled()
+    node.throttle = dict.fromkeys(CPUS, 0)
+    waited = set()
+    for _ in range(80):
+        node.wait(1)
+        node.read()
+        report = node.evaluate()
+        waited.add(any(one.code == "cpu.throttled.core" for one in report.not_evaluated))
+    assert waited == {True, False}
+
+
 def test_restarted_source_evaluates_all_parts_afterwards() -> None:
     node = settled()
     node.states["cpus"] = SourceState.STARTING

@@ -317,7 +317,8 @@ class SnapshotRecorder:
 def _can_begin(queued: _Queued) -> bool:
     """Return whether a record file can begin with an evaluation.
 
-    It can if the evaluation used none of the engine's cached results, which records do not have.
+    It can if the evaluation used no cached results of GPUs: records have no cached results, and only those of
+    GPUs change a report.
     """
     return queued.report.is_full or queued.state.gpu_cache == GpuVerdictCache()
 

@@ -143,8 +143,10 @@ def next_host_results(
             continue
         due_in_ns = min((ns for one in results for ns in one.due_in_ns), default=None)
         due = [] if due_in_ns is None else [now.mono_ns + due_in_ns]
-        if any(one.not_evaluated for one in results):  # rules that wait for a longer history of a counter
-            due += [one.window[0].t_ns + one.length_s * NS for one in counters]
+        for window, length_s in counters:
+            full_ns = window[0].t_ns + length_s * NS
+            if full_ns > window[-1].t_ns:  # rules, also those of declared devices, wait for a longer history
+                due.append(full_ns)
         parts[part] = PartResults(values, subjects, min(due, default=None))
     return HostResults(inputs.shared, parts, inputs.beats_ns)
 
