@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from wire.serving import DRIVER, Serving, at, connections, device, eventually
 from agent.model.health import DeviceHealth
 from agent.native.idle_streams import MESSAGE_LIMIT, IdleStreamRow, IdleStreamTable, SentToStream
 from agent.serve.grpc.hardened import message_frames
+from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.service import HealthService
 
 FRAME_SIZE = 16_384
@@ -289,6 +290,23 @@ def test_publishing_thread_sends_while_the_event_loop_is_blocked(serving: Servin
         serving.publish(device("first", verified=9))
         assert watcher.next().devices[0].last_updated_time == int(at(9).wall_s)
         assert watcher.pending() == 0
+
+
+def test_failed_sending_at_once_is_repeated_by_the_event_loop(tmp_path: Path) -> None:
+    publisher, failures = threading.get_ident(), []
+
+    def encode(devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
+        if threading.get_ident() == publisher:
+            failures.append(MemoryError())
+            raise failures[-1]
+        return encode_device_health(devices, extra_s)
+
+    with Serving(tmp_path, encode_list=encode) as serving:
+        serving.publish(device("first"))
+        with subscriber(serving) as (_, lists):
+            serving.publish(device("first", verified=2))
+            assert device_times(lists.next()) == [int(at(2).wall_s)]
+    assert len(failures) == 1
 
 
 def test_counts_of_lists_include_those_of_the_publishing_thread(serving: Serving) -> None:

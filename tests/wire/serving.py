@@ -19,7 +19,8 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.agent_api.service import ClearRequests
-from agent.serve.grpc_servers import GrpcServers
+from agent.serve.grpc_servers import GrpcServers, encode_device_health
+from agent.serve.health.service import HealthListEncoder
 from agent.system.files import DirectoryLock
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
@@ -96,6 +97,7 @@ class Serving(ServerThread):
         *other_drivers: str,
         clear_requests: ClearRequests | None = None,
         locks: Sequence[DirectoryLock] = (),
+        encode_list: HealthListEncoder = encode_device_health,
     ) -> None:
         self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
@@ -107,6 +109,7 @@ class Serving(ServerThread):
             version="9.9.9",
             clear_requests=clear_requests,
             locks=locks,
+            encode_list=encode_list,
         )
         self.health, *self.others, self.agent = self.servers.paths
         self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)

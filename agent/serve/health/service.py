@@ -249,7 +249,7 @@ class HealthPublisher:
         """
         if self._lock.acquire(blocking=False):
             try:
-                with suppress(ValueError, RuntimeError):
+                with suppress(Exception):
                     self._publish(version, report)
             finally:
                 self._lock.release()
