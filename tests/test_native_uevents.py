@@ -325,6 +325,18 @@ def test_file_being_written_or_read_is_not_notified(directory: Path) -> None:
         os.close(fd)
 
 
+def test_watch_without_writes_notices_moved_and_removed_entries(directory: Path) -> None:
+    fd = watch_directory(directory, includes_writes=False)
+    try:
+        (directory / "old").write_text("written again")
+        (directory / "old").chmod(0o600)
+        assert not select.select([fd], [], [], 0)[0]
+        (directory / "old").unlink()
+        assert select.select([fd], [], [], 0)[0]
+    finally:
+        os.close(fd)
+
+
 def test_path_that_is_no_directory_is_refused(directory: Path) -> None:
     with pytest.raises(ProbeError, match="old: cannot be watched: Not a directory"):
         watch_directory(directory / "old")

@@ -210,17 +210,18 @@ class UeventListener:
         return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
 
-def watch_directory(path: Path) -> int:
+def watch_directory(path: Path, *, includes_writes: bool = True) -> int:
     """Return an inotify descriptor that becomes readable when an entry of a directory has changed.
 
     A written file counts when it is closed, a link only when it is moved there. The descriptor is
     non-blocking, and the caller closes it. The caller reads and discards its data, then lists the directory.
-    When the directory itself is removed, the descriptor becomes readable a last time.
+    When the directory itself is removed, the descriptor becomes readable a last time. Without
+    ``includes_writes``, only moved and removed entries count.
 
     Raises:
         ProbeError: The directory does not exist, or inotify refused a watch.
     """
-    fd: int = lib.dh_directory_watch(os.fsencode(path))
+    fd: int = lib.dh_directory_watch(os.fsencode(path), includes_writes)
     if fd < 0:
         raise ProbeError(f"directory {path}: cannot be watched: {os.strerror(-fd)}")
     return fd

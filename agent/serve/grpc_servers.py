@@ -269,8 +269,8 @@ class GrpcServers:
     def _watched_directories(self) -> Iterator[tuple[asyncio.Event, bool]]:
         """Watch the directories of the sockets and locks in a ``with`` block.
 
-        Yields an event, which each change of a directory sets, and a flag, which is False if a directory
-        cannot be watched.
+        Yields an event, which each moved or removed entry sets (each heartbeat writes a file), and a flag,
+        which is False if a directory cannot be watched.
         """
         loop, changed, watches = asyncio.get_running_loop(), asyncio.Event(), list[int]()
         directories = {listener.path.parent for listener in self._listeners.values()}
@@ -278,7 +278,7 @@ class GrpcServers:
         try:
             with suppress(ProbeError):
                 for directory in directories:
-                    watches.append(watch_directory(directory))
+                    watches.append(watch_directory(directory, includes_writes=False))
                     loop.add_reader(watches[-1], changed.set)
             yield changed, len(watches) == len(directories)
         finally:

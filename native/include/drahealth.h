@@ -601,15 +601,15 @@ void dh_uevents_request_stop(struct dh_uevents *u);
 int dh_uevents_stop(struct dh_uevents *u, uint64_t timeout_ns);
 
 /*
- * dh_directory_watch() - return an inotify descriptor for entries that are added, removed or closed after
- * writing.
+ * dh_directory_watch() - return an inotify descriptor for entries that are moved or removed, and files that are written.
+ * @writes: 0 leaves out files that are closed after writing, and changes of attributes
  *
  * The descriptor is non-blocking, close-on-exec and owned by the caller. Its data need no parsing: read until
  * EAGAIN, then list the directory.
  *
  * Return: the descriptor, or -errno of inotify_init1(2) or inotify_add_watch(2).
  */
-int dh_directory_watch(const char *path);
+int dh_directory_watch(const char *path, int writes);
 
 /* GPUs through NVML: gpu/ */
 
