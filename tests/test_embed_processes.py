@@ -50,7 +50,7 @@ EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
-SLOW: Final = re.compile(r"^Executing <.*> took [1-5]?\d\.\d+ seconds\n", re.MULTILINE)
+SLOW: Final = re.compile(r"^Executing <.*> took [12]?\d\.\d+ seconds\n", re.MULTILINE)
 """Lines of asyncio, whose development mode calls a callback slow from 0.1 s on."""
 LATE: Final = re.compile(
     r"^.*(: not (read|written) within | not delivered to all health streams within | not published within "
@@ -87,7 +87,7 @@ class Program:
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
 
-        Not the lines SLOW, up to 60 s, and LATE, which a busy machine causes.
+        Not the lines SLOW, up to 30 s, and LATE, which a busy machine causes.
         """
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S), LATE.sub("", SLOW.sub("", self.errors.read_text()))

@@ -19,7 +19,7 @@ from agent.bench.guards import compiler
 from agent.bench.revisions import BUILD
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-COPIED: Final = ("agent", "benchmarks", "native", "pyproject.toml", "setup_build.py")
+COPIED: Final = ("agent", "benchmarks", "deploy", "native", "pyproject.toml", "setup_build.py")
 IGNORED: Final = shutil.ignore_patterns("__pycache__", "build", "tests", "fuzz")
 
 
@@ -62,14 +62,14 @@ MISTAKES: Final = {
     ),
     "unchanged results of a GPU are stored": Mistake(
         "native/src/gpu/gpu_batch.c",
-        "            return false;\n    return true;\n}\n\nstatic void remember_results(",
-        "            return false;\n    return false;\n}\n\nstatic void remember_results(",
+        "    if (s->plan_reusable && digest == s->results_digest)\n",
+        "    if (!s->plan_reusable && digest == s->results_digest)\n",
         ("instructions.pass_8_gpus",),
     ),
     "a clock read per result of a GPU": Mistake(
         "native/src/gpu/gpu_batch.c",
-        "        s->batch[i].valueType = NO_TYPE;\n",
-        "        s->batch[i].valueType = NO_TYPE;\n        s->batch[i].timestamp = (long long)dh_now_ns();\n",
+        "        batch[i].valueType = NO_TYPE;\n",
+        "        batch[i].valueType = NO_TYPE;\n        batch[i].timestamp = (long long)dh_now_ns();\n",
         ("instructions.pass_8_gpus",),
     ),
     "unchanged groups are swept as often as changing ones": Mistake(
@@ -107,9 +107,9 @@ MISTAKES: Final = {
     ),
     "a heartbeat wakes the core thread twice": Mistake(
         "agent/app/daemon.py",
-        "        self._note_report(report)\n        self._publish_to_clients(report)\n",
-        "        self._note_report(report)\n        self._publish_to_clients(report)\n"
-        "        yield_to_senders()\n",
+        "        self._publish_to_clients(report)\n        self._record_verdicts(report)\n",
+        "        self._publish_to_clients(report)\n        yield_to_senders()\n"
+        "        self._record_verdicts(report)\n",
         ("heartbeat_waits.core",),
     ),
     "an evaluation that retains memory": Mistake(
