@@ -27,6 +27,8 @@ from agent.serve.agent_api.encode import REPAIRS
 
 WATCH = "/drahealth.v1.Agent/Watch"
 REPORT = message_class("drahealth.v1", "Report")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""Resolution of the kernel's CPU times, so that sums of floating-point seconds compare exactly."""
 WINDOW = (1 << 31) - 1
 """Largest possible window, so that a slow reader does not delay the server."""
 
@@ -151,7 +153,8 @@ def test_status_has_values_of_the_process(serving: Serving) -> None:
     reply = status(serving)
     assert (reply.version, reply.pid) == ("9.9.9", os.getpid())
     assert reply.started_wall_s == pytest.approx(process.create_time())
-    assert 0 < reply.cpu_s <= sum(process.cpu_times()[:2])
+    assert reply.cpu_s > 0
+    assert round(reply.cpu_s * TICKS_PER_S) <= round(sum(process.cpu_times()[:2]) * TICKS_PER_S)
     assert reply.rss_bytes > 1 << 20
     assert reply.threads >= 2
     assert reply.descriptors >= 5

@@ -6,10 +6,10 @@
 #define SETTLING 3 /* passes until missing values are not queried any more, and no slow field is due */
 
 /* Open a watch as gx_watch(), without starting it. */
-static struct gx unstarted(const char *scenario)
+static struct gx unstarted_of(int branch, const char *scenario)
 {
     struct dh_gpus_options o = gx_options();
-    struct gx g = gx_fake(580, scenario);
+    struct gx g = gx_fake(branch, scenario);
 
     o.slow_ns = o.retry_ns = HOUR_NS;
     g.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -18,6 +18,11 @@ static struct gx unstarted(const char *scenario)
     g.head = aligned_alloc(8, g.cap);
     fx_must(g.head != NULL, "aligned_alloc");
     return g;
+}
+
+static struct gx unstarted(const char *scenario)
+{
+    return unstarted_of(580, scenario);
 }
 
 static void test_pass_reads_the_current_values(void)
@@ -149,6 +154,39 @@ static const char *const link_scenarios[] = {
     "profile a100 gpus=1\ngpu 0 fail field 165 3\ngpu 0 fail link 7 %d",
 };
 
+/*
+ * The first report may follow the first pass. A counter that only the second pass reads counts no increase
+ * between both.
+ */
+static void test_first_pass_reads_all_fields_of_the_gpu(void)
+{
+    static const int branches[] = { 535, 570, 575, 580 };
+    static const char *const scenarios[] = {
+        "profile h100 gpus=1",
+        "profile h100 gpus=1\ngpu 0 fail field 165 3",
+        "profile a100 gpus=1",
+        "profile h100 gpus=1\ngpu 0 mig 3g.40gb 1g.10gb",
+    };
+
+    for (size_t i = 0; i < 4 * sizeof(scenarios) / sizeof(*scenarios); i++) {
+        struct gx g = unstarted_of(branches[i % 4], scenarios[i / 4]);
+        struct dh_gpu first;
+
+        check_row = scenarios[i / 4];
+        dh_gpus_pass(g.w);
+        first = *gx_gpu(&g, 0);
+        for (int pass = 0; pass < SETTLING; pass++, elapse(&g, HOUR_NS))
+            dh_gpus_pass(g.w);
+        CHECK_U64(first.links, gx_gpu(&g, 0)->links);
+        for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
+            check_row = dh_gpu_rows[f].name;
+            CHECK_INT(dh_gpu_is_valid(&first, f), dh_gpu_is_valid(gx_gpu(&g, 0), f));
+        }
+        gx_stop(&g);
+    }
+    check_row = "";
+}
+
 /* Its error did not mean that the link does not exist. */
 static void test_link_that_failed_at_first_is_found_when_it_answers(void)
 {
@@ -247,6 +285,7 @@ int main(void)
     test_after_a_failure_every_result_is_stored();
     test_gpu_lost_in_the_last_call_of_a_pass_loses_its_values();
     test_pass_slightly_early_still_reads_the_slow_fields();
+    test_first_pass_reads_all_fields_of_the_gpu();
     test_link_that_failed_at_first_is_found_when_it_answers();
     test_missing_link_is_queried_again_after_thirty_slow_passes();
     test_lower_bound_makes_exactly_the_calls_of_a_fast_pass();

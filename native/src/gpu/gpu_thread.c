@@ -182,13 +182,11 @@ static bool read_all(struct dh_gpu_slot *s)
     if (s->slow) {
         dh_gpu_read_aer(s);
         s->slow_ns = s->now_ns;
-        s->work.slow_passes++;
         for (uint32_t i = 0; i < DH_GPU_WORDS; i++)
             s->may_lack[i] &= ~s->work.valid[i];
     }
     is_other = !s->unchanged && has_other_fields(s);
-    if (s->links != links)
-        s->slow_ns = 0; /* likewise */
+    is_other |= s->links != links; /* the counters of links that were just found are not read yet */
     dh_gpu_read_migs(s);
     s->plan_reusable = s->fast_ok;
     return is_other;
@@ -247,6 +245,7 @@ static void pass(struct dh_gpu_slot *s)
     if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {
         if (read_all(s) || (status_before && !s->status && !s->slow)) /* it answers again: slow fields failed */
             read_again(s);
+        s->work.slow_passes += s->slow;
     }
     if (dh_nvml_session_is_stale(s->w, &s->caller))
         roll_back(s);
