@@ -21,7 +21,7 @@ from h2.settings import SettingCodes
 from http_agents import ANY_PORT, FakeAgent, serving
 from http_client import connect, get
 from patience import PATIENCE_S
-from wire.serving import eventually, report
+from wire.serving import eventually, fail_once, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
@@ -126,6 +126,18 @@ def test_removed_socket_file_is_created_again(fake: FakeAgent, short_tmp: Path) 
         path.parent.rename(short_tmp / "moved")  # at once: the server creates a missing file each moment
         eventually(path.is_socket, "the socket's file and directory")
     assert not path.exists()
+
+
+def test_created_socket_that_cannot_be_served_is_created_once_more(
+    fake: FakeAgent, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = short_tmp / "http.sock"
+    with serving(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
+        raised = fail_once(monkeypatch, HttpServer, "_start")
+        path.unlink()
+        eventually(lambda: f"socket {path}: was removed" in caplog.text, "served again")
+        assert raised
+        assert get(path, "/healthz").status == 200
 
 
 def test_address_of_another_machine_is_refused(fake: FakeAgent) -> None:

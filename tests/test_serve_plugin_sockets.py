@@ -18,11 +18,12 @@ from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
-from wire.serving import current_report, device, eventually, remove_tree
+from wire.serving import current_report, device, eventually, fail_once, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.instance_server import plugin_paths
+from agent.serve.grpc.server import HardenedServer
 from agent.serve.sockets import UnixListener
 
 KUBELET_DIR = Path("/var/lib/kubelet")
@@ -238,6 +239,17 @@ def test_removed_service_socket_returns_and_streams_continue(serving: Serving) -
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         serving.latest.publish(current_report([device("a", verified=2)]))
         assert names(watcher.next()) == ["a"]
+
+
+def test_created_socket_that_cannot_be_served_is_created_once_more(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised = fail_once(monkeypatch, HardenedServer, "listen")
+    serving.paths.service.unlink()
+    eventually(lambda: f"socket {serving.paths.service}: was removed" in caplog.text, "served again")
+    assert raised
+    with Kubelet(serving.paths.service) as kubelet:
+        assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
 def test_driver_returns_after_kubelet_directory_is_recreated(serving: Serving, kubelet_dir: Path) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from other_user import OTHER_USER, become_other_user, give_to_other_user
 from patience import PATIENCE_S
-from wire.serving import Serving, eventually, remove_tree
+from wire.serving import Serving, eventually, fail_once, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve import sockets
+from agent.serve.grpc.server import HardenedServer
 from agent.serve.grpc_servers import CHECK_S, GrpcServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
 from agent.system.files import CheckedDirectory, DirectoryLock, LockHeld
@@ -452,6 +453,20 @@ def test_state_lock_that_cannot_be_restored_keeps_no_socket_away(
         eventually(lambda: failure in caplog.text, "logged")
     lock.close()
     assert "clients cannot connect" not in caplog.text
+
+
+def test_created_socket_that_cannot_be_served_is_created_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Serving(tmp_path / "run") as serving:
+        eventually(serving.health.exists, "served")
+        raised = fail_once(monkeypatch, HardenedServer, "listen")
+        serving.health.unlink()
+        eventually(lambda: f"socket {serving.health}: was removed by another" in caplog.text, "served again")
+        assert raised
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(serving.health))
+    assert "created again: [Errno 12] Cannot allocate memory; clients cannot connect" in caplog.text
 
 
 def test_socket_that_cannot_be_restored_is_logged_once(

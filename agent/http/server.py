@@ -179,10 +179,15 @@ class HttpServer:
                 if not isinstance(listener, UnixListener) or listener.is_intact():
                     continue
                 make_socket_directory(listener.path.parent, flag="--listen")
-                new = self._listeners[index] = UnixListener(listener.path)
+                new = UnixListener(listener.path)
+                try:
+                    servers[new] = await self._start(new)
+                except OSError:
+                    new.close()
+                    raise
+                self._listeners[index] = new
                 await close_server(servers.pop(listener))
                 listener.close()
-                servers[new] = await self._start(new)
                 log.warning("socket %s: was removed by another process; created again", new.path)
             except (DrahealthError, OSError) as error:
                 if count := self._file_complaints.tick():

@@ -297,8 +297,13 @@ class GrpcServers:
             self._restore_locks(is_runtime=True)
             for name, listener in self._listeners.items():
                 if not listener.is_intact():
-                    self._listeners[name] = UnixListener(listener.path)
-                    await servers[name].listen(self._listeners[name].sock)
+                    new = UnixListener(listener.path)
+                    try:
+                        await servers[name].listen(new.sock)
+                    except OSError:
+                        new.close()
+                        raise
+                    self._listeners[name] = new
                     listener.close()
                     log.warning("socket %s: was removed by another process; created again", listener.path)
         except (DrahealthError, LockHeld, OSError, ValueError) as error:

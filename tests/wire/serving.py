@@ -1,5 +1,6 @@
 """Agent's servers in a thread, and reports for them."""
 
+import errno
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
 from patience import PATIENCE_S
 
 from agent.model.health import DeviceHealth, Health, Severity
@@ -134,6 +136,20 @@ def eventually(
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s} s: {event if isinstance(event, str) else event()}")
         time.sleep(0.005)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[OSError]:
+    """Let the next call of an asynchronous method raise ENOMEM; return the raised error in a list."""
+    raised, method = list[OSError](), getattr(owner, name)
+
+    async def fail(*arguments: object) -> object:
+        if not raised:
+            raised.append(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+            raise raised[0]
+        return await method(*arguments)
+
+    monkeypatch.setattr(owner, name, fail)
+    return raised
 
 
 def remove_tree(directory: Path) -> None:

@@ -17,6 +17,7 @@ import logging
 import os
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -239,7 +240,11 @@ class _ServedSocket:
         if created is None:
             return False
         listener, removed = created
-        await self.server.listen(listener.sock)  # in place of the socket whose file was removed
+        try:
+            await self.server.listen(listener.sock)  # in place of the socket whose file was removed
+        except OSError:
+            await self._files.call(partial(self._discard, listener, removed))
+            raise
         if removed is not None:
             await self._files.call(removed.close)
         return True
@@ -263,6 +268,11 @@ class _ServedSocket:
             return None
         self._listener = UnixListener(self.path)
         return self._listener, removed
+
+    def _discard(self, listener: UnixListener, removed: UnixListener | None) -> None:
+        """Close a new socket that cannot be served; the former socket stays until another replaces it."""
+        self._listener = removed
+        listener.close()
 
 
 # --- the server --------------------------------------------------------------------------------------------

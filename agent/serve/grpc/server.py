@@ -397,15 +397,14 @@ class HardenedServer(server.Server):
 
         The caller removes the socket's file.
         """
-        if self._server is not None:
-            await close_server(self._server)
-            self._server = None
+        former, loop = self._server, asyncio.get_running_loop()
         # Not start(): asyncio then loads its TLS code, to check that the socket is none of TLS.
-        loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
             self._protocol_factory, sock=sock, backlog=ACCEPT_LIMIT, **_KEEP_FILE
         )
         sock.listen(BACKLOG)
+        if former is not None:
+            await close_server(former)
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.
