@@ -158,6 +158,11 @@ def test_schema_and_parser_refuse_the_same_file(tmp_path, text):
     assert main(["config", "check", str(file)]) == 78
 
 
+def test_check_of_an_empty_path_is_refused(capsys):
+    assert main(["config", "check", ""]) == 64
+    assert "FILE '': is empty; name the file to check, or omit FILE" in capsys.readouterr().err
+
+
 def test_schema_has_meaning_and_default_of_each_setting():
     for setting in SETTINGS:
         leaf: dict[str, Any] = config_schema()

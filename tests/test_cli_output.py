@@ -190,3 +190,36 @@ def test_bench_with_a_closed_pipe_exits_141():
 )
 def test_end_of_a_process_is_described_by_exit_code_or_signal(wait_status, end):
     assert describe_exit(wait_status) == end
+
+
+# --- a working directory that was removed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "run --runtime-dir relative",
+        "scan --sysfs-root relative",
+        "scan --nvml-library ./libnvidia-ml.so.1",
+        "status --runtime-dir relative",
+        "config check --state-dir relative",
+    ],
+)
+def test_relative_path_in_a_removed_directory_is_an_error_that_names_it(tmp_path, arguments):
+    path = next(argument for argument in arguments.split() if "relative" in argument or argument[0] == ".")
+    removed = tmp_path / "removed"
+    program = """
+import os, sys
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+os.rmdir(sys.argv[1])
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+    command = [*isolated(tmp_path), sys.executable, "-c", program, str(removed), *AGENT, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert (
+        f"path {path!r} is relative, and the working directory cannot be used: No such file or directory; "
+        "write an absolute path" in done.stderr
+    )
+    assert "Traceback" not in done.stderr

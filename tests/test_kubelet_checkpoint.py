@@ -17,6 +17,7 @@ from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.sources.kubelet_files import (
     ATTEMPTS,
+    CLAIM_PARTS_MAX,
     CLAIMS_MAX,
     CLAIMS_MAX_BYTES,
     RETRY_PAUSE_S,
@@ -246,9 +247,25 @@ def test_claims_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> None
     answer = read_claims_checkpoint(path, NOW, no_pause)
     assert len(answer.items) == CLAIMS_MAX == 8192
     assert answer.invalid == (
-        f"claims checkpoint {path}: has 8199 claims, limit 8192; the pods of 7 claims are not known",
+        f"claims checkpoint {path}: has 8199 claims, of which 7 exceed a limit: 8192 claims, 1048576 bytes "
+        "of a claim, 131072 pods and devices of all claims; the pods of 7 claims are not known",
     )
     assert not answer.is_complete, "no use of a device ends because its claim is left out"
+
+
+def test_claim_with_too_many_pods_is_left_out_and_others_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "dra_manager_state"
+    pods = {f"p-{number}": {} for number in range(256)}
+    full = [{**claim(f"u-{number}"), "PodUIDs": pods} for number in range(CLAIM_PARTS_MAX // 256 + 2)]
+    large = {**claim("large"), "PodUIDs": {f"{number:064}": {} for number in range(16_000)}}
+    path.write_bytes(checkpoint([claim("first"), large, *full]))
+    answer = read_claims_checkpoint(path, NOW, no_pause)
+    assert [one.ref.uid for one in answer.items][:3] == ["first", "u-0", "u-1"]
+    parts = sum(len(one.pods) + len(one.devices) + len(one.cdi_ids) for one in answer.items)
+    assert CLAIM_PARTS_MAX - 300 < parts <= CLAIM_PARTS_MAX
+    left_out = len(full) + 2 - len(answer.items)
+    assert left_out >= 3
+    assert f"the pods of {left_out} claims are not known" in answer.invalid[0]
 
 
 def test_damaged_claim_above_the_limit_is_not_decoded(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from agent.cli.output.text import format_count
 from agent.cli.subcommand import Subcommand, add_settings, load_config
 from agent.errors import ConfigError, ProbeError, UsageError
+from agent.system.files import absolute_path
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -54,7 +55,7 @@ def main(args: Namespace) -> int:
             )
         sources = [directory]
     paths = record_segments(sources)
-    if args.to.resolve() in {path.parent.resolve() for path in paths}:
+    if Path(absolute_path(args.to)).resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
     problems: list[str] = []
     redactor: Redactor | None = None

@@ -20,6 +20,7 @@ from agent.errors import suggestion
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
 from agent.model.socket_address import SOCKET_PATH_LIMIT, ListenAddress
+from agent.system.files import absolute_path
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS
@@ -110,7 +111,7 @@ def parse_path(value: object) -> Path:
     """Return the path in `value`, made absolute from the working directory."""
     if not (text := parse_string(value)) or "\0" in text:
         raise ValueError(f"{text!r} is not a path; write the path of a file or directory")
-    return Path(os.path.abspath(text))  # resolve() would follow links, absolute() keep ".."
+    return Path(absolute_path(text))
 
 
 def parse_bool(value: object) -> bool:
@@ -125,7 +126,7 @@ def parse_library(value: object) -> str:
     text = parse_string(value)
     if not text or "\0" in text:
         raise ValueError(f"{text!r} is not the name or path of a library, such as libnvidia-ml.so.1")
-    return os.path.abspath(text) if "/" in text else text
+    return absolute_path(text) if "/" in text else text
 
 
 def parse_cgroup_root(value: object) -> str:

@@ -182,7 +182,7 @@ class HttpServer:
                 new = UnixListener(listener.path)
                 try:
                     servers[new] = await self._start(new)
-                except OSError:
+                except BaseException:
                     new.close()
                     raise
                 self._listeners[index] = new

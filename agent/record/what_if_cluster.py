@@ -16,6 +16,7 @@ from agent.errors import ConfigError, ProbeError, UsageError
 from agent.record.replay import ChangeSettings
 from agent.record.segment_file import RecordPath, UrlPath
 from agent.record.what_if import RecordComparison, compare_record
+from agent.system.files import absolute_path
 from agent.version import VERSION
 
 CONNECT_S: Final = 30.0
@@ -112,7 +113,7 @@ def compare_pickled(version: str, data: bytes) -> RecordComparison | str:
 
 
 def _absolute(path: RecordPath) -> RecordPath:
-    return path if isinstance(path, UrlPath) else path.absolute()
+    return path if isinstance(path, UrlPath) else type(path)(absolute_path(path))
 
 
 def _check_versions(client: Any) -> None:

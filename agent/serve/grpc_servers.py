@@ -30,7 +30,7 @@ from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkService, SizeLimitedDriverLinkStream
-from agent.serve.grpc.hardened import UnsentMessages
+from agent.serve.grpc.hardened import OpenRequestBytes, UnsentMessages
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.service import HealthListEncoder, HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
@@ -222,7 +222,12 @@ class GrpcServers:
         if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):
                 links[name] = DriverLinkService(driver, partial(self._open_handler, driver))
-        open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=self._sockets or len(services))
+        open_server = partial(
+            HardenedServer,
+            unsent=UnsentMessages(),
+            memory=OpenRequestBytes(),
+            sockets=self._sockets or len(services),
+        )
         for name, service in services.items():
             servers[name] = (
                 open_server([service, links[name]], stream_class=SizeLimitedDriverLinkStream)
@@ -300,7 +305,7 @@ class GrpcServers:
                     new = UnixListener(listener.path)
                     try:
                         await servers[name].listen(new.sock)
-                    except OSError:
+                    except BaseException:
                         new.close()
                         raise
                     self._listeners[name] = new

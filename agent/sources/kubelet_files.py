@@ -68,6 +68,10 @@ CLAIMS_MAX: Final = 8192
 
 A kubelet has a few per pod, and each takes 4 KiB in the agent.
 """
+CLAIM_MAX_BYTES: Final = 1 << 20
+"""Largest claim of the checkpoint that is decoded; 256 pods, the API's limit, take 12 KiB [B]."""
+CLAIM_PARTS_MAX: Final = 131_072
+"""Largest number of pods, devices and CDI devices of all claims that are kept, 0.2 KiB each in the agent."""
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.05
 """Pause between attempts to read an incomplete file; the kubelet writes one within milliseconds [s]."""
@@ -122,14 +126,14 @@ def read_claims_checkpoint(
         pause: Waits the given seconds before an incomplete file is read again.
 
     Returns:
-        The first CLAIMS_MAX claims, and a text if there are more; ABSENT if the kubelet has never run with
-        claims, UNREADABLE with the reason.
+        The claims within the limits, and a text if others are left out; ABSENT if the kubelet has never run
+        with claims, UNREADABLE with the reason.
     """
     reason = ""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             file = read_bounded(path, CLAIMS_MAX_BYTES)
-            claims, left_out = _parse_claims(file.data)
+            claims, entries, left_out = _parse_claims(file.data)
         except ReadError as error:
             return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), error.absence, str(error))
         except IncompleteCheckpoint as error:
@@ -141,8 +145,9 @@ def read_claims_checkpoint(
             break
         else:
             problem = (
-                f"claims checkpoint {path}: has {CLAIMS_MAX + left_out} claims, limit {CLAIMS_MAX}; the pods "
-                f"of {left_out} claims are not known"
+                f"claims checkpoint {path}: has {entries} claims, of which {left_out} exceed a limit: "
+                f"{CLAIMS_MAX} claims, {CLAIM_MAX_BYTES} bytes of a claim, {CLAIM_PARTS_MAX} pods and "
+                f"devices of all claims; the pods of {left_out} claims are not known"
             )
             written = Provenance(Origin.CHECKPOINT, now, file.written_s)
             return SourceAnswer(written, claims, invalid=(problem,) if left_out else ())
@@ -150,7 +155,7 @@ def read_claims_checkpoint(
 
 
 def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
-    """Parse the first CLAIMS_MAX claims in a claims checkpoint; entries of the same claim are merged.
+    """Parse the claims in a claims checkpoint that are within the limits; entries of one claim are merged.
 
     Raises:
         IncompleteCheckpoint: The file is incomplete, or its checksum is wrong; the text has both checksums.
@@ -159,10 +164,11 @@ def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
     return _parse_claims(data)[0]
 
 
-def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int]:
+def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
     """Parse a claims checkpoint as :func:`parse_claims_checkpoint` does.
 
-    Returns the claims, and the number of claims beyond CLAIMS_MAX.
+    Returns the claims, the number of entries, and how many of them are left out: beyond CLAIMS_MAX,
+    CLAIM_MAX_BYTES or CLAIM_PARTS_MAX.
     """
     try:
         envelope = msgspec.json.decode(data)
@@ -187,11 +193,17 @@ def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int]:
         raise ValueError(f"key kind is {content.kind[:64]!r}, expected {CLAIMS_CHECKPOINT_KIND!r}")
     entries = content.ClaimInfoStateList or []
     claims: dict[ClaimRef, PreparedClaim] = {}
+    left_out, parts = max(0, len(entries) - CLAIMS_MAX), 0
     for entry in entries[:CLAIMS_MAX]:
-        claim = _prepared_claim(_decode_claim(entry))
+        claim = _prepared_claim(_decode_claim(entry)) if memoryview(entry).nbytes <= CLAIM_MAX_BYTES else None
+        size = len(claim.pods) + len(claim.devices) + len(claim.cdi_ids) if claim is not None else 0
+        if claim is None or parts + size > CLAIM_PARTS_MAX:
+            left_out += 1
+            continue
+        parts += size
         before = claims.get(claim.ref)
         claims[claim.ref] = _merge_claims(before, claim) if before else claim
-    return tuple(claims.values()), max(0, len(entries) - CLAIMS_MAX)
+    return tuple(claims.values()), len(entries), left_out
 
 
 def _decode_claim(entry: msgspec.Raw) -> _ClaimInfo:

@@ -28,7 +28,7 @@ from agent.model.history import (
     VerdictChange,
 )
 from agent.store.state_files import UnusableFile
-from agent.system.files import CheckedDirectory
+from agent.system.files import CheckedDirectory, absolute_path
 
 Number = TypeVar("Number", int, float)
 
@@ -134,7 +134,7 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
         UnusableFile: The file is damaged.
         sqlite3.Error: SQLite fails for another reason.
     """
-    uri = f"{Path(os.path.abspath(path)).as_uri()}?mode={mode}"
+    uri = f"{Path(absolute_path(path)).as_uri()}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
     try:
         db.row_factory = sqlite3.Row

@@ -377,6 +377,21 @@ StrPath = str | os.PathLike[str]
 """Path of a file or directory, as :func:`open` accepts it."""
 
 
+def absolute_path(path: StrPath) -> str:
+    """Return a path made absolute from the working directory, without following links.
+
+    Raises:
+        ConfigError: The path is relative, and the working directory was removed or cannot be found.
+    """
+    try:
+        return os.path.abspath(os.fspath(path))
+    except OSError as error:
+        raise ConfigError(
+            f"path {os.fspath(path)!r} is relative, and the working directory cannot be used: "
+            f"{error.strerror}; write an absolute path"
+        ) from None
+
+
 def as_path(argument: str, value: StrPath | None) -> Path | None:
     """Convert the value of an argument to a Path; None stays None.
 

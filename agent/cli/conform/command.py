@@ -14,6 +14,7 @@ from agent.config.config import KUBELET_DIR
 from agent.config.values import S, format_duration, parse_duration
 from agent.conform.session_record import SESSION_MAX_S, SESSION_MIN_S
 from agent.errors import UsageError
+from agent.system.files import absolute_path
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -339,7 +340,7 @@ def _parse_device(text: str) -> tuple[str, str]:
 
 
 def _absolute(path: Path | None) -> str:
-    return os.path.abspath(path) if path is not None else ""
+    return absolute_path(path) if path is not None else ""
 
 
 VERB = Subcommand(

@@ -344,13 +344,13 @@ def load_kinds(name: str) -> Mapping[str, type[Parameters]]:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(f"--kinds {name}: is not MODULE:NAME, such as hostdev_driver.parameters:KINDS")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, "")  # the current directory
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # the module is the driver's own and may raise anything
         raise UsageError(f"--kinds {name}: {type(error).__name__}: {error}") from None
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove("")
     if not isinstance(found, Mapping) or not all(
         isinstance(kind, type) and issubclass(kind, Parameters) for kind in found.values()
     ):

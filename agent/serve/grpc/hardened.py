@@ -156,7 +156,7 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class OpenRequestBytes:
-    """Counter of the bytes of all open requests of one server; each stream adds and subtracts its bytes."""
+    """Counter of the bytes of all open requests; each stream adds and subtracts its bytes."""
 
     def __init__(self) -> None:
         self.used_bytes = 0

@@ -262,6 +262,7 @@ class HardenedServer(server.Server):
         codec: Codec of the messages; None: Codec without a limit on entries.
         stream_class: Class of the request streams, which has the size limit of a request.
         unsent: Messages that wait for clients, shared by all servers of the process; None: not shared.
+        memory: Bytes of the open requests, likewise.
         sockets: Number of sockets that the process serves, see :func:`connection_limit`.
     """
 
@@ -272,11 +273,12 @@ class HardenedServer(server.Server):
         codec: Codec | None = None,
         stream_class: type[HardenedStream] = HardenedStream,
         unsent: UnsentMessages | None = None,
+        memory: OpenRequestBytes | None = None,
         sockets: int = 1,
     ) -> None:
         super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
         self.stream_class = stream_class
-        self.memory = OpenRequestBytes()
+        self.memory = memory or OpenRequestBytes()
         self.unsent = unsent or UnsentMessages()
         self.connection_limit = connection_limit(sockets)
         self.connections: dict[_ServerProtocol, None] = {}
