@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -36,13 +37,14 @@ from agent.bench.processes import driver_socket, start_agent, write_gpu_scenario
 from agent.bench.result import MeasurementError
 from agent.bench.suites.report_path import declare_cpus
 from agent.config.config import Config
-from agent.engine.loop import EngineLoop, LoopTiming, stalls_of, visible_state
+from agent.engine.loop import EngineLoop, LoopTiming, SnapshotSource
 from agent.engine.step import EngineState, step
 from agent.health.gpu.rule_state import gpu_wakes
 from agent.health.host.verdicts import sampler_wakes
 from agent.model.declared_devices import Declarations
 from agent.model.machine_samples import LogSample, MachineSample
 from agent.model.reading import SourceSample, SourceState
+from agent.model.report import Report
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
@@ -298,17 +300,7 @@ def _mock_time() -> Instant:
 
 
 async def _count_minute(source: _IdleSource) -> int:
-    config = Config(node_name="bench")
-    loop = EngineLoop(
-        source=source,
-        state=EngineState(EngineSettings("bench")),
-        timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
-        clock=_mock_time,
-        publish=_discard,
-        save_state=_discard,
-        notify_watchdog=lambda: None,
-        jitter=lambda: 0.0,
-    )
+    loop = _engine_loop(source, _mock_time, _discard)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         await trio.sleep(WARM_UP_S)
@@ -316,6 +308,23 @@ async def _count_minute(source: _IdleSource) -> int:
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
     return source.reads - before
+
+
+def _engine_loop(
+    source: SnapshotSource, clock: Callable[[], Instant], publish: Callable[[Report], None]
+) -> EngineLoop:
+    """Return an engine loop with the default timing, which stores nothing and has no watchdog."""
+    config = Config(node_name="bench")
+    return EngineLoop(
+        source=source,
+        state=EngineState(EngineSettings("bench")),
+        timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
+        clock=clock,
+        publish=publish,
+        save_state=_discard,
+        notify_watchdog=lambda: None,
+        jitter=lambda: 0.0,
+    )
 
 
 def _discard(_: object) -> None:
@@ -429,20 +438,25 @@ def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> Non
         if watch:
             watch.run_pass()
 
-    state, feed = EngineState(EngineSettings("bench")), HealthFeed(encode_device_health)
+    feed, reports = HealthFeed(encode_device_health), list[Report]()
+
+    def publish(report: Report) -> None:
+        reports.append(report)
+        if is_event:
+            b"".join(encode_report(report))
+        else:
+            feed.pending_messages(feed.publish(report.devices) - 1)
+
     if is_event:
         sampler.start()
     run_passes()
     declarations = declare_cpus(read(), gpus) if gpus else ()
-    snapshot = read()
-    state, report = step(state, snapshot, _time_of(snapshot))
-    for _ in range(_WARM_UP):
+    source = _SnapshotReader(sampler, read)
+    loop = _engine_loop(source, lambda: _time_of(source.newest), publish)
+    for _ in range(1 + _WARM_UP):
         run_passes()
-        snapshot = read()
-        state, report = step(state, snapshot, _time_of(snapshot))
-        feed.publish(report.devices)
-    published, number = visible_state(report), feed.number
-    assert not report.starting
+        _evaluate(loop, is_woken=False)
+    before = len(reports)
     if is_event:
         sampler.clear()
         _kill_container(tree)
@@ -453,21 +467,35 @@ def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> Non
     else:
         shrink_pool(directory / "sys")
         run_passes()
-
-    def change() -> None:
-        snapshot = read()
-        _, report = step(state, snapshot, _time_of(snapshot), is_full=False)
-        assert visible_state(report) != published
-        assert not stalls_of(report)
-        if is_event:
-            assert len(report.notes) == 1
-            assert b"".join(encode_report(report))
-            return
-        feed.publish(report.devices)
-        assert feed.pending_messages(number)
-
-    print(count_opcodes(change))
+    print(count_opcodes(partial(_evaluate, loop, is_woken=True)))
+    assert len(reports) == before + 1, "the evaluation must publish the change"
+    assert len(reports[-1].notes) == is_event
     sampler.stop(STALL_S)
+
+
+class _SnapshotReader:
+    """Source of snapshots whose eventfd is that of the sampler, and which keeps the newest snapshot."""
+
+    def __init__(self, sampler: Sampler, read: Callable[[], Snapshot]) -> None:
+        self._sampler = sampler
+        self._read = read
+        self.newest = read()
+
+    def fileno(self) -> int:
+        return self._sampler.fileno()
+
+    def clear(self) -> None:
+        self._sampler.clear()
+
+    def read(self) -> Snapshot:
+        self.newest = self._read()
+        return self.newest
+
+
+def _evaluate(loop: EngineLoop, *, is_woken: bool) -> None:
+    """Evaluate once in the engine loop; it needs no event loop as long as no source is stalled."""
+    with contextlib.suppress(StopIteration):
+        loop.evaluate(sys.maxsize, is_woken=is_woken).send(None)
 
 
 def _wait_for_pass(sampler: Sampler) -> None:

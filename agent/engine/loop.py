@@ -250,15 +250,24 @@ class EngineLoop:
             is_woken = await self._wait(wake_ns)
             if is_woken:
                 await self._debounce()
-            self._source.clear()
-            snapshot = self._source.read()
-            now = self._clock()
-            if snapshot is None:
-                self._postpone(now)
-            else:
-                rereads = self._schedule.rereads(now.mono_ns - wake_ns)
-                is_full = self._schedule.is_full(now.mono_ns, is_woken=is_woken)
-                await self._evaluate(snapshot, now, rereads, is_full=is_full)
+            await self.evaluate(wake_ns, is_woken=is_woken)
+
+    async def evaluate(self, wake_ns: int, *, is_woken: bool) -> None:
+        """Read the newest snapshot, evaluate it and publish the report.
+
+        Args:
+            wake_ns: Monotonic time at which the evaluation was due at the latest [ns].
+            is_woken: Whether a source woke the loop for the evaluation.
+        """
+        self._source.clear()
+        snapshot = self._source.read()
+        now = self._clock()
+        if snapshot is None:
+            self._postpone(now)
+        else:
+            rereads = self._schedule.rereads(now.mono_ns - wake_ns)
+            is_full = self._schedule.is_full(now.mono_ns, is_woken=is_woken)
+            await self._evaluate(snapshot, now, rereads, is_full=is_full)
 
     def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
         """Replace settings and intervals of the loop between two evaluations.
