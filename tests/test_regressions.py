@@ -105,6 +105,42 @@ MISTAKES: Final = {
         "next_evaluation_ns(self._clock().mono_ns + NS, self._next_publish_ns())\n",
         ("wakeups.quiet_minute",),
     ),
+    "each evaluation includes everything": Mistake(
+        "agent/engine/loop.py",
+        "            self._full_ns = now_ns + self.heartbeat_period_ns\n",
+        "            self._full_ns = now_ns\n",
+        ("opcodes.change", "opcodes.change_8_gpus", "opcodes.cgroup_event"),
+    ),
+    "each evaluation includes the whole host": Mistake(
+        "agent/engine/step.py",
+        "    if not (is_full or is_incomplete or snapshot.clear_requests):\n",
+        "    if not (is_full or is_incomplete or snapshot.machine or snapshot.clear_requests):\n",
+        ("opcodes.change", "opcodes.change_8_gpus"),
+    ),
+    "each evaluation includes all GPUs": Mistake(
+        "agent/engine/step.py",
+        "    if not (is_full or snapshot.clear_requests):\n",
+        "    if not (is_full or snapshot.gpus or snapshot.clear_requests):\n",
+        ("opcodes.change_8_gpus",),
+    ),
+    "a heartbeat wakes the I/O thread twice": Mistake(
+        "agent/system/threads/latest_value.py",
+        "                waiter.set_result(None)\n",
+        "                waiter.get_loop().call_later(0.01, waiter.set_result, None)\n",
+        ("heartbeat_waits.io",),
+    ),
+    "a stream is never lent to the publishing thread": Mistake(
+        "agent/serve/grpc/idle_streams.py",
+        "        if self._row is not None or stream.lent is not None or not stream.is_idle():\n",
+        "        if self._row is None or stream.lent is not None or not stream.is_idle():\n",
+        ("publication_calls.publish_1", "publication_calls.publish_64"),
+    ),
+    "a process imports modules that it does not use": Mistake(
+        "agent/node/nvml_process_main.py",
+        "import contextlib\n",
+        "import asyncio\nimport contextlib\n",
+        ("modules.nvml_process",),
+    ),
     "a heartbeat wakes the core thread twice": Mistake(
         "agent/app/daemon.py",
         "        self._publish_to_clients(report)\n        self._record_verdicts(report)\n",
