@@ -201,16 +201,23 @@ class _ConnectionHandler(server.Handler):
         if stream in self._tasks:
             super().cancel(stream)
 
-    def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
+    def _release(
+        self, stream: protocol.Stream, release_stream: Callable[[], None], task: "asyncio.Task[None]"
+    ) -> None:
         """Stop counting a request that has ended, and reset its stream if the request got no answer."""
         assert isinstance(stream, HardenedStream)
         self._open.pop(stream, None)
+        # grpclib keeps ended tasks until the connection's tenth request
+        self._tasks.pop(stream, None)
+        self._cancelled.discard(task)
         self._owner.requests -= 1
         self.idle_since_s = asyncio.get_running_loop().time()
         stream.release()
         never_begun = self._refusal is not None and stream.wrapper is None
         _reset(stream, _SAFE_TO_RETRY if never_begun else ErrorCodes.NO_ERROR)
         release_stream()
+        if stream.wrapper is not None:
+            stream.wrapper._error = None  # the frames of its traceback hold the message that was not sent
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
         """Refuse new requests on the connection and end all open ones with ``error``.

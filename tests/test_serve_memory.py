@@ -1,0 +1,134 @@
+"""Memory and descriptors of a whole process whose clients do not read, or do nothing."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from agents import Agent, short_tmp
+from http_client import connect
+from wire.raw import RawClient
+from wire.serving import eventually
+
+from agent.serve.grpc.hardened import UNSENT_LIMIT
+
+__all__ = ["short_tmp"]
+
+WATCH = "/drahealth.v1.Agent/Watch"
+DEVICES = 1000
+HEALTHY = 1
+"""Health.HEALTHY of drahealth.v1."""
+SERVER = f"""
+import sys
+from pathlib import Path
+from wire.serving import Serving, at, device
+
+devices = [device(f"device-{{number}}", message="x" * 2000) for number in range({DEVICES})]
+with Serving(Path(sys.argv[1])) as serving:
+    for second, line in enumerate(sys.stdin, 2):
+        serving.publish(*(one._replace(verified=at(second)) for one in devices))
+        print(second, flush=True)
+"""
+"""Program that publishes a report of which all devices changed, for each line that it reads."""
+
+
+class ServerProcess:
+    """Process with the agent's servers, and its memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.agent_socket = directory / "agent.sock"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        )
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def publish(self) -> None:
+        """Publish a report in which all devices changed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline()
+
+    def rss_bytes(self) -> int:
+        """Return the resident memory of the process [B]."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
+
+def test_stalled_readers_of_a_thousand_devices_share_one_limit_of_memory(tmp_path: Path) -> None:
+    """Each reader stopped at another report of 2 MiB; 40 of them would hold 80 MiB."""
+    with ServerProcess(tmp_path) as server, ExitStack() as clients:
+        for _ in range(3):
+            server.publish()
+        with RawClient(server.agent_socket) as client:
+            client.call(path=WATCH)
+            client.next_headers(1)
+        before = server.rss_bytes()
+        for _ in range(40):
+            client = clients.enter_context(RawClient(server.agent_socket, window=0))
+            client.call(path=WATCH)
+            client.next_headers(1)
+            server.publish()
+        one = clients.enter_context(RawClient(server.agent_socket, window=0))
+        for stream in range(1, 80, 2):
+            one.call(stream, path=WATCH)
+            one.next_headers(stream)
+            server.publish()
+        assert server.rss_bytes() - before < 2 * UNSENT_LIMIT
+
+
+@contextmanager
+def own_descriptors(number: int) -> Iterator[None]:
+    """Let this process open so many descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < number:
+        pytest.skip(f"this process may open {limits[1]} files, and the test needs {number}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(number, limits[0]), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def opened(path: Path, clients: ExitStack) -> bool:
+    """Open one more connection; return False if the queue of the listening socket is full."""
+    try:
+        clients.enter_context(connect(path))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_idle_connections_above_the_descriptor_limit_make_no_device_unknown(short_tmp: Path) -> None:
+    """Half of the descriptors are a reserve for the agent's sources."""
+    wrapper = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
+    flags = ("--period", "100ms")
+    config = '[stream]\nheartbeat = "1s"'
+    with (
+        own_descriptors(2000),
+        Agent(short_tmp, *flags, config=config, wrapper=wrapper) as agent,
+        ExitStack() as clients,
+    ):
+        for number in range(1120):
+            path = (agent.health_socket, agent.agent_socket)[number % 2]
+            eventually(partial(opened, path, clients), "the server accepts")
+        eventually(lambda: "connections" in agent.log, "the limit is logged")
+        with agent.watch_reports() as watcher:
+            for _ in range(4):  # reports of heartbeats, each after ten passes
+                assert {one.health for one in watcher.next().devices} == {HEALTHY}
+        assert psutil.Process(agent.pid).num_fds() < 700
+        assert "Unknown" not in agent.log
