@@ -98,6 +98,7 @@ def outcome() -> SuiteOutcome:
         (705, "B", "705 B"),
         (0.123, "%", "0.12 %"),
         (1509, "1", "1,509"),
+        (1.204, "x", "1.20x"),
     ],
 )
 def test_format_value_has_three_digits_and_a_unit(value: float, unit: Any, text: str) -> None:
@@ -131,6 +132,13 @@ def test_figure_with_too_few_samples_is_unsure() -> None:
     lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": {"p99": 1.0, "why": "so"}}})
     assert any(line.startswith("  core") and line.endswith("p99 1.00 s  unsure") for line in lines)
     assert lines[-1] == "budgets: 0 met, 0 over; 1 unsure: poll.pass.warm.core"
+
+
+def test_row_with_two_goals_has_a_verdict_for_each() -> None:
+    goal = {"median": 1.0, "p99": 1.0, "why": "so"}
+    lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": goal}})
+    assert any(line.endswith("1.00 s, p99 1.00 s  ok, unsure") for line in lines)
+    assert lines[-1] == "budgets: 1 met, 0 over; 1 unsure: poll.pass.warm.core"
 
 
 def test_table_remark_compares_core_with_each_alternative() -> None:
@@ -309,12 +317,11 @@ def test_plot_lower_bound_is_grey_and_other_colours_are_distinct() -> None:
 
 
 def test_plot_budget_is_a_labelled_line() -> None:
-    goals = {"poll.pass.warm.core": {"p99": 3e-7, "why": "so"}, "scale.64": {"median": 9e-5, "why": "so"}}
+    times = {"median": 2e-7, "p99": 3e-7, "why": "so"}
+    goals = {"poll.pass.warm.core": times, "scale.64": {"median": 9e-5, "why": "so"}}
     svg = draw(race_table(20), curve_table(), budgets={"goal": goals})
-    assert sum("stroke-dasharray" in style for style in styles(svg)) == 1, (
-        "a dashed line in the distributions"
-    )
-    assert {"p99 300 ns", "90.0 us"} <= {*texts(svg)}
+    assert sum("stroke-dasharray" in style for style in styles(svg)) == 2, "dashed lines in the distributions"
+    assert {"200 ns", "p99 300 ns", "90.0 us"} <= {*texts(svg)}
 
 
 def test_plot_table_of_too_few_samples_is_not_drawn() -> None:

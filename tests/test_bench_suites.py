@@ -52,7 +52,12 @@ from agent.bench.suites import poll, poll_gpus, soak
 from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
-from agent.bench.suites.report_path import declare_cpus, snapshot_time, without_lowest_cpu
+from agent.bench.suites.report_path import (
+    declare_cpus,
+    snapshot_time,
+    tail_ratio,
+    without_lowest_cpu,
+)
 from agent.bench.suites.scale import burstable_pods, describe_fit, fit_line, measure_explain_and_audit
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField
@@ -75,10 +80,12 @@ TINY: Final = replace(
     soak_s=4.0,
 )
 EXPECTED: Final = {
-    "poll": {"poll.pass.warm.core", "poll.groups4.situ.floor", "poll.groups2.warm.plain"},
+    "poll": {"poll.pass.warm.core", "poll.groups4.situ.floor", "poll.groups2.warm.plain"}
+    | {"poll.groups4.core_to_python", "poll.groups2.half_to_sum"},
     "decide": {"decide.devices1000.change", "decide.groups1000.decode"},
     "encode": {"encode.8.core", "encode.128.betterproto", "encode.1000.core"},
-    "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"},
+    "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"}
+    | {"publish.1.devices1000.server", "publish.1.devices1000.frames", "publish.1.devices1000.floor"},
     "detect": {"detect.file.10ms"},
     "trace": {f"trace.{key}" for key, _ in HOPS}
     | {"trace.wake", "trace.all", "trace.bare.trio", "trace.bare.asyncio", "trace.bare.socket"},
@@ -116,6 +123,15 @@ def test_quick_run_size_is_smaller_than_full() -> None:
     names = RunSize.__slots__
     size = {name: lambda value: value if isinstance(value, int | float) else len(value) for name in names}
     assert all(size[name](getattr(QUICK, name)) <= size[name](getattr(FULL, name)) for name in names)
+
+
+def test_tail_ratio_compares_the_p99_of_frames_and_bare_sockets() -> None:
+    labels = {"frames": "frames", "floor": "lower bound"}
+    times = {"frames": [2_000] * 97 + [6_000] * 3, "floor": [1_000] * 97 + [4_000] * 3}
+    (ratio,) = tail_ratio(rows_from_latencies("publish.64", labels, times))
+    assert (ratio.key, ratio.unit, ratio.values) == ("publish.64.p99_to_floor", "x", (1.5,))
+    few = rows_from_latencies("publish.64", labels, {key: values[:9] for key, values in times.items()})
+    assert not [*tail_ratio(few)]
 
 
 def test_soak_states_growth_per_hour_of_a_long_run_without_its_warm_up() -> None:

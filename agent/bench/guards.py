@@ -307,7 +307,7 @@ class GuardedRatio(NamedTuple):
     """Number of cgroups that both contenders read."""
     timed: str = "core"
     reference: str = "floor"
-    """Contender whose time is the denominator of the ratio."""
+    """Contender whose time is the denominator of the ratio; ``sum``: :func:`poll.sum_of_halves`."""
 
 
 RATIOS: Final = {
@@ -316,6 +316,7 @@ RATIOS: Final = {
     "poll.groups500.warm.core": GuardedRatio(500),
     "poll.groups1000.warm.core": GuardedRatio(1000),
     "poll.groups100.half_to_its_calls": GuardedRatio(100, "half", "half_floor"),
+    "poll.groups100.half_to_sum": GuardedRatio(100, "half", "sum"),
     "poll.groups100.core_to_openat": GuardedRatio(100, "core", "opens_floor"),
     "poll.groups100.core_to_python": GuardedRatio(100, "core", "good"),
     "poll.groups500.core_to_python": GuardedRatio(500, "core", "good"),
@@ -550,8 +551,11 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
                 Contender("core", "", sampler.run_pass),
                 Contender("floor", "", lambda: sampler.run_lower_bound(sweep=False)),
             ]
-        pair = [one for one in contenders if one.key in {guarded.timed, guarded.reference}]
-        timed = time_contenders(pair, rounds=ROUNDS, limit_s=LIMIT_S).timed
+        references = {"core", "none"} if guarded.reference == "sum" else {guarded.reference}
+        compared = [one for one in contenders if one.key in {guarded.timed, *references}]
+        timed = time_contenders(compared, rounds=ROUNDS, limit_s=LIMIT_S).timed
+        if guarded.reference == "sum":
+            timed["sum"] = poll.sum_of_halves(timed)
         return paired_ratio(timed[guarded.timed], timed[guarded.reference])
 
 

@@ -22,7 +22,7 @@ from agent.bench.result import (
     ResultRow,
     SuiteOutcome,
     Unit,
-    find_goal,
+    find_goals,
     format_value,
     short_labels,
     unit_scale,
@@ -103,14 +103,14 @@ def _panels(
 
 def _draw_distributions(rows: Sequence[ResultRow], budgets: Mapping[str, Any], axes: Axes) -> None:
     names = short_labels([row.label for row in rows])
-    goals = [find_goal(row, budgets) for row in rows]
-    for row, goal, name, colour in zip(rows, goals, names, series_colours(names), strict=True):
+    values = [value for row in rows for value in row.values]
+    for row, name, colour in zip(rows, names, series_colours(names), strict=True):
         axes.ecdf(row.values, label=name, color=colour, compress=True)
-        if goal:
+        for goal in find_goals(row, budgets):
+            values.append(goal.limit)
             axes.axvline(goal.limit, color=colour, linestyle="--")
             text, at = goal.describe(goal.limit, "s"), (goal.limit, 1.02)
             axes.annotate(text, at, xycoords=("data", "axes fraction"), ha="center", fontsize=7)
-    values = [value for row in rows for value in row.values] + [goal.limit for goal in goals if goal]
     _scale_axis(axes, "x", values, "s")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(loc="best")
@@ -133,7 +133,7 @@ def _draw_curves(
         axes.plot(xs, middle, marker="o", markersize=3, color=colour, label=name)
         axes.vlines(xs, low, high, color=colour)
         for x, point in zip(xs, points, strict=True):
-            if goal := find_goal(point, budgets):
+            for goal in find_goals(point, budgets):
                 limits.append(goal.limit / divisor)
                 axes.plot(x, limits[-1], marker="_", markersize=18, color=colour)
                 text, at = goal.describe(goal.limit, unit), (x, limits[-1])
@@ -287,7 +287,7 @@ def _draw_bars(rows: Sequence[ResultRow], budgets: Mapping[str, Any], axes: Axes
         colour = GREY if name.startswith(LOWER_BOUND) else COLOURS[2 if line else 0]
         axes.barh(line, row.max, color=colour)
         axes.annotate(format_value(row.max, row.unit), (row.max, line), **BAR_LABEL)
-        if goal := find_goal(row, budgets):
+        for goal in find_goals(row, budgets):
             axes.axvline(goal.limit, color=colour, linestyle="--")
     _list_bars(axes, names, 0.25)
     axes.xaxis.set_visible(False)

@@ -7,8 +7,8 @@ The module also has the conversion of benchmark figures to and from a pyperf ben
 The converted figures serve ``pyperf compare_to`` and similar tools.
 
 Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf has the units second, byte and
-integer; a percentage of a core becomes seconds of CPU per second. pyperf refuses zero, so counts of zero are
-left out.
+integer; a percentage of a core becomes seconds of CPU per second, and a ratio becomes seconds. pyperf refuses
+zero, so counts of zero are left out.
 """
 
 import datetime
@@ -30,7 +30,7 @@ from agent.bench.result import (
     ResultTable,
     SuiteOutcome,
     Unit,
-    evaluate_budget,
+    evaluate_budgets,
     find_checkout,
     format_digits,
     format_interval,
@@ -259,12 +259,12 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
     """Return one line: the number of budgets met, and the figures whose budgets are exceeded or undecided."""
-    met_by_key = {row.key: verdict.met for row, verdict in _budget_verdicts(outcomes, budgets)}
-    over = [key for key, met in met_by_key.items() if met is False]
-    unsure = [key for key, met in met_by_key.items() if met is None]
-    summary_text = f"budgets: {len(met_by_key) - len(over) - len(unsure)} met, {len(over)} over"
-    summary_text += f": {', '.join(over)}" if over else ""
-    return summary_text + (f"; {len(unsure)} unsure: {', '.join(unsure)}" if unsure else "")
+    verdicts = [(row.key, verdict.met) for row, verdict in _budget_verdicts(outcomes, budgets)]
+    over = [key for key, met in verdicts if met is False]
+    unsure = [key for key, met in verdicts if met is None]
+    summary_text = f"budgets: {len(verdicts) - len(over) - len(unsure)} met, {len(over)} over"
+    summary_text += f": {', '.join(dict.fromkeys(over))}" if over else ""
+    return summary_text + (f"; {len(unsure)} unsure: {', '.join(dict.fromkeys(unsure))}" if unsure else "")
 
 
 def summary_grid(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -283,7 +283,7 @@ def _budget_verdicts(
     outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]
 ) -> Iterator[tuple[ResultRow, BudgetVerdict]]:
     rows = (row for outcome in outcomes.values() for table in outcome.tables for row in table.rows)
-    return ((row, verdict) for row in rows if (verdict := evaluate_budget(row, budgets)).text)
+    return ((row, verdict) for row in rows for verdict in evaluate_budgets(row, budgets))
 
 
 def _table_grid(table: ResultTable, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -298,7 +298,7 @@ def _table_grid(table: ResultTable, budgets: Mapping[str, Any]) -> list[tuple[st
 
 def _row_cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
     is_single = len(row.values) == 1
-    budget = evaluate_budget(row, budgets)
+    verdicts = evaluate_budgets(row, budgets)
     return (
         format_value(row.median.median, row.unit),
         "" if is_single else format_interval(row.median, row.unit),
@@ -306,8 +306,8 @@ def _row_cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
         "" if is_single else format_value(row.max, row.unit),
         f"{format_digits(row.ratio.median, 's')}x" if row.ratio else "",
         "" if row.memory is None else format_value(row.memory, "B"),
-        budget.text,
-        VERDICTS[budget.met] if budget.text else "",
+        ", ".join(verdict.text for verdict in verdicts),
+        ", ".join(VERDICTS[verdict.met] for verdict in verdicts),
     )
 
 
@@ -384,7 +384,13 @@ def wrap_line(line: str, indent: str) -> list[str]:
 
 # --- pyperf ------------------------------------------------------------------------------------------------
 
-UNITS: Final[Mapping[Unit, str]] = {"s": "second", "%": "second", "B": "byte", "1": "integer"}
+UNITS: Final[Mapping[Unit, str]] = {
+    "s": "second",
+    "%": "second",
+    "x": "second",
+    "B": "byte",
+    "1": "integer",
+}
 FORMAT: Final = "1.0"
 _UNITS_BY_NAME: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "integer": "1"}
 

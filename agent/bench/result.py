@@ -27,7 +27,8 @@ from agent.bench.timing import (
     percentile,
 )
 
-Unit = Literal["s", "B", "1", "%"]
+Unit = Literal["s", "B", "1", "%", "x"]
+"""Second, byte, count, percent of a core, and ratio of two figures."""
 NS_PER_S: Final = 1e9
 _SECONDS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
@@ -130,6 +131,12 @@ def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) 
     )
 
 
+def row_from_ratio(key: str, label: str, timed: ContenderSamples, reference: ContenderSamples) -> ResultRow:
+    """Return a result row with the ratios of two contenders' times, ``timed`` / ``reference``, by round."""
+    pairs = zip(timed.medians(), reference.medians(), strict=True)
+    return row_from_samples(key, label, [time / bound for time, bound in pairs], "x")
+
+
 def rows_from_race(prefix: str, race_result: InterleavedTimings, reference: str) -> tuple[ResultRow, ...]:
     """Return a result row for each contender, with its ratio to the contender ``reference``.
 
@@ -167,7 +174,7 @@ def rows_from_latencies(
 
 def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
     """Return divisor and name of the unit in which a figure of this size is printed: ``(1e-6, "us")``."""
-    if unit in {"%", "1"}:
+    if unit in {"%", "1", "x"}:
         return 1.0, unit.replace("1", "")
     steps = _SECONDS if unit == "s" else _BYTES
     return next((step for step in steps if value >= step[0]), steps[-1])
@@ -175,7 +182,7 @@ def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
 
 def format_digits(value: float, unit: Unit) -> str:
     """Format a figure, divided by :func:`unit_scale`, with three digits; format a count with all digits."""
-    if unit == "%":
+    if unit in {"%", "x"}:
         return f"{value:.2f}"
     if unit == "1":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
@@ -185,9 +192,10 @@ def format_digits(value: float, unit: Unit) -> str:
 
 
 def format_value(value: float, unit: Unit) -> str:
-    """Format a figure with its unit: ``14.7 us``, ``38.2 MiB``, ``0.12 %``."""
+    """Format a figure with its unit: ``14.7 us``, ``38.2 MiB``, ``0.12 %``, ``1.20x``."""
     size, name = unit_scale(value, unit)
-    return f"{format_digits(value / size, unit)} {name}".rstrip()
+    space = "" if unit == "x" else " "
+    return f"{format_digits(value / size, unit)}{space}{name}".rstrip()
 
 
 def format_interval(value: MedianInterval, unit: Unit) -> str:
@@ -308,6 +316,7 @@ _FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
     "p99": lambda row: row.p99,
     "max": lambda row: row.max,
 }
+"""Statistics that a goal can limit, in the order in which a report prints them."""
 
 
 class BudgetGoal(NamedTuple):
@@ -329,16 +338,15 @@ class BudgetGoal(NamedTuple):
 
 
 class BudgetVerdict(NamedTuple):
-    """Result of comparing a result row of a benchmark with its budget."""
+    """Result of comparing a result row of a benchmark with one of its budgets."""
 
     text: str
-    """Upper limit of the budget as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
+    """Upper limit of the budget as text, ``1.10x`` or ``p99 1.20 ms``."""
     met: bool | None
-    """True: the row is within its budget. False: over budget.
-    None: no budget, or undecided by the samples."""
-    measured: str = ""
+    """True: the row is within its budget. False: over budget. None: undecided by the samples."""
+    measured: str
     """Figure that was measured, in the same form as the limit in ``text``."""
-    reason: str = ""
+    reason: str
     """Reason why the budget has this limit."""
 
 
@@ -357,36 +365,36 @@ def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
     return tomllib.loads((root / BUDGETS_FILE).read_text()) if root else {}
 
 
-def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
-    """Compare a result row with the budget of its ratio or, if it has none, with the goal of its statistic.
+def evaluate_budgets(row: ResultRow, budgets: Mapping[str, Any]) -> list[BudgetVerdict]:
+    """Compare a result row with the limit of its ratio, and with each goal of its statistics.
 
     A ratio is met if its median is within the limit, and missed if its whole confidence interval is above
-    the limit.
+    the limit. The median of a row in unit ``x`` is a ratio, too.
     """
-    ratio = budgets.get("ratio", {}).get(row.key)
-    if ratio is not None and row.ratio:
-        return BudgetVerdict(
-            f"{ratio:.2f}x", _is_ratio_met(row.ratio, ratio), f"{row.ratio.median:.2f}x", RATIO_REASON
+    verdicts: list[BudgetVerdict] = []
+    limit = budgets.get("ratio", {}).get(row.key)
+    if limit is not None and row.ratio:
+        texts = (
+            format_value(limit, "x"),
+            _is_ratio_met(row.ratio, limit),
+            format_value(row.ratio.median, "x"),
         )
-    goal = find_goal(row, budgets)
-    if goal is None:
-        return BudgetVerdict("", None)
-    value = _FIGURES[goal.statistic](row)
-    measured = "too few samples" if value is None else goal.describe(value, row.unit)
-    return BudgetVerdict(
-        goal.describe(goal.limit, row.unit),
-        None if value is None else value <= goal.limit,
-        measured,
-        goal.reason,
-    )
+        verdicts.append(BudgetVerdict(*texts, RATIO_REASON))
+    for goal in find_goals(row, budgets):
+        value, limit = _FIGURES[goal.statistic](row), goal.describe(goal.limit, row.unit)
+        if value is None:
+            verdicts.append(BudgetVerdict(limit, None, "too few samples", goal.reason))
+            continue
+        is_ratio = row.unit == "x" and goal.statistic == "median"
+        met = _is_ratio_met(row.median, goal.limit) if is_ratio else value <= goal.limit
+        verdicts.append(BudgetVerdict(limit, met, goal.describe(value, row.unit), goal.reason))
+    return verdicts
 
 
-def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetGoal | None:
-    """Return the goal of a benchmark's result row; None: the row has no goal."""
-    goal = budgets.get("goal", {}).get(row.key)
-    if not goal:
-        return None
-    return next((BudgetGoal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal), None)
+def find_goals(row: ResultRow, budgets: Mapping[str, Any]) -> list[BudgetGoal]:
+    """Return the goals of a benchmark's result row, one for each limited statistic; empty: no goal."""
+    goal = budgets.get("goal", {}).get(row.key, {})
+    return [BudgetGoal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal]
 
 
 def _is_ratio_met(measured: MedianInterval, limit: float) -> bool | None:

@@ -8,7 +8,7 @@ a pass takes two to nine times as long.
 import contextlib
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +27,18 @@ from agent.bench.python_readers import (
     sweep_files,
     sweep_values,
 )
-from agent.bench.result import PAUSE_S, ResultMismatch, ResultTable, RunSize, SuiteOutcome, rows_from_race
+from agent.bench.result import (
+    PAUSE_S,
+    ResultMismatch,
+    ResultRow,
+    ResultTable,
+    RunSize,
+    SuiteOutcome,
+    row_from_ratio,
+    rows_from_race,
+)
 from agent.bench.suites import poll_gpus
-from agent.bench.timing import Contender, time_contenders
+from agent.bench.timing import Contender, ContenderSamples, time_contenders
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
@@ -51,11 +60,14 @@ def run(run_size: RunSize) -> SuiteOutcome:
     """
     outcome = SuiteOutcome()
     _measure_machine(run_size, outcome)
+    ratios: list[ResultRow] = []
     for count in run_size.groups:
         with real_or_file_tree(count) as (tree, reason):
             if reason:
                 outcome.skipped.append(f"poll: {reason}; measured on {tree.backend}")
-            _measure_cgroups(run_size, outcome, tree)
+            ratios += _measure_cgroups(run_size, outcome, tree)
+    if ratios:
+        outcome.tables.append(ResultTable("sweeps of the core, in multiples of other sweeps", tuple(ratios)))
     poll_gpus.run(run_size, outcome)
     return outcome
 
@@ -89,9 +101,9 @@ def cgroup_contenders(
 ) -> list[Contender]:
     """Return the contenders (implementations) of a sweep over all cgroup files, to be timed in turns.
 
-    A sweep reads all files once. The contenders are the C core with all files kept open; the C core with half
-    of them kept open; only the system calls of each of these two; only the system calls of a sweep that opens
-    each file again; and Python with all files kept open.
+    A sweep reads all files once. The contenders are the C core with all, half or none of the files kept open;
+    only the system calls of the first two; only the system calls of a sweep that opens each file again; and
+    Python with all files kept open.
 
     Args:
         tree: Cgroups.
@@ -102,9 +114,10 @@ def cgroup_contenders(
     Raises:
         OSError: This process has too few descriptors for the Python contender.
     """
-    half = open_sampler(tree, len(files) // 2 * DESCRIPTOR_BYTES)
-    stack.callback(half.stop, 1.0)
-    half.run_sweep()
+    half, none = (open_sampler(tree, held * DESCRIPTOR_BYTES) for held in (len(files) // 2, 0))
+    for other in (half, none):
+        stack.callback(other.stop, 1.0)
+        other.run_sweep()
     good = KeptDescriptorReader(files)
     stack.callback(good.close)
     mib = len(files) * DESCRIPTOR_BYTES / (1 << 20)
@@ -118,10 +131,26 @@ def cgroup_contenders(
         ),
         Contender("half", "core: half of the files are held", lambda: _pass_and_sweep(half)),
         Contender("half_floor", "bare system calls of that", lambda: half.run_lower_bound(sweep=True)),
+        Contender("none", "core: no file is held", lambda: _pass_and_sweep(none)),
         Contender(
             "good", f"good Python: {len(files)} kept descriptors ({mib:.1f} MiB of kernel memory)", good
         ),
     ]
+
+
+def sum_of_halves(timed: Mapping[str, ContenderSamples]) -> ContenderSamples:
+    """Return the times of half a sweep of held files and half a sweep that holds none, by round."""
+    pairs = zip(timed["core"].medians(), timed["none"].medians(), strict=True)
+    return ContenderSamples(tuple(((held + opened) / 2,) for held, opened in pairs), 1)
+
+
+def _ratio_rows(key: str, workload: str, timed: Mapping[str, ContenderSamples]) -> Iterator[ResultRow]:
+    """Yield the ratios of sweeps of the core to others that are not the lower bound."""
+    if "good" in timed:
+        label = f"{workload}, held files, to good Python"
+        yield row_from_ratio(f"{key}.core_to_python", label, timed["core"], timed["good"])
+        label = f"{workload}, half of the files held, to half of both sweeps"
+        yield row_from_ratio(f"{key}.half_to_sum", label, timed["half"], sum_of_halves(timed))
 
 
 def _pass_and_sweep(sampler: Sampler) -> None:
@@ -188,7 +217,8 @@ def check_read_counts(workload: str, core: int, lower_bound: int, files: int) ->
         )
 
 
-def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree) -> None:
+def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree) -> list[ResultRow]:
+    """Time sweeps over the cgroups of a tree; return the ratios of the core's sweeps to others."""
     count = len(tree.groups)
     with raised_descriptor_limit(), contextlib.ExitStack() as stack:
         sampler = open_sampler(tree)
@@ -211,12 +241,12 @@ def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree)
         check_equal("sweep", sweep_values(snapshot, values), values)
         if (held := snapshot.core.descriptors - before.core.descriptors) != len(files):
             outcome.skipped.append(f"poll: {count} cgroups: only {held} of {len(files)} files can be held")
-            return
+            return []
         try:
             contenders = cgroup_contenders(tree, sampler, files, stack)
         except OSError as error:
             outcome.skipped.append(f"poll: {count} cgroups: {os.strerror(error.errno or 0)}")
-            return
+            return []
         contenders.append(Contender("plain", "plain Python: open, read, parse", plain))
         notes = [
             f"{len(values)} values equal; {reads} reads, and {len(machine)} of the global pass",
@@ -225,9 +255,13 @@ def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree)
             CALL_NOTE,
         ]
         section = f"global pass and sweep, {tree.backend}"
-        _measure_warm_and_cold(
+        warm, cold = _measure_warm_and_cold(
             run_size, outcome, f"groups{count}", section, f"{count} cgroups, ", contenders, notes
         )
+        return [
+            *_ratio_rows(f"poll.groups{count}", f"{count} cgroups, warm", warm),
+            *_ratio_rows(f"poll.groups{count}.situ", f"{count} cgroups, in situ", cold),
+        ]
 
 
 @contextlib.contextmanager
@@ -249,7 +283,8 @@ def _measure_warm_and_cold(
     workload: str,
     contenders: list[Contender],
     notes: list[str],
-) -> None:
+) -> tuple[Mapping[str, ContenderSamples], Mapping[str, ContenderSamples]]:
+    """Time the contenders back to back and after pauses, add a table for each, and return the samples."""
     warm = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
     cold_contenders = contenders if run_size.cold_baselines else contenders[:2]
     cold = time_contenders(
@@ -264,3 +299,4 @@ def _measure_warm_and_cold(
         outcome.tables.append(
             ResultTable(f"{workload}{conditions}", rows, LOWER_BOUND, tuple(notes), section)
         )
+    return warm.timed, cold.timed

@@ -30,9 +30,11 @@ from agent.bench.file_trees import temporary_directory, write_cgroup_files
 from agent.bench.processes import DRIVER, HEALTH_METHOD, ChildProcess, start_module
 from agent.bench.result import (
     ResultMismatch,
+    ResultRow,
     ResultTable,
     RunSize,
     SuiteOutcome,
+    row_from_samples,
     rows_from_latencies,
     rows_from_race,
 )
@@ -258,6 +260,8 @@ def _protobuf_version() -> str:
 
 SUBSCRIBERS: Final = (1, 8, 64)
 PUBLISHED_DEVICES: Final = 128
+MANY_DEVICES: Final = 1000
+"""Number of devices of the reports to one subscriber that show the cost of a change of all devices."""
 PAUSE_S: Final = 0.002  # between publications, until the threads of the previous one sleep
 
 
@@ -298,15 +302,19 @@ class ClientProcesses(NamedTuple):
 
 
 def run_publish(run_size: RunSize) -> SuiteOutcome:
-    """Measure the delivery of reports of 128 devices to 1, 8 and 64 subscribers."""
+    """Measure the delivery of reports in which all devices changed.
+
+    They have 128 devices for 1, 8 and 64 subscribers, and 1,000 devices for one subscriber.
+    """
     outcome = SuiteOutcome()
     kinds = [*_grpcio_kind_if_installed(outcome), FRAMES, BARE_SOCKETS]
-    with contextlib.ExitStack() as stack:
-        groups = [open_clients(stack, kind) for kind in kinds]
-        for count in SUBSCRIBERS:
-            for group in groups:
-                group.subscribe(count)
-            outcome.tables.append(_measure_publish(run_size, count, groups))
+    for devices, counts in ((PUBLISHED_DEVICES, SUBSCRIBERS), (MANY_DEVICES, (1,))):
+        with contextlib.ExitStack() as stack:
+            groups = [open_clients(stack, kind, devices) for kind in kinds]
+            for count in counts:
+                for group in groups:
+                    group.subscribe(count)
+                outcome.tables.append(_measure_publish(run_size, devices, count, groups))
     return outcome
 
 
@@ -332,15 +340,28 @@ def open_clients(
     return ClientProcesses(kind, publisher, crowd, size)
 
 
-def _measure_publish(run_size: RunSize, count: int, groups: Sequence[ClientProcesses]) -> ResultTable:
+def _measure_publish(
+    run_size: RunSize, devices: int, count: int, groups: Sequence[ClientProcesses]
+) -> ResultTable:
     latencies = publish_in_turn(groups, run_size.publications)
     labels = {group.kind.key: group.kind.label for group in groups}
-    rows = rows_from_latencies(f"publish.{count}", labels, dict(latencies))
-    notes = (f"{PUBLISHED_DEVICES} devices, {groups[0].size} bytes, encoded once",)
+    key = f"publish.{count}" if devices == PUBLISHED_DEVICES else f"publish.{count}.devices{devices}"
+    rows = rows_from_latencies(key, labels, dict(latencies))
+    notes = (f"{devices} changed devices, {groups[0].size} bytes, encoded once",)
+    title = f"{count} subscriber{'s' if count > 1 else ''}, {devices} devices"
     section = "from publish() to the last receipt"
-    return ResultTable(
-        f"{count} subscriber{'s' if count > 1 else ''}", rows, BARE_SOCKETS.label, notes, section
-    )
+    return ResultTable(title, (*rows, *tail_ratio(rows)), BARE_SOCKETS.label, notes, section)
+
+
+def tail_ratio(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
+    """Yield the ratio of the p99 of the clients that only read frames to that of bare sockets."""
+    p99 = {row.key.rpartition(".")[2]: row.p99 for row in rows}
+    frames, bare = p99[FRAMES.key], p99[BARE_SOCKETS.key]
+    if frames and bare:
+        prefix = rows[0].key.rpartition(".")[0]
+        yield row_from_samples(
+            f"{prefix}.p99_to_floor", "p99 ratio: frames to lower bound", (frames / bare,), "x"
+        )
 
 
 def publish_in_turn(groups: Sequence[ClientProcesses], publications: int) -> dict[str, list[int]]:
