@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.bench.file_trees import temporary_directory, write_cgroup_files
+from agent.bench.file_trees import real_cgroup_tree, temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
 from agent.bench.processes import (
     UNIT,
@@ -32,6 +33,7 @@ from agent.bench.processes import (
     start_agent,
     start_hugepage_limit_hitter,
     start_lower_bound,
+    start_memory_limit_hitter,
     start_module,
     unit_environment,
     write_gpu_scenario,
@@ -50,6 +52,7 @@ from agent.bench.result import (
 )
 from agent.bench.suites import poll, poll_gpus, soak
 from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
+from agent.bench.suites.detect_events import MEMORY_LIMIT
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
 from agent.bench.suites.report_path import (
@@ -423,6 +426,23 @@ def test_start_module_ends_its_process() -> None:
         pid = hitter.pid
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_child_of_memory_limit_hitter_is_killed_by_the_kernel() -> None:
+    try:
+        with real_cgroup_tree(2) as tree, start_memory_limit_hitter() as hitter:
+            group = MEMORY_LIMIT.set_limit(tree, *tree.groups[1])
+            before_ns = time.monotonic_ns()
+            hitter.send_line(str(group))
+            line = hitter.wait()
+            counts = group / "memory.oom_control"
+            if not counts.exists():
+                counts = group / "memory.events"
+            assert "oom_kill 1\n" in counts.read_text()
+    except OSError as error:
+        pytest.skip(f"may not limit the memory of cgroups: {error}")
+    assert line["is_hit"]
+    assert before_ns < line["t_ns"] < time.monotonic_ns()
 
 
 def environ_of_agent(directory: Path, extra: dict[str, str]) -> set[str]:

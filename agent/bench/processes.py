@@ -267,10 +267,28 @@ for line in sys.stdin:
     t_ns = time.monotonic_ns()
     try:
         mmap.mmap(-1, 2 << 20, flags=flags).close()
-        refused = False
+        is_hit = False
     except OSError:
-        refused = True
-    print(json.dumps({"t_ns": t_ns, "refused": refused}), flush=True)
+        is_hit = True
+    print(json.dumps({"t_ns": t_ns, "is_hit": is_hit}), flush=True)
+"""
+_RUN_OUT_OF_MEMORY: Final = """
+import json, mmap, os, signal, sys, time
+size = 64 << 20
+written_ns = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with the children
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        with open(os.path.join(line.rstrip(), "cgroup.procs"), "w") as procs:
+            procs.write(str(os.getpid()))
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, size, mmap.PAGESIZE):
+            written_ns[0] = time.monotonic_ns()
+            pages[at] = 1
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    is_hit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    print(json.dumps({"t_ns": written_ns[0], "is_hit": is_hit}), flush=True)
 """
 
 
@@ -282,6 +300,16 @@ def start_hugepage_limit_hitter() -> contextlib.AbstractContextManager[ChildProc
     (CLOCK_MONOTONIC, ns), and whether the request was refused.
     """
     return start_child([sys.executable, "-c", _HIT_LIMITS])
+
+
+def start_memory_limit_hitter() -> contextlib.AbstractContextManager[ChildProcess]:
+    """Run a process in a ``with`` block whose children run out of the memory of cgroups.
+
+    Each line on its standard input is the path of a cgroup, whose limit is below 64 MiB. A child joins the
+    cgroup and writes to new pages until the kernel kills it. Then the process prints a line of JSON: the time
+    just before the last write (CLOCK_MONOTONIC, ns), and whether the kernel killed the child.
+    """
+    return start_child([sys.executable, "-c", _RUN_OUT_OF_MEMORY])
 
 
 def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:

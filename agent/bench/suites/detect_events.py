@@ -8,11 +8,11 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.bench.file_trees import CgroupTree, machine_lock, real_cgroup_tree, temporary_directory
 from agent.bench.processes import (
@@ -28,6 +28,7 @@ from agent.bench.processes import (
     split_into_batches,
     start_agent,
     start_hugepage_limit_hitter,
+    start_memory_limit_hitter,
     start_subscriber,
 )
 from agent.bench.result import (
@@ -50,10 +51,11 @@ FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report 
 
 def run(run_size: RunSize, outcome: SuiteOutcome) -> None:
     """Measure the time from event to client, for each kind of event that this process can cause."""
-    try:
-        _measure_cgroup_events(run_size, outcome)
-    except OSError as error:
-        outcome.skipped.append(f"detect: a cgroup event needs real cgroups with hugetlb: {error}")
+    for limit in (HUGEPAGE_LIMIT, MEMORY_LIMIT):
+        try:
+            _measure_cgroup_events(run_size, outcome, limit)
+        except OSError as error:
+            outcome.skipped.append(f"detect: {limit.label}: needs real cgroups with {limit.needs}: {error}")
     if not run_size.hotplugs:
         outcome.skipped.append("detect: device events and the kernel log: skipped by --quick")
         return
@@ -88,52 +90,116 @@ def _add_table(
 # --- a cgroup ---------------------------------------------------------------------------------------------
 
 
-def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome) -> None:
+class CgroupLimit(NamedTuple):
+    """Limit of a container's cgroup that a process hits, which is an event of the cgroup."""
+
+    key: str
+    label: str
+    needs: str
+    """Controller of the cgroups."""
+    note: str
+    start: Callable[[], contextlib.AbstractContextManager[ChildProcess]]
+    """Starts the process that hits the limits of cgroups."""
+    set_limit: Callable[[CgroupTree, str, str], Path]
+    """Sets the limit of a container and returns the cgroup that the process joins; raises OSError."""
+    event_file: Callable[[CgroupTree, str], Path] | None
+    """Returns the file of a pod that changes with the event; None: the lower bound is not measured."""
+
+
+def _set_hugepage_limit(tree: CgroupTree, uid: str, container: str) -> Path:
+    if "v2" not in tree.hierarchies:
+        raise OSError("cgroup v2 is not mounted")
+    group = tree.path("v2", uid, container)
+    _write_existing(group / "hugetlb.2MB.rsvd.max", "0\n")
+    return group
+
+
+def _hugepage_event_file(tree: CgroupTree, uid: str) -> Path:
+    return tree.path("v2", uid, "") / "hugetlb.2MB.events"
+
+
+def _set_memory_limit(tree: CgroupTree, uid: str, container: str) -> Path:
+    if "memory" in tree.hierarchies:
+        group = tree.path("memory", uid, container)
+        _write_existing(group / "memory.limit_in_bytes", f"{MEMORY_BYTES}\n")
+        _write_existing(group / "memory.swappiness", "0\n")
+    else:
+        group = tree.path("v2", uid, container)
+        _write_existing(group / "memory.max", f"{MEMORY_BYTES}\n")
+        _write_existing(group / "memory.swap.max", "0\n")
+    return group
+
+
+def _write_existing(file: Path, text: str) -> None:
+    """Write to a file of a cgroup; raises OSError if the kernel has no such file."""
+    with file.open("r+") as opened:
+        opened.write(text)
+
+
+MEMORY_BYTES: Final = 16 << 20
+HUGEPAGE_LIMIT: Final = CgroupLimit(
+    key="detect.event",
+    label="agent: a container hits its hugepage limit",
+    needs="hugetlb in v2",
+    note="from before mmap(2); not bounded by the period; the kernel notifies of one change per file in 12"
+    " to 16 ms (HZ=250), and these events are further apart",
+    start=start_hugepage_limit_hitter,
+    set_limit=_set_hugepage_limit,
+    event_file=_hugepage_event_file,
+)
+MEMORY_LIMIT: Final = CgroupLimit(
+    key="detect.oom",
+    label="agent: the kernel kills a process of a container that is out of memory",
+    needs="memory",
+    note="from before the write to the page that was too much, with the kernel's search for memory; v1"
+    " notifies before the kernel kills, and the agent reads the count again after 20 ms",
+    start=start_memory_limit_hitter,
+    set_limit=_set_memory_limit,
+    event_file=None,
+)
+
+
+def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome, limit: CgroupLimit) -> None:
     agent_ns: list[int] = []
     bound_ns: list[int] = []
     library = ""
     pods = -(-run_size.events // BATCH)
-    with real_cgroup_tree(pods * (BATCH + 1), BATCH) as tree:
+    with real_cgroup_tree(pods * (BATCH + 1), BATCH) as tree, contextlib.ExitStack() as stack:
         containers = [group for group in tree.groups if group[1]]
-        if "v2" not in tree.hierarchies or not _hugepage_limit_file(tree.path("v2", *containers[0])).exists():
-            raise OSError("cgroup v2 has no hugetlb controller")
-        for group in containers:
-            _hugepage_limit_file(tree.path("v2", *group)).write_text("0\n")
-        events = [tree.path("v2", uid, "") / "hugetlb.2MB.events" for uid, name in tree.groups if not name]
-        with (
-            lower_bound_or_none(outcome, "detect", "inotify", *events) as lower_bound,
-            start_hugepage_limit_hitter() as hitter,
-        ):
-            for batch in split_into_batches(run_size.events, BATCH):
-                library = _hit_limits(
-                    tree, [containers[index] for index in batch], hitter, lower_bound, agent_ns, bound_ns
-                )
+        groups = {container: limit.set_limit(tree, uid, container) for uid, container in containers}
+        lower_bound = None
+        if limit.event_file:
+            files = [limit.event_file(tree, uid) for uid, name in tree.groups if not name]
+            lower_bound = stack.enter_context(lower_bound_or_none(outcome, "detect", "inotify", *files))
+        hitter = stack.enter_context(limit.start())
+        for batch in split_into_batches(run_size.events, BATCH):
+            hit_groups = {containers[index][1]: groups[containers[index][1]] for index in batch}
+            library = _hit_limits(tree, hit_groups, hitter, lower_bound, agent_ns, bound_ns)
     _add_table(
         outcome,
         f"cgroup event to client; {tree.backend}",
-        "detect.event",
-        "agent: a container hits its hugepage limit",
+        limit.key,
+        limit.label,
         agent_ns,
         bound_ns,
-        f"one subscriber of agent.sock, {library}; from before mmap(2)",
-        "not bounded by the period; the kernel notifies of one change per file in 12 to 16 ms (HZ=250), and"
-        " these events are further apart",
+        f"one subscriber of agent.sock, {library}",
+        limit.note,
         FRESH_AGENT_NOTE.format(BATCH),
     )
 
 
 def _hit_limits(
     tree: CgroupTree,
-    groups: Sequence[tuple[str, str]],
+    groups: Mapping[str, Path],
     hitter: ChildProcess,
     lower_bound: ChildProcess | None,
     agent_ns: list[int],
     bound_ns: list[int],
 ) -> str:
-    """Hit the hugepage limits of containers while a new agent runs.
+    """Hit the limits of containers while a new agent runs.
 
-    The detection latencies are appended to ``agent_ns`` (agent) and ``bound_ns`` (lower bound). Returns the
-    name of the subscriber's gRPC library.
+    ``groups`` has the cgroups of the containers. The detection latencies are appended to ``agent_ns`` (agent)
+    and ``bound_ns`` (lower bound). Returns the name of the subscriber's gRPC library.
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory())
@@ -141,10 +207,10 @@ def _hit_limits(
         stack.enter_context(start_agent(directory, flags))
         client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER))
         client.wait(lambda line: "found" in line)
-        for uid, container in groups:
+        for container, group in groups.items():
             if lower_bound:
                 lower_bound.discard_lines()
-            cause = partial(_hit_limit, hitter, tree.path("v2", uid, container))
+            cause = partial(_hit_limit, hitter, group)
             latency = measure_latency(client, cause, partial(_found_contains, container))
             agent_ns.append(latency.took_ns)
             if lower_bound:
@@ -155,17 +221,13 @@ def _hit_limits(
 def _hit_limit(hitter: ChildProcess, group: Path) -> int:
     hitter.send_line(os.fspath(group))
     line = hitter.wait()
-    if not line["refused"]:
-        raise ProcessError(f"cgroup {group}: the kernel allowed a hugepage beyond the limit of 0")
+    if not line["is_hit"]:
+        raise ProcessError(f"cgroup {group}: the kernel did not enforce its limit")
     return int(line["t_ns"])
 
 
 def _found_contains(name: str, line: JsonLine) -> bool:
     return name in line["found"]
-
-
-def _hugepage_limit_file(group: Path) -> Path:
-    return group / "hugetlb.2MB.rsvd.max"
 
 
 # --- a CPU ------------------------------------------------------------------------------------------------
