@@ -152,7 +152,7 @@ MEMORY_LIMIT: Final = CgroupLimit(
     label="agent: the kernel kills a process of a container that is out of memory",
     needs="memory",
     note="from before the write to the page that was too much, with the kernel's search for memory; v1"
-    " notifies before the kernel kills, and the agent reads the count again after 20 ms",
+    " notifies before the kernel kills, and the agent reads the count again after 1, 5 and 21 ms",
     start=start_memory_limit_hitter,
     set_limit=_set_memory_limit,
     event_file=None,

@@ -6,10 +6,11 @@
  * has memory.events instead, which is watched like any other file.
  *
  * A notification only means that the counters must be read. The kernel notifies before it kills a process, so
- * the pod is read at once, again after KILL_NS, and in the next pass. The kernel also notifies about removed
- * groups. It does not notify about a process that it kills because the whole machine is out of memory, though
- * oom_kill counts it: so the sweep reads memory.oom_control as well. If the registration fails, for example
- * in a container with a read-only cgroupfs, only the sweep remains.
+ * the pod is read at once, again after each of PAUSES_NS, and in the next pass: the kill follows after 0.03 ms,
+ * or tens of milliseconds on a busy machine. The kernel also notifies about removed groups. It does not notify
+ * about a process that it kills because the whole machine is out of memory, though oom_kill counts it: so the
+ * sweep reads memory.oom_control as well. If the registration fails, for example in a container with a
+ * read-only cgroupfs, only the sweep remains.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +25,10 @@
 
 #define BATCH 16
 #define TIMER_SLOT UINT32_MAX          /* above the slots of all pods */
-#define KILL_NS (20 * 1000000l)        /* time for the kernel to choose a process and to kill it */
+#define PAUSES (sizeof(PAUSES_NS) / sizeof(*PAUSES_NS))
+
+/* Pauses before the reads after a notification, in which the kernel chooses a process and kills it. */
+static const long PAUSES_NS[] = { 1000000l, 4000000l, 16000000l };
 
 static uint32_t pod_of(const struct dh_cgroups *c, uint32_t slot)
 {
@@ -170,10 +174,20 @@ static void mark_oom_file(struct dh_sampler *s, uint32_t pod)
             dh_cg_mark_due(s, pod, i);
 }
 
-/* A pod ran out of memory: read it now and after KILL_NS, unless that was done since the last pass. */
+/* Set the timer to the next of PAUSES_NS, if there is one. If that fails, the next pass reads the pods. */
+static void timer_set(struct dh_cgroups *c)
+{
+    struct itimerspec soon = { 0 };
+
+    if (c->oom_pauses == PAUSES)
+        return;
+    soon.it_value.tv_nsec = PAUSES_NS[c->oom_pauses++];
+    (void)timerfd_settime(c->oom_timer_fd, 0, &soon, NULL);
+}
+
+/* A pod ran out of memory: read it now and after PAUSES_NS, unless that was done since the last pass. */
 static void oom_notified(struct dh_sampler *s, uint32_t pod)
 {
-    const struct itimerspec soon = { .it_value.tv_nsec = KILL_NS };
     struct dh_cgroups *c = s->cgroups;
     struct dh_cg_group *p = &c->group[pod];
 
@@ -184,7 +198,8 @@ static void oom_notified(struct dh_sampler *s, uint32_t pod)
     p->oom_reads_due = 1;
     c->oom_pods_due++;
     mark_oom_file(s, pod);
-    (void)timerfd_settime(c->oom_timer_fd, 0, &soon, NULL); /* if it fails, the next pass reads the pod */
+    c->oom_pauses = 0;
+    timer_set(c);
 }
 
 static void mark_pods_due(struct dh_sampler *s)
@@ -195,7 +210,7 @@ static void mark_pods_due(struct dh_sampler *s)
 }
 
 /*
- * Handle eventfds and the timer. A pod in which processes are killed in a loop costs at most three reads
+ * Handle eventfds and the timer. A pod in which processes are killed in a loop costs at most five reads
  * between two passes: only a pass, not the timer, decrements its reads.
  */
 void dh_cg_oom_take_events(struct dh_sampler *s)
@@ -209,8 +224,10 @@ void dh_cg_oom_take_events(struct dh_sampler *s)
         uint64_t count;
 
         if (slot == TIMER_SLOT) {
-            if (read(c->oom_timer_fd, &count, sizeof(count)) > 0)
+            if (read(c->oom_timer_fd, &count, sizeof(count)) > 0) {
                 mark_pods_due(s);
+                timer_set(c);
+            }
         } else if (c->group[slot].oom_fd && read(c->group[slot].oom_fd - 1, &count, sizeof(count)) > 0) {
             oom_notified(s, slot);
         }

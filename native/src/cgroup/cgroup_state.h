@@ -148,7 +148,8 @@ struct dh_cgroups {
     uint32_t held_hand;       /* where the next search for a file of lower rank begins */
     uint64_t slice_ns;        /* time since the last slice of the sweep */
     uint64_t retry_ns;        /* when missing directories were last checked */
-    int oom_timer_fd;         /* timer of the second read after an OOM; exists with dh_sampler.oom_fd */
+    int oom_timer_fd;         /* timer of the later reads after an OOM; exists with dh_sampler.oom_fd */
+    uint8_t oom_pauses;       /* of the reads after the last OOM: how often the timer was set */
     uint32_t oom_pods_due;    /* pods with oom_reads_due */
     int root_err;             /* why the root, or a hierarchy, could not be opened */
     bool has_new;             /* a group may not be settled */
