@@ -52,6 +52,7 @@ LIVE: Final = frozenset(
         "test_backends.py",
         "test_bench.py",
         "test_bench_against.py",
+        "test_bench_failures.py",
         "test_bench_report.py",
         "test_cgroup_tree.py",
         "test_cgroups_real.py",

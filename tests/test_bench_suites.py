@@ -22,7 +22,7 @@ from wire.serving import eventually
 from agent.bench.file_trees import real_cgroup_tree, temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
 from agent.bench.processes import (
-    UNIT,
+    UNIT_ENVIRONMENT,
     FakeNvml,
     FakeNvmlUnavailable,
     LowerBoundUnavailable,
@@ -35,7 +35,6 @@ from agent.bench.processes import (
     start_lower_bound,
     start_memory_limit_hitter,
     start_module,
-    unit_environment,
     write_gpu_scenario,
 )
 from agent.bench.python_readers import ReopeningReader, flatten_values, sweep_files, sweep_values
@@ -447,15 +446,15 @@ def test_child_of_memory_limit_hitter_is_killed_by_the_kernel() -> None:
 
 def environ_of_agent(directory: Path, extra: dict[str, str]) -> set[str]:
     """Return the environment of an agent that a suite starts."""
-    with start_agent(directory, [], environment=extra) as pid:
-        environ = Path(f"/proc/{pid}/environ")
+    with start_agent(directory, [], environment=extra) as agent:
+        environ = Path(f"/proc/{agent.pid}/environ")
         eventually(environ.read_text, "the kernel has set up the program")
         return set(environ.read_text().split("\0"))
 
 
 def test_agent_of_a_suite_has_the_environment_of_the_unit(tmp_path: Path) -> None:
-    unit = (Path(__file__).parents[1] / UNIT).read_text()
+    unit = (Path(__file__).parents[1] / "deploy/drahealth.service").read_text()
     variables = dict(re.findall(r"^Environment=(\w+)=(.*)$", unit, re.MULTILINE))
-    assert unit_environment() == variables != {}
+    assert variables == UNIT_ENVIRONMENT
     assert {f"{name}={value}" for name, value in variables.items()} <= environ_of_agent(tmp_path, {})
     assert "PYTHONMALLOC=pymalloc" in environ_of_agent(tmp_path, {"PYTHONMALLOC": "pymalloc"})

@@ -265,9 +265,7 @@ def _run_command(command: Sequence[str]) -> str:
     except FileNotFoundError:
         raise CountError(f"program {command[0]} is not installed; instructions cannot be counted") from None
     if done.returncode:
-        raise CountError(
-            f"command {' '.join(command[:3])} ...: exit status {done.returncode}: {done.stderr[-1000:]}"
-        )
+        raise CountError(f"command {' '.join(command[:3])} ...: exit status {done.returncode}", done.stderr)
     return done.stdout
 
 

@@ -168,14 +168,15 @@ def count_heartbeat_waits() -> Mapping[str, float]:
     with temporary_directory() as root:
         tree = write_cgroup_files(root / "cgroup", GROUPS)
         flags = ["--cgroupfs-root", str(tree.cgroupfs)]
-        with start_agent(root, flags, config='[stream]\nheartbeat = "250ms"\n') as pid:
+        with start_agent(root, flags, config='[stream]\nheartbeat = "250ms"\n') as agent:
             deadline = time.monotonic() + STALL_S
             while not driver_socket(root).exists() and time.monotonic() < deadline:
+                agent.require_running()
                 time.sleep(0.05)
-            command = ["strace", "-ff", "-qq", "-o", str(root / "strace"), "-p", str(pid)]
+            command = ["strace", "-ff", "-qq", "-o", str(root / "strace"), "-p", str(agent.pid)]
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tracer:
                 try:
-                    return _read_heartbeat_waits(root, pid, tracer)
+                    return _read_heartbeat_waits(root, agent.pid, tracer)
                 finally:
                     tracer.terminate()
 
@@ -386,7 +387,7 @@ def run_python(arguments: list[str], environment: Mapping[str, str] | None = Non
     variables = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=_ROOT)
     if completed.returncode:
-        raise MeasurementError(f"Python: {arguments[-1]!r} failed: {completed.stderr[-1000:]}")
+        raise MeasurementError(f"Python: {arguments[-1]!r} failed", completed.stderr)
     return completed.stdout
 
 

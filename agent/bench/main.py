@@ -10,11 +10,13 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import agent
 from agent.bench import report, revisions
 from agent.bench.guards import KINDS, measure_compiler_baselines, run_check, select_guards
 from agent.bench.report import read_host
@@ -32,7 +34,7 @@ from agent.bench.result import (
 )
 from agent.bench.suites import detect, idle, poll, report_path, scale, soak
 from agent.config.values import parse_duration
-from agent.errors import OutputError, OutputPipeClosed
+from agent.errors import OutputError, OutputPipeClosed, unwrap_error
 from agent.system.output import print_last_error
 
 SUITES: Final[Mapping[str, Callable[[RunSize], SuiteOutcome]]] = {
@@ -49,6 +51,7 @@ SUITES: Final[Mapping[str, Callable[[RunSize], SuiteOutcome]]] = {
 }
 LONG_SUITES: Final = frozenset({"soak"})
 """Suites that run only if --suite names them."""
+PACKAGE: Final = Path(agent.__file__).parent
 MISSED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
 UNREAD: Final = 128 + signal.SIGPIPE
@@ -61,18 +64,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         args = _parse_arguments()
-        if args.check is not None:
-            return 0 if run_check(_require_checkout("--check"), args.check) else MISSED
-        if args.plot:
-            _check_matplotlib()
-        if args.peers:
-            _require_checkout("--peers")
-        if args.record:
-            return _write_baselines(_require_checkout("--record"))
-        return _print_comparison(args) if args.against else _run_suites(args)
-    except MeasurementError as error:
-        print_last_error(f"python -m agent.bench: {error}")
-        return 1
+        try:
+            return _run(args)
+        except MeasurementError as error:
+            _print_failure(str(error), error, args)
+            return MISSED
     except OutputPipeClosed:
         return UNREAD
     except OutputError as error:
@@ -80,6 +76,18 @@ def main() -> int:
         return os.EX_IOERR
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.check is not None:
+        return 0 if run_check(_require_checkout("--check"), args.check) else MISSED
+    if args.plot:
+        _check_matplotlib()
+    if args.peers:
+        _require_checkout("--peers")
+    if args.record:
+        return _write_baselines(_require_checkout("--record"))
+    return _print_comparison(args) if args.against else _run_suites(args)
 
 
 def _run_suites(args: argparse.Namespace) -> int:
@@ -94,9 +102,11 @@ def _run_suites(args: argparse.Namespace) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         try:
             outcomes[name] = SUITES[name](run_size)
-        except MeasurementError as error:  # the results of the other suites remain valid
-            print(f"python -m agent.bench: {name}: {error}", file=sys.stderr)
-            outcomes[name] = SuiteOutcome(skipped=[f"{name}: entire suite: {error}"])
+        except OutputError:
+            raise
+        except Exception as error:  # the results of the other suites remain valid
+            _print_failure(f"{name}: {describe_error(error)}", error, args)
+            outcomes[name] = SuiteOutcome(skipped=[f"{name}: entire suite, which failed"])
             failed = True
     if args.json:
         print(report.pyperf_document(host, outcomes))
@@ -110,6 +120,27 @@ def _run_suites(args: argparse.Namespace) -> int:
         _write_file(plots[0], plot_overview(report.header_lines(host, outcomes.values()), outcomes, limits))
         _write_file(plots[1], plot_suites(outcomes, limits))
     return MISSED if failed else 0
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line: its text if it states a cause, else also its type and its place."""
+    cause = unwrap_error(error)
+    text = " ".join(str(cause).split())
+    if isinstance(cause, MeasurementError):
+        return text
+    frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(cause.__traceback__)]
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    place = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in own[-1:])
+    return f"{type(cause).__name__}{': ' if text else ''}{text}{place}"
+
+
+def _print_failure(text: str, error: BaseException, args: argparse.Namespace) -> None:
+    """Print the reason of a failure in a line. With --verbose, also the traceback and programs' output."""
+    has_more = not isinstance(error, MeasurementError) or hasattr(error, "__notes__")
+    hint = "; --verbose prints more" if has_more and not args.verbose else ""
+    print(f"python -m agent.bench: {text}{hint}", file=sys.stderr)
+    if args.verbose:
+        traceback.print_exception(error)
 
 
 def _print_comparison(args: argparse.Namespace) -> int:
@@ -163,6 +194,11 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m agent.bench", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds: under 20 s in total; with --against, fewer runs"
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print traceback, log of the agent and output of programs if a measurement fails",
     )
     parser.add_argument(
         "--suite",

@@ -19,20 +19,28 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.bench.file_trees import temporary_directory
 from agent.bench.result import MeasurementError, SuiteOutcome, find_checkout
+from agent.system.output import describe_exit_code
 
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 AGENT_METHOD: Final = "/drahealth.v1.Agent/Watch"
 WAIT_S: Final = 60.0  # a start takes 1 s, or 20 s on a busy machine
+CHECK_S: Final = 0.2
+"""Time between two checks that a process is still running [s]."""
+END_S: Final = 2.0
+"""Time that a process has to end after it closed its connections or its standard output [s]."""
+OUTPUT_MAX: Final = 1 << 16
+"""Largest part of a process's standard error that is read, at its end [bytes]."""
 
 JsonLine = dict[str, Any]
 
@@ -41,22 +49,43 @@ class ProcessError(MeasurementError):
     """A process of a benchmark ended, or did not print the expected line in time."""
 
 
-UNIT: Final = "deploy/drahealth.service"
+UNIT_ENVIRONMENT: Final[Mapping[str, str]] = {"PYTHONMALLOC": "malloc"}
+"""Environment variables that the systemd unit sets for the agent."""
 
 
-def unit_environment() -> Mapping[str, str]:
-    """Return the environment variables that the systemd unit sets for the agent; empty without a checkout."""
-    root = find_checkout()
-    lines = (root / UNIT).read_text().splitlines() if root else []
-    settings = (line.split("=", 2) for line in lines if line.startswith("Environment="))
-    return {name: value for _, name, value in settings}
+class StartedProcess:
+    """Process that a suite started, and whose standard error is a file."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[Any]", errors: IO[Any]) -> None:
+        self.name = name
+        self._process = process
+        self._errors = errors
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def require_running(self, end_s: float = 0.0) -> None:
+        """Raise ProcessError with exit code and reason if the process has ended, or ends within ``end_s``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            exit_code = self._process.wait(end_s)
+            raise ProcessError(f"process {self.name} {describe_exit_code(exit_code)}", self.read_errors())
+
+    def read_errors(self) -> str:
+        """Return the end of what the process wrote to standard error."""
+        fd = self._errors.fileno()  # its position is that of the process and must not move
+        size = os.fstat(fd).st_size
+        return os.pread(fd, OUTPUT_MAX, max(0, size - OUTPUT_MAX)).decode(errors="replace")
 
 
 @contextlib.contextmanager
 def start_agent(
     runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
-) -> Iterator[int]:
-    """Run ``python -m agent run`` in a ``with`` block, with the environment of the unit; yield its PID.
+) -> Iterator[StartedProcess]:
+    """Run ``python -m agent run`` in a ``with`` block, with the environment of the unit; yield its process.
+
+    If the block fails because the agent has ended, ProcessError states how. Any other exception gets the
+    agent's log as a note.
 
     Args:
         runtime_dir: Directory of the agent's sockets, configuration and log.
@@ -71,15 +100,15 @@ def start_agent(
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("DRAHEALTH_", "NOTIFY_"))
     }
-    variables |= {**unit_environment(), **(environment or {})}
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=variables) as process:
+    variables |= {**UNIT_ENVIRONMENT, **(environment or {})}
+    with log.open("w+b") as errors, subprocess.Popen(command, stderr=errors, env=variables) as process:
+        agent = StartedProcess("agent run", process, errors)
         try:
-            yield process.pid
-        except ProcessError as error:
-            stderr_tail = log.read_text(errors="replace")[-2000:]
-            raise ProcessError(
-                f"{error}; the agent (exit status {process.poll()}) logged:\n{stderr_tail}"
-            ) from None
+            yield agent
+        except Exception as error:
+            agent.require_running(END_S)
+            error.add_note(f"log of the agent:\n{agent.read_errors()}")
+            raise
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -168,29 +197,39 @@ def cpu_percent(
     return sum(after[tid].run_ns - before[tid].run_ns for tid in thread_ids) / duration_s / 1e7
 
 
-class ChildProcess:
+class ChildProcess(StartedProcess):
     """Child process that reads lines and prints lines of JSON."""
 
-    def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
-        self._process = process
-        self._errors = errors
-        self._lines: queue.Queue[JsonLine] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+    server: StartedProcess | None = None
+    """Process whose messages the child process waits for."""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(self, name: str, process: "subprocess.Popen[str]", errors: IO[Any]) -> None:
+        super().__init__(name, process, errors)
+        self._lines: queue.Queue[JsonLine | None] = queue.Queue()
+        """Printed lines; None is the end of standard output."""
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(json.loads(line))
+        try:
+            for line in self._process.stdout:
+                self._lines.put(json.loads(line))
+        finally:
+            self._lines.put(None)
 
     def send_line(self, line: str) -> None:
-        """Write a line to standard input of the process."""
+        """Write a line to standard input of the process.
+
+        Raises:
+            ProcessError: The process has ended.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.require_running(END_S)
+            raise ProcessError(f"process {self.name}: reads no more lines", self.read_errors()) from None
 
     def wait(
         self, matches: Callable[[JsonLine], bool] = lambda _: True, timeout_s: float = WAIT_S
@@ -198,64 +237,80 @@ class ChildProcess:
         """Return the next printed line that ``matches`` accepts; drop the lines before it.
 
         Raises:
-            ProcessError: No line matched in time.
+            ProcessError: No line matched in time, or the process or its server has ended.
         """
         deadline = time.monotonic() + timeout_s
         while True:
+            left_s = max(0.001, deadline - time.monotonic())
             try:
-                line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
+                line = self._lines.get(timeout=min(left_s, CHECK_S))
             except queue.Empty:
+                if self.server:
+                    self.server.require_running()
+                if left_s > CHECK_S:
+                    continue
                 raise ProcessError(
-                    f"process {self}: no expected line within {timeout_s:g} s{self._stderr_tail()}"
+                    f"process {self.name}: no expected line within {timeout_s:g} s", self.read_errors()
                 ) from None
-            if matches(line):
+            if line is None:
+                self._raise_end()
+            elif matches(line):
                 return line
 
-    def __str__(self) -> str:
-        """Return the command of the process and its exit status as text."""
-        command = self._process.args
-        arguments = command if isinstance(command, list) else [command]
-        return f"{' '.join(map(str, arguments[-3:]))} (exit status {self._process.poll()})"
-
-    def _stderr_tail(self) -> str:
-        self._errors.seek(0)
-        stderr_tail = self._errors.read()[-2000:].strip()
-        return f"; standard error:\n{stderr_tail}" if stderr_tail else ""
+    def _raise_end(self) -> NoReturn:
+        """Raise ProcessError because standard output has ended; the cause may be the end of the server."""
+        self._lines.put(None)
+        for process in filter(None, (self.server, self)):
+            process.require_running(END_S)
+        raise ProcessError(f"process {self.name}: closed its standard output", self.read_errors())
 
     def discard_lines(self) -> int:
         """Drop all printed lines that :meth:`wait` has not returned; return their number."""
         count = 0
         with contextlib.suppress(queue.Empty):
-            while self._lines.get_nowait():
+            while self._lines.get_nowait() is not None:
                 count += 1
+            self._lines.put(None)
         return count
+
+
+ChildT = TypeVar("ChildT", bound=ChildProcess)
 
 
 class Subscriber(ChildProcess):
     """Process of ``agent.bench.subscribers``, which prints a line for each message that it receives."""
 
-    def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
-        super().__init__(process, errors)
+    def __init__(self, name: str, process: "subprocess.Popen[str]", errors: IO[Any]) -> None:
+        super().__init__(name, process, errors)
         self.library = str(self.wait(lambda line: "client" in line)["client"])
 
 
 @contextlib.contextmanager
-def start_child(command: Sequence[str], child_type: type[ChildProcess] = ChildProcess) -> Iterator[Any]:
-    """Run a command in a ``with`` block; yield its process as an object of ``child_type``."""
+def start_child(name: str, command: Sequence[str], child_type: type[ChildT]) -> Iterator[ChildT]:
+    """Run a command in a ``with`` block; yield its process as an object of ``child_type``.
+
+    Args:
+        name: Name of the process in errors.
+        command: Program and arguments.
+        child_type: Type of the object.
+    """
     pipe = subprocess.PIPE
     with (
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        tempfile.TemporaryFile() as errors,
         subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=errors, text=True) as process,
     ):
         try:
-            yield child_type(process, errors)
+            yield child_type(name, process, errors)
         finally:
             process.kill()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # a line that the process did not read
+                process.stdin.close()
 
 
 def start_module(module: str, *arguments: object) -> contextlib.AbstractContextManager[ChildProcess]:
     """Run a module with ``python -m`` in a ``with`` block."""
-    return start_child([sys.executable, "-m", module, *map(str, arguments)])
+    return start_child(module, [sys.executable, "-m", module, *map(str, arguments)], ChildProcess)
 
 
 _HIT_LIMITS: Final = """
@@ -299,7 +354,7 @@ def start_hugepage_limit_hitter() -> contextlib.AbstractContextManager[ChildProc
     page, which the cgroup must refuse, and prints a line of JSON: the time just before the request
     (CLOCK_MONOTONIC, ns), and whether the request was refused.
     """
-    return start_child([sys.executable, "-c", _HIT_LIMITS])
+    return start_child("hugepage limit hitter", [sys.executable, "-c", _HIT_LIMITS], ChildProcess)
 
 
 def start_memory_limit_hitter() -> contextlib.AbstractContextManager[ChildProcess]:
@@ -309,13 +364,21 @@ def start_memory_limit_hitter() -> contextlib.AbstractContextManager[ChildProces
     cgroup and writes to new pages until the kernel kills it. Then the process prints a line of JSON: the time
     just before the last write (CLOCK_MONOTONIC, ns), and whether the kernel killed the child.
     """
-    return start_child([sys.executable, "-c", _RUN_OUT_OF_MEMORY])
+    return start_child("memory limit hitter", [sys.executable, "-c", _RUN_OUT_OF_MEMORY], ChildProcess)
 
 
-def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
-    """Run ``agent.bench.subscribers SOCKET follow METHOD MARKER`` in a ``with`` block."""
+@contextlib.contextmanager
+def start_subscriber(
+    socket: Path, method: str, marker: str, server: StartedProcess | None = None
+) -> Iterator[Subscriber]:
+    """Run ``agent.bench.subscribers SOCKET follow METHOD MARKER`` in a ``with`` block.
+
+    ``server`` is the process that serves ``SOCKET``; None: the caller sets it when it has started it.
+    """
     command = [sys.executable, "-m", "agent.bench.subscribers", str(socket), "follow", method, marker]
-    return start_child(command, Subscriber)
+    with start_child("subscriber", command, Subscriber) as subscriber:
+        subscriber.server = server
+        yield subscriber
 
 
 # The rusage of a child includes the memory of its parent at the fork; VmHWM in /proc/self/status does not.
@@ -357,7 +420,8 @@ def run_program(
     took_ns = time.monotonic_ns() - start_ns
     memory = _MEMORY.search(done.stdout)
     if done.returncode not in exit_codes or memory is None:
-        raise MeasurementError(f"program {code!r}: exit status {done.returncode}: {done.stderr[-1000:]}")
+        program = textwrap.shorten(code, 100)
+        raise MeasurementError(f"program {program!r}: exit status {done.returncode}", done.stderr)
     return ProcessRun(took_ns, int(memory[1]) * 1024, int(memory[2]) * 1024, done.stdout)
 
 
@@ -390,8 +454,9 @@ def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
         command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", str(root / SOURCE), "-o", str(program)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode:
-            raise MeasurementError(f"{SOURCE}: gcc failed: {built.stderr[-1000:]}")
-        with start_child([str(program), *map(str, arguments)]) as child:
+            raise MeasurementError(f"{SOURCE}: gcc failed", built.stderr)
+        command = [str(program), *map(str, arguments)]
+        with start_child(program.name, command, ChildProcess) as child:
             child.wait(lambda line: "ready" in line)
             yield child
 
@@ -476,7 +541,7 @@ def build_fake_library() -> Path:
         make = ["make", "-C", str(native), "-s", TARGET]
         built = subprocess.run(make, capture_output=True, text=True, check=False)
     if built.returncode:
-        raise MeasurementError(f"fake NVML: make failed: {built.stderr[-1000:]}")
+        raise MeasurementError("fake NVML: make failed", built.stderr)
     return native / TARGET
 
 
@@ -494,8 +559,11 @@ class FakeNvml:
         return {"FAKE_NVML": str(self.scenario)}
 
     @contextlib.contextmanager
-    def connect(self) -> Iterator["FakeNvmlControl"]:
-        """Connect to the control socket of the process that loaded the fake NVML. Blocks up to WAIT_S."""
+    def connect(self, agent: StartedProcess | None = None) -> Iterator["FakeNvmlControl"]:
+        """Connect to the control socket of the process that loaded the fake NVML. Blocks up to WAIT_S.
+
+        ``agent`` is the agent that starts this process; None: the process is that of the caller.
+        """
         deadline = time.monotonic() + WAIT_S
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_S)
@@ -504,6 +572,8 @@ class FakeNvml:
                     connection.connect(str(self.control))
                     break
                 except (FileNotFoundError, ConnectionRefusedError):
+                    if agent:
+                        agent.require_running()
                     if time.monotonic() > deadline:
                         raise MeasurementError(
                             f"socket {self.control}: no process loaded the fake NVML within {WAIT_S:g} s"

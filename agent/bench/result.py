@@ -11,6 +11,7 @@ in the checkout only; an installed package has no budgets.
 """
 
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,33 @@ _BYTES: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 class MeasurementError(Exception):
-    """A measurement failed and its figures are invalid; the text states the cause."""
+    """A measurement failed and its figures are invalid; the text states the cause in one line.
+
+    Args:
+        text: What failed.
+        output: Output of the program that failed. Its line with the reason follows the text; all of it is a
+            note of the exception.
+    """
+
+    def __init__(self, text: str, output: str = "") -> None:
+        reason = find_reason(output)
+        super().__init__(f"{text}: {reason}" if reason else text)
+        if reason:
+            self.add_note(output.strip())
+
+
+def find_reason(output: str) -> str:
+    """Return the line of a program's output that most likely has the reason of its failure.
+
+    This is the first error of a compiler or, of another program, the last line that is no advice.
+    """
+    lines = [line for line in map(str.strip, output.splitlines()) if line and not line.startswith("try '")]
+    reason = next((line for line in lines if " error: " in line), lines[-1] if lines else "")
+    return textwrap.shorten(reason, REASON_MAX)
+
+
+REASON_MAX: Final = 300
+"""Largest length of a reason that a program printed."""
 
 
 class ResultMismatch(MeasurementError):

@@ -147,7 +147,7 @@ def _run_git(root: Path, *arguments: str) -> str:
     except FileNotFoundError:
         raise MeasurementError("--against: git is not installed") from None
     if done.returncode:
-        raise MeasurementError(f"--against: git {arguments[0]} in {root}: {done.stderr.strip()}")
+        raise MeasurementError(f"--against: git {arguments[0]} in {root}", done.stderr)
     return done.stdout.strip()
 
 
@@ -155,9 +155,7 @@ def _build_core(tree: Path, name: str) -> None:
     print(f"building the core of {name} ...", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, *BUILD], cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MeasurementError(
-            f"--against {name}: the C core of this revision does not build: {done.stderr[-2000:]}"
-        )
+        raise MeasurementError(f"--against {name}: the C core of this revision does not build", done.stderr)
 
 
 def _run_in_turns(before: Path, after: Path, suite: str, turns: int) -> tuple[Medians, Medians]:
@@ -203,7 +201,7 @@ def _run_suite(tree: Path, suite: str) -> Mapping[str, FigureMedian]:
     if child.returncode == UNKNOWN_SUITE:
         return {}
     if child.returncode:
-        raise MeasurementError(f"suite {suite} in {tree}: exit status {child.returncode}: {err[-2000:]}")
+        raise MeasurementError(f"suite {suite} in {tree}: exit status {child.returncode}", err)
     return report.decode_figures(out)
 
 

@@ -15,6 +15,7 @@ message that the agent encodes, it prints a line of JSON with times (CLOCK_MONOT
 
 import asyncio
 import json
+import os
 import random
 import signal
 import sys
@@ -93,6 +94,12 @@ def _print_stamps(stamps: Mapping[str, int]) -> None:
     print(json.dumps(stamps), flush=True)
 
 
+def _end_process(error: BaseException) -> None:
+    """Print the error of the servers and end this process. Thread-safe."""
+    print(f"traced agent: servers failed: {error}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 async def _run_until_sigterm(loop: EngineLoop, node: NodeSource) -> None:
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -124,7 +131,7 @@ def main(flags: Mapping[str, str | list[str]]) -> None:
         version=VERSION,
         encode_list=source.encode,
     )
-    io = AsyncioThread(servers.run, on_failure=lambda error: print(f"traced: {error}", file=sys.stderr))
+    io = AsyncioThread(servers.run, on_failure=_end_process)
     io.start()
     source.node.start()
     try:

@@ -60,7 +60,11 @@ def print_last_error(text: str) -> None:
 
 def describe_exit(wait_status: int) -> str:
     """Return how a process ended, such as ``was killed by SIGSEGV``, from its status of waitpid(2)."""
-    code = os.waitstatus_to_exitcode(wait_status)
+    return describe_exit_code(os.waitstatus_to_exitcode(wait_status))
+
+
+def describe_exit_code(code: int) -> str:
+    """Return how a process ended from its exit code, or the negative number of the signal that killed it."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -109,10 +109,12 @@ def _measure_agent(config: str, gpus: int, events: list[int], hangs: list[int] |
         fake = write_gpu_scenario(directory, GPUS)
         flags = ["--period", f"{GPU_PERIOD_MS}ms", "--nvml-library", str(fake.library)]
         flags += ["--cgroupfs-root", str(directory / "none")]
-        stack.enter_context(start_agent(directory, flags, config, fake.environment))
-        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, FAULT_PATTERN))
+        agent = stack.enter_context(start_agent(directory, flags, config, fake.environment))
+        client = stack.enter_context(
+            start_subscriber(driver_socket(directory), HEALTH_METHOD, FAULT_PATTERN, agent)
+        )
         client.wait(lambda line: "found" in line)
-        control = stack.enter_context(fake.connect())
+        control = stack.enter_context(fake.connect(agent))
         for gpu in range(gpus):
             event = partial(control.send, f"gpu {gpu} xid {XID}")
             events.append(measure_latency(client, event, partial(_names_gpu, gpu)).took_ns)
@@ -167,8 +169,8 @@ def _measure_file_value(run_size: RunSize, outcome: SuiteOutcome, period_ms: int
             flags += ["--sysfs-root", str(directory / "sys")]
             change = fixture_pool(directory / "sys")
             backend = "imitated by a file on tmpfs"
-        stack.enter_context(start_agent(directory, flags))
-        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
+        agent = stack.enter_context(start_agent(directory, flags))
+        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK, agent))
         client.wait(lambda line: "found" in line and not line["found"])
         latencies = []
         for round_index in range(run_size.causes):
@@ -264,7 +266,7 @@ def run_trace(run_size: RunSize) -> SuiteOutcome:
             "--driver": [DRIVER],
         }
         agent = stack.enter_context(start_module("agent.bench.traced_agent", json.dumps(flags)))
-        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
+        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK, agent))
         client.wait(lambda line: "found" in line and not line["found"])
         outcome.tables.append(_measure(run_size, directory, agent, client))
     outcome.tables.append(_measure_bare_wakes(run_size.publications))

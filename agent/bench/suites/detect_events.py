@@ -204,8 +204,10 @@ def _hit_limits(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory())
         flags = ["--period", "100ms", "--kubelet-cgroup-root", tree.kubelet_root]
-        stack.enter_context(start_agent(directory, flags))
-        client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER))
+        agent = stack.enter_context(start_agent(directory, flags))
+        client = stack.enter_context(
+            start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER, agent)
+        )
         client.wait(lambda line: "found" in line)
         for container, group in groups.items():
             if lower_bound:
@@ -247,9 +249,9 @@ def _measure_cpu_hotplug(run_size: RunSize, outcome: SuiteOutcome) -> None:
         contextlib.ExitStack() as stack,
     ):
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(directory / "none")]
-        stack.enter_context(start_agent(directory, flags))
+        agent = stack.enter_context(start_agent(directory, flags))
         client = stack.enter_context(
-            start_subscriber(driver_socket(directory), HEALTH_METHOD, r"cpu\.offline")
+            start_subscriber(driver_socket(directory), HEALTH_METHOD, r"cpu\.offline", agent)
         )
         client.wait(lambda line: "found" in line and not line["found"])
         lower_bound = stack.enter_context(lower_bound_or_none(outcome, "detect", "uevents"))
@@ -322,8 +324,10 @@ def _measure_kernel_log(run_size: RunSize, outcome: SuiteOutcome) -> None:
             fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, fd)
             flags = ["--kmsg", str(log), "--cgroupfs-root", str(directory / "none")]
-            stack.enter_context(start_agent(directory, [*flags, "--period", "1s"]))
-            client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, r"bench\d+"))
+            agent = stack.enter_context(start_agent(directory, [*flags, "--period", "1s"]))
+            client = stack.enter_context(
+                start_subscriber(agent_socket(directory), AGENT_METHOD, r"bench\d+", agent)
+            )
             client.wait(lambda line: "found" in line)
             agent_ns += [
                 measure_latency(

@@ -30,11 +30,14 @@ from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.idle_counts import START_IMPORTS
 from agent.bench.peers import load_peers, measure_cost, measure_peers
 from agent.bench.processes import (
+    CHECK_S,
     HEALTH_METHOD,
     SAMPLER,
+    UNIT_ENVIRONMENT,
     FakeNvmlUnavailable,
     ProcessError,
     ProcessRun,
+    StartedProcess,
     ThreadUsage,
     agent_socket,
     cpu_percent,
@@ -47,16 +50,17 @@ from agent.bench.processes import (
     run_program,
     start_agent,
     start_subscriber,
-    unit_environment,
     write_gpu_scenario,
 )
 from agent.bench.result import (
+    MeasurementError,
     ResultRow,
     ResultTable,
     RunSize,
     SuiteOutcome,
     Unit,
     find_checkout,
+    find_reason,
     row_from_samples,
     rows_from_latencies,
     seconds_from_ns,
@@ -106,16 +110,19 @@ def run(run_size: RunSize) -> SuiteOutcome:
         wanted = (sampler_bound, nvml_bound) if environment else (sampler_bound,)
         bounds = [program.pid for program in wanted if program]
         with (
-            start_agent(directory, flags, environment=environment) as pid,
-            start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^") as client,
+            start_agent(directory, flags, environment=environment) as agent,
+            start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^", agent) as client,
         ):
+            pid = agent.pid
             client.wait(lambda line: "found" in line)
-            _wait_for_watches(pid)
+            _wait_for_watches(agent)
             time.sleep(run_size.settle_s)
+            agent.require_running()
             client.discard_lines()
             before, bounds_before = read_threads(pid), [read_threads(bound) for bound in bounds]
             start_ns = time.monotonic_ns()
             time.sleep(run_size.idle_s)
+            agent.require_running()
             after, bounds_after = read_threads(pid), [read_threads(bound) for bound in bounds]
             duration_s = (time.monotonic_ns() - start_ns) / 1e9
             heartbeats = client.discard_lines()
@@ -161,10 +168,11 @@ def count_inotify_watches(pid: int) -> int:
     return count
 
 
-def _wait_for_watches(pid: int) -> None:
+def _wait_for_watches(agent: StartedProcess) -> None:
     """Wait until the agent watches all cgroups: at least a watch per pod, and a constant number."""
     deadline, before = time.monotonic() + READY_S, -1
-    while (current := count_inotify_watches(pid)) < GROUPS // 2 or current != before:
+    while (current := count_inotify_watches(agent.pid)) < GROUPS // 2 or current != before:
+        agent.require_running()
         if time.monotonic() > deadline:
             raise ProcessError(
                 f"agent: {current} inotify watches after {READY_S:g} s: too few, or not constant"
@@ -234,7 +242,7 @@ def _call_rows(run_size: RunSize, outcome: SuiteOutcome, pid: int) -> list[Resul
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     counts = {name: int(calls) for calls, name in _STRACE_LINE.findall(done.stderr) if name != "total"}
     if not counts:
-        outcome.skipped.append(f"idle: strace: {done.stderr.strip()[-200:]}")
+        outcome.skipped.append(f"idle: strace: {find_reason(done.stderr)}")
         return []
     passes = run_size.strace_s * 1000 / PERIOD_MS
     rows = [_row("calls", "system calls per pass, all threads", sum(counts.values()) / passes, "1")]
@@ -259,7 +267,7 @@ sqlite3.connect(":memory:").execute("SELECT 1").close()
 
 def _library_row(key: str) -> ResultRow:
     """Measure the memory of an interpreter with the agent's libraries and the environment of the unit."""
-    done = run_program(LIBRARIES, environment=unit_environment())
+    done = run_program(LIBRARIES, environment=UNIT_ENVIRONMENT)
     label = "  lower bound: the interpreter and the agent's libraries"
     return row_from_samples(key, label, (done.end_rss,), "B")
 
@@ -385,30 +393,35 @@ def _start_once(gpus: int) -> _AgentStart:
             environment |= fake.environment
         notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         notify.bind(environment["NOTIFY_SOCKET"])
-        notify.settimeout(READY_S)
+        notify.settimeout(CHECK_S)
         marker = GPU if gpus else ANY
         client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, marker))
         start_ns = time.monotonic_ns()
-        pid = stack.enter_context(start_agent(directory, flags, environment=environment))
-        ready_ns = _wait_for_ready(notify) - start_ns
+        client.server = agent = stack.enter_context(start_agent(directory, flags, environment=environment))
+        ready_ns = _wait_for_ready(notify, agent) - start_ns
         first = client.wait(lambda line: "found" in line and len(set(line["found"])) >= gpus)
-        return _AgentStart(ready_ns, first["t_ns"] - start_ns, read_resident_bytes(pid), client.library)
+        return _AgentStart(ready_ns, first["t_ns"] - start_ns, read_resident_bytes(agent.pid), client.library)
 
 
-def _wait_for_ready(notify: socket.socket) -> int:
-    while True:
+def _wait_for_ready(notify: socket.socket, agent: StartedProcess) -> int:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
         try:
             datagram = notify.recv(4096)
         except TimeoutError:
-            raise ProcessError(f"agent: no READY=1 within {READY_S:g} s") from None
+            agent.require_running()
+            continue
         if b"READY=1" in datagram.split(b"\n"):
             return time.monotonic_ns()
+    raise ProcessError(f"agent: no READY=1 within {READY_S:g} s")
 
 
 def _measure_imports() -> ResultTable:
     """Measure the import time of each module in one start, with -X importtime."""
     command = [sys.executable, "-X", "importtime", "-c", START_IMPORTS["run"]]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise MeasurementError(f"imports: exit status {completed.returncode}", completed.stderr)
     own_us = {name: int(us) for us, name in _IMPORT.findall(completed.stderr)}
     slowest = sorted(own_us, key=lambda name: -own_us[name])[:IMPORTS_SHOWN]
     rows: list[ResultRow] = [

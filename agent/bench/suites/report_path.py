@@ -337,6 +337,7 @@ def open_clients(
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD
     crowd = stack.enter_context(start_module("agent.bench.subscribers", socket, kind.crowd, argument))
+    crowd.server = publisher
     return ClientProcesses(kind, publisher, crowd, size)
 
 

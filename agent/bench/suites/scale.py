@@ -306,9 +306,10 @@ def _start_agent_with_devices(stack: contextlib.ExitStack, devices: int) -> tupl
     write_sysfs(directory / "sys")
     _write_declarations(directory / "run/devices.d", devices)
     flags = ["--cgroupfs-root", str(directory / "none"), "--sysfs-root", str(directory / "sys")]
-    pid = stack.enter_context(start_agent(directory, flags))
+    agent = stack.enter_context(start_agent(directory, flags))
     last = f"cpu-{devices - 1}\\x10"
-    return pid, stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, last))
+    client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, last, agent))
+    return agent.pid, client
 
 
 def _write_declarations(directory: Path, devices: int) -> None:

@@ -27,6 +27,7 @@ from agent.bench.processes import (
     HEALTH_METHOD,
     FakeNvml,
     FakeNvmlUnavailable,
+    StartedProcess,
     agent_socket,
     driver_socket,
     read_resident_bytes,
@@ -98,13 +99,13 @@ def run(run_size: RunSize) -> SuiteOutcome:
             else:
                 flags += ["--nvml-library", str(fake.library)]
                 environment = fake.environment
-            pid = stack.enter_context(start_agent(directory, flags, environment=environment))
-            with start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^") as client:
+            agent = stack.enter_context(start_agent(directory, flags, environment=environment))
+            with start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^", agent) as client:
                 client.wait(lambda line: "found" in line)
-            send_to_gpus = stack.enter_context(fake.connect()).send if fake else None
+            send_to_gpus = stack.enter_context(fake.connect(agent)).send if fake else None
             churn = _Churn(tree, fixture_pool(directory / "sys"), send_to_gpus, driver_socket(directory))
             stack.callback(churn.disconnect_subscribers)
-            readings = list(_read_in_rests(pid, agent_socket(directory), churn, run_size.soak_s))
+            readings = list(_read_in_rests(agent, agent_socket(directory), churn, run_size.soak_s))
     outcome.tables.append(summarize(readings, churn.events, run_size.soak_s, tree.backend))
     return outcome
 
@@ -154,7 +155,9 @@ class _Churn:
         make_pod(self._tree, self._pods[place], f"{self.events:064x}")
 
 
-def _read_in_rests(pid: int, socket: Path, churn: _Churn, duration_s: float) -> Iterator[Resources]:
+def _read_in_rests(
+    agent: StartedProcess, socket: Path, churn: _Churn, duration_s: float
+) -> Iterator[Resources]:
     """Make changes for some time; yield the agent's resources at each rest."""
     began_s = time.monotonic()
     interval_s = duration_s / RESTS
@@ -164,10 +167,11 @@ def _read_in_rests(pid: int, socket: Path, churn: _Churn, duration_s: float) -> 
             time.sleep(min(EVENT_EVERY_S, interval_s / 4))
         churn.disconnect_subscribers()
         time.sleep(min(REST_S, interval_s / 4))
-        process = Path(f"/proc/{pid}")
+        agent.require_running()
+        process = Path(f"/proc/{agent.pid}")
         yield Resources(
             time.monotonic() - began_s,
-            read_resident_bytes(pid),
+            read_resident_bytes(agent.pid),
             len(os.listdir(process / "fd")),
             len(os.listdir(process / "task")),
             asyncio.run(fetch_status(socket)).core.kernel_bytes,
