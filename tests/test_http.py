@@ -5,10 +5,12 @@ import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,41 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 from h2.settings import SettingCodes
+from hpack import Encoder
 from http_agents import ANY_PORT, FakeAgent, serving
 from http_client import connect, get
 from patience import PATIENCE_S
+from wire.raw import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    RawClient,
+    frame,
+)
 from wire.serving import eventually, fail_once, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
 from agent.http.app import COMMENT_S, RenderTurns
-from agent.http.server import IDLE_S, RECEIVE_BURST, RECEIVE_STEP, HttpServer, PacedReader
+from agent.http.server import (
+    CONTROL_FRAMES_BURST,
+    IDLE_S,
+    RECEIVE_NEW,
+    RECEIVE_PER_S,
+    RECEIVE_SHARED,
+    RECEIVE_STEP,
+    REQUEST_BYTES,
+    HttpServer,
+    PacedReader,
+    ReceiveBudget,
+)
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 
@@ -328,25 +356,64 @@ def test_http2_priorities_are_ignored(fake: FakeAgent) -> None:
             events = client.receive_data(connection.recv(65_536))
 
 
+def endless_reader(budget: ReceiveBudget) -> PacedReader:
+    """Return a reader of a new connection whose client has sent more than it may."""
+    source: Any = asyncio.StreamReader()
+    source.feed_data(bytes(4 * RECEIVE_SHARED))
+    return PacedReader(source, lambda: False, budget)
+
+
+async def read_now(paced: PacedReader) -> int:
+    """Return the number of bytes that a connection reads until it has to wait."""
+    received = 0
+
+    async def read_all() -> None:
+        nonlocal received
+        while True:
+            received += len(await paced.read(1 << 16))
+
+    reading = asyncio.create_task(read_all())
+    for _ in range(4 * RECEIVE_SHARED // RECEIVE_STEP):
+        await asyncio.sleep(0)
+        if paced.is_waiting:
+            break
+    assert reading.cancel()
+    await asyncio.wait({reading})
+    return received
+
+
 def test_client_that_sends_without_end_has_to_wait() -> None:
-    async def read() -> None:
-        source: Any = asyncio.StreamReader()
-        source.feed_data(bytes(4 * RECEIVE_BURST))
-        paced = PacedReader(source, lambda: 1e-9)
-        received = 0
+    async def read() -> int:
+        return await read_now(endless_reader(ReceiveBudget(clock=lambda: 0.0)))
 
-        async def read_all() -> None:
-            nonlocal received
-            while True:
-                received += len(await paced.read(1 << 16))
+    most = RECEIVE_NEW + RECEIVE_SHARED
+    assert most <= asyncio.run(read()) <= most + RECEIVE_STEP
 
-        reading = asyncio.create_task(read_all())
-        for _ in range(10 * RECEIVE_BURST // RECEIVE_STEP):
-            await asyncio.sleep(0)
-        assert RECEIVE_BURST <= received <= RECEIVE_BURST + RECEIVE_STEP
-        reading.cancel()
 
-    asyncio.run(read())
+def test_new_connections_share_one_burst() -> None:
+    async def connect_often() -> list[int]:
+        budget = ReceiveBudget(clock=lambda: 0.0)
+        return [await read_now(endless_reader(budget)) for _ in range(100)]
+
+    first, *others = asyncio.run(connect_often())
+    assert first >= RECEIVE_SHARED
+    assert max(others) <= RECEIVE_NEW + RECEIVE_STEP
+
+
+def test_rate_of_all_connections_is_half_their_own_and_half_shared() -> None:
+    async def read_for_a_second() -> None:
+        now_s = 0.0
+        budget = ReceiveBudget(clock=lambda: now_s)
+        budget.connections = 2
+        first, second = (endless_reader(budget) for _ in range(2))
+        await read_now(first)
+        await read_now(second)
+        now_s = 0.25
+        received = [await read_now(first), await read_now(second)]
+        for one, expected in zip(received, (RECEIVE_PER_S * 3 / 16, RECEIVE_PER_S / 16), strict=True):
+            assert abs(one - expected) <= 2 * RECEIVE_STEP
+
+    asyncio.run(read_for_a_second())
 
 
 def test_documents_are_rendered_with_pauses_for_other_requests() -> None:
@@ -367,3 +434,137 @@ def test_documents_are_rendered_with_pauses_for_other_requests() -> None:
             task.cancel()
 
     asyncio.run(render())
+
+
+# --- floods ------------------------------------------------------------------------------------------------
+
+ENHANCE_YOUR_CALM = 0xB
+
+
+class CountingApp:
+    """Application that answers each request after its body, and counts the requests."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.requests += 1
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+def raw_request(encoder: Encoder, stream: int, flags: int) -> bytes:
+    headers = [(name.encode(), text.encode()) for name, text in http2_request("/healthz")]
+    return frame(HEADERS, END_HEADERS | flags, stream, encoder.encode(headers))
+
+
+def resets(count: int) -> bytes:
+    """Return requests that are reset at once."""
+    encoder, cancel = Encoder(), struct.pack(">I", 8)
+    return b"".join(
+        raw_request(encoder, stream, END_STREAM) + frame(RST_STREAM, 0, stream, cancel)
+        for stream in range(1, 2 * count, 2)
+    )
+
+
+FLOODS = {
+    "resets": resets,
+    "pings": lambda count: count * frame(PING, 0, 0, bytes(8)),
+    "settings": lambda count: count * frame(SETTINGS, 0, 0),
+    "empty_data": lambda count: raw_request(Encoder(), 1, 0) + count * frame(DATA, 0, 1),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=list(FLOODS))
+def test_control_frames_above_the_limit_end_with_enhance_your_calm(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture, flood: Callable[[int], bytes]
+) -> None:
+    path = short_tmp / "http.sock"
+    with serving(CountingApp(), ListenAddress("", path=str(path))) as server:
+        with RawClient(path) as client:
+            client.send(flood(CONTROL_FRAMES_BURST // 2) + frame(PING, 0, 0, b"the last"))
+            while client.next_of(PING, 0) != (ACK, b"the last"):
+                pass
+        assert not caplog.records
+        with RawClient(path) as client:
+            client.next_frame()  # SETTINGS: its acknowledgement must not be sent after the end
+            client.send(flood(4 * CONTROL_FRAMES_BURST))
+            _, payload = client.next_of(GOAWAY, 0)
+            assert struct.unpack_from(">I", payload, 4) == (ENHANCE_YOUR_CALM,)
+            with suppress(ConnectionResetError):  # the server has not read all
+                assert client.next_frame() is None
+        assert get(path, "/healthz").status == 200
+        eventually(lambda: server.connections == 0, "the end of all connections")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("http: closed 1 connections: their clients reset requests, ping")
+
+
+FLOOD = """
+import os, socket, sys, time
+from contextlib import suppress
+port, is_held, data = int(sys.argv[1]), sys.argv[2] == "held", bytes.fromhex(sys.stdin.read())
+clients = []
+while True:
+    clients.append(socket.socket())
+    with suppress(OSError):
+        clients[-1].connect(("127.0.0.1", port))
+        clients[-1].setblocking(False)
+        clients[-1].send(data)
+    os.write(1, b"c")
+    if len(clients) == 64:
+        if is_held:
+            time.sleep(3600)
+        clients.pop(0).close()
+"""
+"""Program that sends the same data on 64 connections, which it holds, or replaces one by one."""
+
+
+@contextmanager
+def flooding(port: int, data: bytes, mode: str) -> Iterator["subprocess.Popen[str]"]:
+    """Flood a server from another process, whose output has a character for each connection."""
+    command = [sys.executable, "-c", FLOOD, str(port), mode]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(data.hex())
+            process.stdin.close()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("mode", ["held", "reconnecting"])
+def test_flood_of_resets_begins_few_requests_and_probes_are_answered(mode: str) -> None:
+    app, begin_s = CountingApp(), time.monotonic()
+    with serving(app) as server:
+        address = server.addresses[0]
+        with flooding(address[1], PREFACE + frame(SETTINGS, 0, 0) + resets(2000), mode) as process:
+            assert process.stdout is not None
+            assert len(process.stdout.read(64)) == 64, "no flood"
+            for _ in range(8):
+                assert get(address, "/healthz").status == 200
+            process.kill()
+            connections = 64 + len(process.stdout.read())
+    at_once = RECEIVE_SHARED + (connections + 8) * (RECEIVE_NEW + RECEIVE_STEP)
+    assert app.requests * REQUEST_BYTES <= at_once + RECEIVE_PER_S * (time.monotonic() - begin_s)
+
+
+def test_full_server_closes_the_client_that_sends_too_fast() -> None:
+    """The other client has made no progress for longer."""
+    with serving(CountingApp(), connections_max=2) as server, ExitStack() as clients:
+        address = server.addresses[0]
+        silent = clients.enter_context(connect(address))
+        eventually(lambda: server.connections == 1, "an accepted connection")
+        fast = clients.enter_context(connect(address))
+        fast.setblocking(False)
+        fast.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        with suppress(BlockingIOError):
+            while True:
+                fast.send(bytes(1 << 16))
+        eventually(lambda: any(one.paced.is_waiting for one in server._connections.values()), "a pause")
+        assert get(address, "/").status == 200
+        assert server.refused == 1
+        silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert silent.recv(1)

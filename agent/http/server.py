@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import hypercorn.protocol
+from h2.events import DataReceived, RequestReceived, StreamReset
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.utils import wrap_app
+from hyperframe.frame import DataFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import ListenAddress
+from agent.serve.grpc.hardened import ControlFrameBudget
 from agent.serve.sockets import (
     ACCEPT_LIMIT,
     ACCEPT_STEPS,
@@ -39,21 +42,34 @@ from agent.system.timing import LogRateLimiter
 if TYPE_CHECKING:
     from agent.http.web_config import WebConfigFile
 
-CLOSING_MAX: Final = 16
-"""Largest number of connections in the process of closing for a new one to be accepted."""
+CLOSING_MAX: Final = ACCEPT_LIMIT * 8
+"""Largest number of connections in the process of closing for a new one to be accepted: a closed one takes
+a few steps of the event loop to end, and each step accepts up to ACCEPT_LIMIT."""
 UNSENT_LIMIT: Final = 24 << 20
 """Largest size of all documents and buffers that wait for clients to read [bytes]: a sixteenth of the memory
 limit in the systemd unit."""
 WAITING_BYTES: Final = 96 << 10
 """Memory of a response that waits for its client, without its document [bytes]: Hypercorn's and the write
 buffer."""
+RECEIVE_NEW: Final = 512
+"""Number of bytes that a new connection may send at once, whatever others send: one request [bytes]."""
 RECEIVE_BURST: Final = 4 << 10
 """Number of bytes that one connection may send at once after a pause: a few requests [bytes]."""
+RECEIVE_SHARED: Final = 64 << 10
+"""Number of bytes that all connections together may send at once beyond their own [bytes]."""
 RECEIVE_STEP: Final = 256
 """Number of bytes that the server reads from one connection before it serves the others [bytes]."""
 RECEIVE_PER_S: Final = 32 << 10
-"""Number of bytes per second that the server reads from all connections together for long: hundreds of
-requests, or of HTTP/2 frames [bytes/s]."""
+"""Number of bytes per second that the server reads from all connections together for long: half is divided
+equally among them, half is for those that ask first [bytes/s]."""
+REQUEST_BYTES: Final = 256
+"""Number of bytes that a request costs beyond its own, which HTTP/2 compresses to a few [bytes]."""
+CONTROL_FRAMES_BURST: Final = 64
+"""Number of HTTP/2 control frames that a client may send at once: a browser's cancelled requests."""
+CONTROL_FRAMES_PER_S: Final = 1.0
+"""Number of HTTP/2 control frames that a client may send for long [1/s]."""
+CONTROL_FRAMES: Final = (RstStreamFrame, PingFrame, SettingsFrame, DataFrame)
+"""Kinds of HTTP/2 frames that count as control frames; DATA only if it is empty."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
 IDLE_S: Final = 75.0
@@ -116,6 +132,8 @@ class HttpServer:
         self._listeners: list[Listener] = []
         self._connections: dict[asyncio.Task[None], ResponseProgress] = {}
         self._complaints, self._error_complaints = LogRateLimiter(), LogRateLimiter()
+        self._flood_complaints = LogRateLimiter()
+        self._received = ReceiveBudget()
         self._unsent = UnsentResponses(unsent_limit)
         self.connections_max = connection_limit(1) if connections_max is None else connections_max
         """Largest number of open connections."""
@@ -199,19 +217,28 @@ class HttpServer:
                     )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for progress in self._connections.values():
+            if progress.is_lost:
+                progress.abort()  # it may wait for the right to read what its client has sent
         if len(self._connections) >= self.connections_max + CLOSING_MAX:
             writer.transport.abort()
             self._note_closed()
             return
         served = [one for one in self._connections.values() if not one.is_aborted]
         if len(served) >= self.connections_max:
-            min(served, key=lambda one: one.newest_s).abort()
+            min(served, key=lambda one: (not one.paced.is_waiting, one.newest_s)).abort()
             self._note_closed()
-        progress = ResponseProgress(self._asgi, writer, self._unsent)
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, progress))
+        paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
+        progress = ResponseProgress(self._asgi, writer, self._unsent, paced)
+        task = asyncio.get_running_loop().create_task(self._serve(paced, writer, progress))
         progress.task = task
         self._connections[task] = progress
-        task.add_done_callback(self._connections.pop)
+        self._received.connections = len(self._connections)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        del self._connections[task]
+        self._received.connections = len(self._connections)
 
     def _close_idle(self) -> None:
         oldest_s = asyncio.get_running_loop().time() - self._idle_s
@@ -223,7 +250,7 @@ class HttpServer:
                     task.cancel()
 
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, progress: "ResponseProgress"
+        self, paced: "PacedReader", writer: asyncio.StreamWriter, progress: "ResponseProgress"
     ) -> None:
         tls = self._web.read().tls if self._web else None
         if tls is not None:
@@ -233,11 +260,9 @@ class HttpServer:
             except OSError:  # ssl.SSLError is one
                 return
         try:
-            loop = asyncio.get_running_loop()
-            paced: Any = PacedReader(reader, lambda: RECEIVE_PER_S / len(self._connections))
-            await HypercornConnection(
-                progress.respond, loop, self._hypercorn, WorkerContext(None), {}, paced, writer
-            )
+            loop, context = asyncio.get_running_loop(), ConnectionContext(self._note_flood)
+            reader: Any = paced
+            await HypercornConnection(progress.respond, loop, self._hypercorn, context, {}, reader, writer)
         except* UnicodeDecodeError:  # Hypercorn does not check the method and path of an HTTP/2 request
             pass
         except* Exception:
@@ -253,10 +278,21 @@ class HttpServer:
         self.refused += 1
         if count := self._complaints.tick():
             log.warning(
-                "http: limit of %d open connections reached: closed %d connections, those without progress "
-                "for the longest first; a client may leak them",
+                "http: limit of %d open connections reached: closed %d connections, first those that send "
+                "too fast, then those without progress for the longest; a client may leak them",
                 self.connections_max,
                 count,
+            )
+
+    def _note_flood(self) -> None:
+        """Log a connection that is closed because its client sends too many control frames."""
+        if count := self._flood_complaints.tick():
+            log.warning(
+                "http: closed %d connections: their clients reset requests, ping or change settings more "
+                "than %d times at once and %g times a second",
+                count,
+                CONTROL_FRAMES_BURST,
+                CONTROL_FRAMES_PER_S,
             )
 
     def _listen(self, address: ListenAddress) -> Listener:
@@ -344,9 +380,13 @@ class UnsentResponses:
 class ResponseProgress:
     """Wrapper of an application that stores when a response on one connection last made progress."""
 
-    def __init__(self, app: Any, writer: asyncio.StreamWriter, unsent: UnsentResponses) -> None:
+    def __init__(
+        self, app: Any, writer: asyncio.StreamWriter, unsent: UnsentResponses, paced: "PacedReader"
+    ) -> None:
         """Wrap the application `app`, which creates the responses; Hypercorn calls the wrapper instead."""
         self._app = app
+        self.paced = paced
+        """Reader of the connection, which each request is charged to."""
         self._loop = asyncio.get_running_loop()
         self._unsent = unsent
         self.writer = writer
@@ -356,6 +396,13 @@ class ResponseProgress:
         """Task that serves the connection; None: not started yet."""
         self.is_aborted = False
         """True: the connection is being closed, whatever its client does."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True: the connection is closed and all that the client gets is sent, but its task may not have
+        ended."""
+        transport = self.writer.transport
+        return transport.is_closing() and not transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection without sending what waits for its client."""
@@ -372,7 +419,33 @@ class ResponseProgress:
             self.newest_s = self._loop.time()
 
         self.newest_s = self._loop.time()
+        self.paced.charge(REQUEST_BYTES)
         await self._app(scope, receive, send_and_note, sync_spawn, call_soon)
+
+
+class ReceiveBudget:
+    """Number of bytes that the connections of a server may still send, with the rate at which it grows."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.connections = 0
+        """Number of open connections, which share the rate."""
+        self._left = float(RECEIVE_SHARED)
+        self._refilled_s = clock()
+
+    @property
+    def own_per_s(self) -> float:
+        """Number of bytes per second that each connection has of its own [bytes/s]."""
+        return RECEIVE_PER_S / 2 / max(1, self.connections)
+
+    def take(self, wanted: float) -> float:
+        """Take up to `wanted` bytes from what all connections share; return their number."""
+        now_s = self.clock()
+        self._left = min(RECEIVE_SHARED, self._left + (now_s - self._refilled_s) * RECEIVE_PER_S / 2)
+        self._refilled_s = now_s
+        taken = min(wanted, self._left)
+        self._left -= taken
+        return taken
 
 
 class PacedReader:
@@ -381,42 +454,95 @@ class PacedReader:
     Hypercorn limits neither control frames nor requests. A client that sends faster has to wait.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, bytes_per_s: Callable[[], float]) -> None:
-        """Wrap a reader; `bytes_per_s` returns the current limit."""
+    def __init__(
+        self, reader: asyncio.StreamReader, is_closing: Callable[[], bool], budget: ReceiveBudget
+    ) -> None:
+        """Wrap a reader.
+
+        Args:
+            reader: Reader of the connection.
+            is_closing: Returns True if the connection is being closed; what is not read then is ignored.
+            budget: Budget that all connections share.
+        """
         self._reader = reader
-        self._bytes_per_s = bytes_per_s
-        self._left = float(RECEIVE_BURST)
-        self._refilled_s = time.monotonic()
+        self._is_closing = is_closing
+        self._budget = budget
+        self._left = float(RECEIVE_NEW)
+        self._earned_s = budget.clock()
+        self.is_waiting = False
+        """True: the client has sent more than it may, and has to wait."""
 
     def at_eof(self) -> bool:
-        """Return True if all data are read and the client sends no more."""
-        return self._reader.at_eof()
+        """Return True if no data are left and the client sends no more, or the connection is being closed."""
+        return self._reader.at_eof() or self._is_closing()
+
+    def charge(self, size: int) -> None:
+        """Count `size` bytes as if the client had sent them."""
+        self._left -= size
 
     async def read(self, size: int) -> bytes:
         """Return the next data of the client, at most `size` bytes; no bytes at the end."""
+        await asyncio.sleep(0)  # other connections first, and requests that the last data began
         if self._left <= 0:
-            now_s = time.monotonic()
-            refill = (now_s - self._refilled_s) * self._bytes_per_s()
-            self._left, self._refilled_s = min(RECEIVE_BURST, self._left + refill), now_s
+            now_s, per_s = self._budget.clock(), self._budget.own_per_s
+            self._left = min(RECEIVE_BURST, self._left + (now_s - self._earned_s) * per_s)
+            self._earned_s = now_s
             if self._left <= 0:
-                await asyncio.sleep(-self._left / self._bytes_per_s())
-        await asyncio.sleep(0)  # other connections first
+                self._left += self._budget.take(RECEIVE_STEP - self._left)
+            if self._left <= 0:
+                self.is_waiting = True
+                try:
+                    await asyncio.sleep(-self._left / per_s)
+                finally:
+                    self.is_waiting = False
         data = await self._reader.read(min(size, RECEIVE_STEP))
         self._left -= len(data)
         return data
 
 
-class UnorderedH2Protocol(H2Protocol):
-    """HTTP/2 connection of Hypercorn that ignores the client's priorities, which RFC 9113 deprecates.
+class ConnectionContext(WorkerContext):
+    """Context that Hypercorn passes to the protocol of one connection."""
 
-    Hypercorn would walk the tree of all prioritized streams for each frame.
+    def __init__(self, on_flood: Callable[[], object]) -> None:
+        """Begin with a function that is called if the client sends too many control frames."""
+        super().__init__(None)
+        self.on_flood = on_flood
+
+
+class LimitedH2Protocol(H2Protocol):
+    """HTTP/2 connection of Hypercorn that ends with GOAWAY if the client sends too many control frames.
+
+    The client's priorities, which RFC 9113 deprecates, are ignored: Hypercorn would walk the tree of all
+    prioritized streams for each frame.
     """
+
+    context: ConnectionContext
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        budget = ControlFrameBudget(
+            self.context.on_flood, burst=CONTROL_FRAMES_BURST, per_s=CONTROL_FRAMES_PER_S
+        )
+        budget.limit(self.connection, CONTROL_FRAMES)
+
+    async def _handle_events(self, events: list[Any]) -> None:
+        """Handle the events of received data. A request that the client has already reset does not begin;
+        data for a request that is already answered are ignored, which is a KeyError in Hypercorn."""
+        reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
+        for event in events:
+            if isinstance(event, RequestReceived) and event.stream_id in reset:
+                continue
+            if isinstance(event, DataReceived) and event.stream_id not in self.streams:
+                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                continue
+            await super()._handle_events([event])
+        await self._flush()
 
     async def _priority_updated(self, event: Any) -> None:
         pass
 
 
-hypercorn.protocol.H2Protocol = UnorderedH2Protocol  # type: ignore[attr-defined]
+hypercorn.protocol.H2Protocol = LimitedH2Protocol  # type: ignore[attr-defined, assignment]
 
 
 class HypercornConnection(TCPServer):

@@ -539,8 +539,8 @@ class TooManyControlFrames(ProtocolError):
 class ControlFrameBudget:
     """Budget of one peer's control frames, which cost the server work and carry no message.
 
-    The budget begins with :data:`CONTROL_FRAMES_BURST` and grows again with time. A message has no cost, so a
-    busy peer keeps its connection.
+    The budget begins full and grows again with time. A message has no cost, so a busy peer keeps its
+    connection.
     """
 
     COSTS: Final[dict[type[Frame], float]] = {
@@ -555,17 +555,31 @@ class ControlFrameBudget:
     }
 
     def __init__(
-        self, on_exceeded: Callable[[], object], clock: Callable[[], float] = time.monotonic
+        self,
+        on_exceeded: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        burst: float = CONTROL_FRAMES_BURST,
+        per_s: float = CONTROL_FRAMES_PER_S,
     ) -> None:
         """Create a full budget.
 
         Args:
             on_exceeded: Called before the peer's connection ends because the budget is used up.
+            burst: Number of control frames that the peer may send at once.
+            per_s: Number of control frames that the peer may send for long [1/s].
         """
         self._on_exceeded = on_exceeded
         self._clock = clock
-        self._left = float(CONTROL_FRAMES_BURST)
+        self._burst, self._per_s = burst, per_s
+        self._left = float(burst)
         self._refilled_s = clock()
+
+    def limit(self, connection: H2Connection, kinds: Iterable[type[Frame]] = COSTS) -> None:
+        """Charge each control frame of these `kinds` on a connection to the budget, before h2 handles it."""
+        table = connection._frame_dispatch_table
+        for kind in kinds:
+            table[kind] = partial(self.charge_frame, table[kind], self.COSTS[kind])
 
     def charge_frame(self, handle: Callable[[Frame], Any], cost: float, frame: Frame) -> Any:
         """Subtract the cost of a control frame from the budget, then handle the frame.
@@ -581,8 +595,8 @@ class ControlFrameBudget:
         self._left -= cost
         if self._left < 0:
             now_s = self._clock()
-            refill = (now_s - self._refilled_s) * CONTROL_FRAMES_PER_S
-            self._left = min(CONTROL_FRAMES_BURST, self._left + refill)
+            refill = (now_s - self._refilled_s) * self._per_s
+            self._left = min(self._burst, self._left + refill)
             self._refilled_s = now_s
             if self._left < 0:
                 self._on_exceeded()
@@ -713,12 +727,6 @@ class HardenedProtocol(protocol.H2Protocol):
         self.transport = transport
         self.connection = connection
         self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)
-
-    def limit_control_frames(self, budget: ControlFrameBudget) -> None:
-        """Charge each control frame of the peer to a budget, before h2 handles it."""
-        table = self.connection._connection._frame_dispatch_table
-        for kind, cost in ControlFrameBudget.COSTS.items():
-            table[kind] = partial(budget.charge_frame, table[kind], cost)
 
     def data_received(self, data: bytes) -> None:
         """Handle data of the peer; a stream of the connection that is lent to another thread is taken back

@@ -87,7 +87,7 @@ class _ServerProtocol(HardenedProtocol):
         with suppress(OSError):
             self.uid = peer_credentials(transport.get_extra_info("socket")).uid
         super().connection_made(transport)
-        self.limit_control_frames(self._budget)
+        self._budget.limit(self.connection._connection)
         if not self._owner.admit_connection(self):
             self.transport.abort()
             return
