@@ -177,6 +177,20 @@ def test_clients_within_a_second_share_one_text() -> None:
     assert kept.render("").text is not first
 
 
+def test_clients_of_any_version_and_escaping_share_two_texts(full: FakeAgent) -> None:
+    kept = renderer(full)
+    texts = [kept.render(accept) for accept in ("", OPENMETRICS)]
+    for version in ("1.0.0", "1.0.1", "2.0", "99"):
+        for escaping in ("allow-utf-8", "underscores", "dots", "values", "odd"):
+            wish = f"version={version};escaping={escaping}"
+            for name, text in zip(("text/plain", "application/openmetrics-text"), texts, strict=True):
+                given = kept.render(f"{name};{wish}")
+                assert given.text is text.text
+                assert given.content_type == text.content_type
+    assert "version=0.0.4" in texts[0].content_type
+    assert "version=1.0.0" in texts[1].content_type
+
+
 @given(st.lists(st.tuples(st.integers(1, 100), st.sampled_from(Severity)), min_size=1, max_size=20))
 def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Severity]]) -> None:
     totals, second, states = TotalsSinceStart(), 0, []

@@ -1,5 +1,6 @@
 """HTML page of the HTTP server: its content, its endpoints, and what a real Chromium shows."""
 
+import select
 import shutil
 import sqlite3
 import tempfile
@@ -22,7 +23,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import pod_consumer
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
-from agent.http.app import HEADERS, STREAMS_MAX
+from agent.http.app import HEADERS, STREAMS_MAX, WAITING_MAX, RenderTurns
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import AllocatedDevice, Origin, OwnerReference, PodObject, PodRef, Provenance
@@ -269,6 +270,70 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
             return "no record yet" in get(server.addresses[0], "/").text
 
         eventually(is_read, "the history")
+
+
+def test_requests_above_the_limit_of_waiting_ones_are_refused(
+    fake: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes, metrics and the report are answered meanwhile, and later all that wait."""
+    goes_on = threading.Event()
+
+    def read(path: Path) -> StoredVerdicts:
+        assert goes_on.wait(PATIENCE_S)
+        return StoredVerdicts()
+
+    monkeypatch.setattr("agent.http.app.read_verdicts", read)
+    monkeypatch.setattr("agent.http.app.READ_WAIT_S", PATIENCE_S)
+    fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server, ExitStack() as stack:
+        address = server.addresses[0]
+        clients = [stack.enter_context(connect(address)) for _ in range(WAITING_MAX + 1)]
+        for client in clients:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        (refused,), _, _ = select.select(clients, (), (), PATIENCE_S)
+        text = refused.recv(65_536).decode()
+        assert text.startswith("HTTP/1.1 503")
+        assert "retry-after: 5\r\n" in text
+        for path in ("/healthz", "/metrics", "/api/v1/report"):
+            assert get(address, path).status == 200
+        goes_on.set()
+        for client in clients:
+            assert client is refused or client.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert get(address, "/").status == 200
+
+
+def test_scrape_does_not_wait_for_the_turn_of_a_page(
+    fake: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [0.0, 3600.0]  # the first document, a page, takes an hour of CPU time
+
+    def clock() -> float:
+        return times.pop(0) if times else 3600.0
+
+    monkeypatch.setattr("agent.http.app.RenderTurns", partial(RenderTurns, clock))
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        eventually(lambda: not times, "the rendered page")
+        for path in ("/metrics", "/api/v1/report"):
+            assert get(server.addresses[0], path).status == 200
+
+
+def test_all_parts_of_a_report_are_rendered_once(fake: FakeAgent) -> None:
+    rendered: list[int] = []
+
+    def status() -> AgentStatus:
+        rendered.append(1)
+        return STATUS
+
+    fake.change(status=status)
+    fake.view.latest.publish(report([device(f"gpu-{n}") for n in range(4096)]))
+    with serving(fake.app) as server:
+        for _ in range(2):
+            for first in range(0, 4096, ROWS_MAX):
+                assert get(server.addresses[0], f"/?first={first}").status == 200
+    assert len(rendered) == 21
 
 
 @pytest.mark.parametrize(

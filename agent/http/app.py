@@ -52,8 +52,12 @@ HISTORY_S: Final = 30.0
 """Time for which a read of the verdict history is used for further pages [s]."""
 READ_WAIT_S: Final = 2.0
 """Longest time that a page waits for a read of the verdict history [s]; then it shows the last read."""
-PAGES_MAX: Final = 8
-"""Largest number of rendered pages of one report that are kept, by first device."""
+PAGES_MAX: Final = 32
+"""Largest number of rendered pages of one report that are kept, by first device: those of 6,400 devices."""
+WAITING_MAX: Final = 32
+"""Largest number of requests that wait for a page to be rendered; more are answered with 503."""
+RETRY_S: Final = 5
+"""Time after which a client may ask again for a page that was refused [s]."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -84,6 +88,7 @@ class PageEndpoints:
         self._rendered: tuple[int, dict[int, bytes]] = (0, {})
         self._files = {name: (ASSETS / name).read_bytes() for name in _MEDIA_TYPES}
         self._streams = 0
+        self._waiting = 0
 
     @property
     def routes(self) -> list[Route]:
@@ -105,16 +110,21 @@ class PageEndpoints:
         if silence or self._rendered[0] != version:
             self._rendered = version, {}
         pages = self._rendered[1]
-        if first not in pages:
-            history = await self._history.read()
-            async with self._turns.turn():
-                if first not in pages:
-                    while len(pages) >= PAGES_MAX:
-                        pages.pop(next(iter(pages)))
-                    pages[first] = self._render(report, first, version, silence, history)
-                page = pages[first]
-        else:
-            page = pages[first]
+        if (page := pages.get(first)) is None:
+            if self._waiting >= WAITING_MAX:
+                refusal = f"{WAITING_MAX} requests wait for a page, the limit\n"
+                return PlainTextResponse(refusal, 503, headers={**HEADERS, "Retry-After": str(RETRY_S)})
+            self._waiting += 1
+            try:
+                history = await self._history.read()
+                async with self._turns.turn():
+                    if (page := pages.get(first)) is None:
+                        page = self._render(report, first, version, silence, history)
+                        while len(pages) >= PAGES_MAX:
+                            pages.pop(next(iter(pages)))
+                        pages[first] = page
+            finally:
+                self._waiting -= 1
         return PartedResponse(page, media_type="text/html", headers=HEADERS)
 
     def _render(self, report: Report, first: int, version: int, silence: str, history: History) -> bytes:
@@ -239,7 +249,7 @@ def create_app(
             Route("/readyz", probes.ready),
             Route("/api/v1/report", reports.show),
             Route("/metrics", metrics.show),
-            *PageEndpoints(view, clock, turns).routes,
+            *PageEndpoints(view, clock, RenderTurns()).routes,  # no scrape waits for pages
         ]
     )
 

@@ -139,10 +139,6 @@ class MetricsRenderer:
             )
         )
         exposition = Exposition(text, content_type)
-        if len(self._shared) >= 4:  # the formats of prometheus_client; a client may ask for odd versions
-            self._shared.clear()
-            self._devices.clear()
-            self._templates.clear()
         self._shared[content_type] = version, now.mono_ns, exposition
         return exposition
 
@@ -233,11 +229,20 @@ class _TextTemplate:
         return ("".join(lines) + end).encode()
 
 
+_PLAIN: Final = choose_encoder("")
+_OPENMETRICS: Final = choose_encoder("application/openmetrics-text; version=1.0.0")
+
+
 def _choose_encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """Return encoder and content type of one of two formats, whose texts all clients share.
+
+    All names are valid in both formats, so that the client's wish for escaping does not matter.
+    """
     try:
-        return choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
     except TypeError:  # it compares the version in the header as numbers, without a check that it is one
-        return choose_encoder("")
+        return _PLAIN
+    return _OPENMETRICS if content_type.startswith("application/openmetrics-text") else _PLAIN
 
 
 def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:

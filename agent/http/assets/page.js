@@ -19,8 +19,9 @@ async function load() {
     do {
       isOutdated = false;
       const answer = await fetch(location.href, { cache: "no-store" });
-      const text = await answer.text();
-      show(new DOMParser().parseFromString(text, "text/html"));
+      const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!next.querySelector("main")) throw new Error("no page");
+      show(next);
       lastLoad = Date.now();
       status("live");
     } while (isOutdated);
