@@ -256,11 +256,15 @@ class RunSize:
     """Number of changes made to time each other kind of detection."""
     events: int
     """Number of cgroup events and traced changes that are timed; a p99 needs 100."""
+    oom_kills: int
+    """Number of OOM kills that are timed; 0 skips them."""
     hotplugs: int
     """Number of CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
     detect_periods_ms: tuple[int, ...]
     publications: int
     """Number of published reports for each number of subscribers."""
+    published_devices: tuple[int, ...]
+    """Numbers of devices of the published reports."""
     starts: int
     """Number of times that each program is started and timed."""
     imports: bool
@@ -293,9 +297,11 @@ FULL: Final = RunSize(
     betterproto_devices=1000,
     causes=40,
     events=100,
+    oom_kills=100,
     hotplugs=12,
     detect_periods_ms=(10, 100),
     publications=200,
+    published_devices=(128, 1000),
     starts=10,
     imports=True,
     idle_s=60.0,
@@ -316,9 +322,11 @@ QUICK: Final = RunSize(
     betterproto_devices=128,
     causes=2,
     events=2,
+    oom_kills=0,
     hotplugs=0,
     detect_periods_ms=(10,),
     publications=10,
+    published_devices=(128,),
     starts=1,
     imports=False,
     idle_s=1.2,

@@ -51,9 +51,12 @@ FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report 
 
 def run(run_size: RunSize, outcome: SuiteOutcome) -> None:
     """Measure the time from event to client, for each kind of event that this process can cause."""
-    for limit in (HUGEPAGE_LIMIT, MEMORY_LIMIT):
+    for limit, count in ((HUGEPAGE_LIMIT, run_size.events), (MEMORY_LIMIT, run_size.oom_kills)):
+        if not count:
+            outcome.skipped.append(f"detect: {limit.label}: skipped by --quick")
+            continue
         try:
-            _measure_cgroup_events(run_size, outcome, limit)
+            _measure_cgroup_events(count, outcome, limit)
         except OSError as error:
             outcome.skipped.append(f"detect: {limit.label}: needs real cgroups with {limit.needs}: {error}")
     if not run_size.hotplugs:
@@ -139,7 +142,7 @@ def _write_existing(file: Path, text: str) -> None:
 MEMORY_BYTES: Final = 16 << 20
 HUGEPAGE_LIMIT: Final = CgroupLimit(
     key="detect.event",
-    label="agent: a container hits its hugepage limit",
+    label="a container hits its hugepage limit",
     needs="hugetlb in v2",
     note="from before mmap(2); not bounded by the period; the kernel notifies of one change per file in 12"
     " to 16 ms (HZ=250), and these events are further apart",
@@ -149,7 +152,7 @@ HUGEPAGE_LIMIT: Final = CgroupLimit(
 )
 MEMORY_LIMIT: Final = CgroupLimit(
     key="detect.oom",
-    label="agent: the kernel kills a process of a container that is out of memory",
+    label="the kernel kills a process of a container that is out of memory",
     needs="memory",
     note="from before the write to the page that was too much, with the kernel's search for memory; v1"
     " notifies before the kernel kills, and the agent reads the count again after 1, 5 and 21 ms",
@@ -159,11 +162,11 @@ MEMORY_LIMIT: Final = CgroupLimit(
 )
 
 
-def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome, limit: CgroupLimit) -> None:
+def _measure_cgroup_events(count: int, outcome: SuiteOutcome, limit: CgroupLimit) -> None:
     agent_ns: list[int] = []
     bound_ns: list[int] = []
     library = ""
-    pods = -(-run_size.events // BATCH)
+    pods = -(-count // BATCH)
     with real_cgroup_tree(pods * (BATCH + 1), BATCH) as tree, contextlib.ExitStack() as stack:
         containers = [group for group in tree.groups if group[1]]
         groups = {container: limit.set_limit(tree, uid, container) for uid, container in containers}
@@ -172,14 +175,14 @@ def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome, limit: Cgro
             files = [limit.event_file(tree, uid) for uid, name in tree.groups if not name]
             lower_bound = stack.enter_context(lower_bound_or_none(outcome, "detect", "inotify", *files))
         hitter = stack.enter_context(limit.start())
-        for batch in split_into_batches(run_size.events, BATCH):
+        for batch in split_into_batches(count, BATCH):
             hit_groups = {containers[index][1]: groups[containers[index][1]] for index in batch}
             library = _hit_limits(tree, hit_groups, hitter, lower_bound, agent_ns, bound_ns)
     _add_table(
         outcome,
         f"cgroup event to client; {tree.backend}",
         limit.key,
-        limit.label,
+        f"agent: {limit.label}",
         agent_ns,
         bound_ns,
         f"one subscriber of agent.sock, {library}",
