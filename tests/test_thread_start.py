@@ -12,6 +12,8 @@ import pytest
 from faults.failing_node import FailingNode, library, node
 from patience import PATIENCE_S
 
+from agent.system.threads.thread_start import DaemonThread
+
 __all__ = ["library", "node"]
 AGENT: Final = Path(__file__).parent.parent / "agent"
 THREADS: Final = {
@@ -95,3 +97,12 @@ def test_agent_starts_no_other_python_thread() -> None:
         if others.search(line) and not line.lstrip().startswith(("#", '"', "`"))
     }
     assert found == set()
+
+
+def test_kernel_knows_a_thread_by_its_name() -> None:
+    names: list[str] = []
+    comm = Path("/proc/thread-self/comm")
+    thread = DaemonThread(lambda: names.append(comm.read_text()), "dh-a-very-long-name")
+    thread.start()
+    thread.join()
+    assert names == ["dh-a-very-long-\n"]

@@ -152,6 +152,10 @@ class ThreadUsage(NamedTuple):
 
 
 SAMPLER: Final = "dh-sampler"
+ROLES: Final = {SAMPLER: SAMPLER, "dh-io": "I/O"}
+"""Roles of threads that are measured alone, by their name in the kernel."""
+C_THREADS: Final = frozenset({"dh-kmsg", "dh-machine", SAMPLER, "dh-uevents"})
+"""Names of the threads of the C core, which execute no Python."""
 
 
 def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
@@ -183,10 +187,10 @@ def child_pids(pid: int) -> Iterator[int]:
 
 
 def _thread_role(name: str, *, is_main: bool) -> str:
-    """Return the role of a thread of the agent, which the name of a C thread shows."""
-    if name.startswith("dh-"):
-        return name if name == SAMPLER else "C"
-    return "main" if is_main else "I/O"
+    """Return the role of a thread of the agent, by its name in the kernel."""
+    if is_main:
+        return "main"
+    return ROLES.get(name) or ("C" if name in C_THREADS else "Python")
 
 
 def cpu_percent(

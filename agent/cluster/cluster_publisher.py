@@ -39,7 +39,6 @@ from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, A
 from agent.sources.kubectl_files import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
@@ -224,7 +223,6 @@ class ClusterPublisher:
     # --- thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        set_thread_name("dh-cluster")
         pause_s = START_S * self._jitter()
         with self._changed:
             self._changed.wait_for(lambda: self._stopping, pause_s)

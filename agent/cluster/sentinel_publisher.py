@@ -24,7 +24,6 @@ from agent.model.time import NS, Instant
 from agent.serve.platform_connector import entities_of, health_event, send_health_events
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
@@ -145,7 +144,6 @@ class SentinelPublisher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        set_thread_name("dh-nvsentinel")
         pause_s = IDLE_S
         while True:
             with self._changed:

@@ -20,7 +20,6 @@ from agent.model.health import Taints
 from agent.model.json_values import JsonObject
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind, retry_after_s
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import random_fraction
 
@@ -309,7 +308,6 @@ class SlicePublisher:
 
         The pauses between repairs grow while other clients change the slices.
         """
-        set_thread_name("dh-slices")
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
         while True:
             with self._state:
@@ -353,7 +351,6 @@ class SlicePublisher:
 
         After each change by another client, the method requests a comparison of the slices.
         """
-        set_thread_name("dh-slices-watch")
         logged = ""
         while True:
             try:

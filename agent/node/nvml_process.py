@@ -40,7 +40,6 @@ from agent.node.nvml_process_main import (
 )
 from agent.sources.gpu_os_facts import NvidiaPciDevices, read_nvidia_devices
 from agent.system.output import describe_exit
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 
 MEMORY_MAX: Final = 256 << 20
@@ -317,7 +316,6 @@ class NvmlProcess:
     # --- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        set_thread_name(self._thread.name)
         attempt = 0
         is_bus_new = True
         while not self._stop.is_set():

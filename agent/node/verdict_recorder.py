@@ -26,7 +26,6 @@ from agent.model.report import Report
 from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile, period_file_path, write_period_file
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import WallClockStepDetector, read_boot_clock
 
@@ -142,7 +141,6 @@ class VerdictRecorder:
     # --- in the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        set_thread_name("dh-history")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._has_news or self._closing)

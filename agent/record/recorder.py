@@ -29,7 +29,6 @@ from agent.record.segment_file import (
     segment_paths,
 )
 from agent.system.files import check_directory, make_directory
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter, WallClockStepDetector
 
@@ -162,7 +161,6 @@ class SnapshotRecorder:
     # --- thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        set_thread_name("dh-record")
         if self._previous is not None:
             assert self._previous._thread is not None
             self._previous._thread.join()  # a segment with two writers would be damaged

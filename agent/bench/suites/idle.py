@@ -83,6 +83,7 @@ LABELS: Final = {
     "nvml": "the process that calls NVML",
     "main": "the Trio thread",
     "I/O": "the asyncio thread",
+    "Python": "all other Python threads",
 }
 
 
@@ -212,11 +213,11 @@ def _cpu_rows(
 def _heartbeat_rows(
     before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], heartbeats: int
 ) -> list[ResultRow]:
-    """Return the wakeups of the two Python threads of an idle agent per heartbeat.
+    """Return the wakeups of the Python threads of an idle agent per heartbeat.
 
     They include wakeups by Python's interpreter, and by answers of the subscriber.
     """
-    wakeups = dict.fromkeys(("main", "I/O"), 0)
+    wakeups = dict.fromkeys(("main", "I/O", "Python"), 0)
     for tid in before.keys() & after.keys():
         if (name := after[tid].name) in wakeups:
             wakeups[name] += after[tid].wakeups - before[tid].wakeups

@@ -19,7 +19,6 @@ from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.system.threads.loop_thread import set_thread_name
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.timing import PassTimer
 
@@ -142,7 +141,6 @@ class PodTracker:
     # --- in the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        set_thread_name("dh-pods")
         while not _has_kubelet(self._config.kubelet_dir):
             self._set_sample(SourceState.ABSENT, f"{self._config.kubelet_dir}: no kubelet that knows claims")
             if self._ended.wait(RETRY_S):

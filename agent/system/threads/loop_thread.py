@@ -8,7 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -250,9 +249,3 @@ class TrioThread(LoopThread):
                 nursery.start_soon(task)
             await stop.wait()
             nursery.cancel_scope.cancel()
-
-
-def set_thread_name(name: str) -> None:
-    """Set the name of the calling thread in the kernel, which ``top`` shows; at most 15 bytes are kept."""
-    with contextlib.suppress(OSError):
-        Path("/proc/thread-self/comm").write_text(name)

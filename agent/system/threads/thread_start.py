@@ -1,9 +1,11 @@
 """Daemon threads whose start raises an error where ``threading.Thread.start()`` would wait without end."""
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 POLL_S: Final = 0.05
@@ -15,7 +17,7 @@ class ThreadStartError(RuntimeError):
 
 
 class DaemonThread(threading.Thread):
-    """Daemon thread: the process can end even if the thread hangs.
+    """Daemon thread: the process can end even if the thread hangs. The kernel knows it by its name, too.
 
     ``threading.Thread.start()`` waits until the new thread sets an event. If the new thread has no memory for
     its first call, it ends without setting the event, and the caller would wait without end. Here the kernel
@@ -34,6 +36,12 @@ class DaemonThread(threading.Thread):
         first_call = partial(super()._bootstrap)  # type: ignore[misc]
         self._first_call = weakref.ref(first_call)
         return first_call
+
+    def run(self) -> None:
+        """Set the thread's name in the kernel, which keeps 15 bytes of it, and call the target."""
+        with contextlib.suppress(OSError, MemoryError):
+            Path("/proc/thread-self/comm").write_text(self.name)
+        super().run()
 
     def start(self) -> None:
         """Start the thread.
