@@ -4,6 +4,7 @@ import logging
 import os
 import select
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, TextIO
 
 import pytest
@@ -21,6 +22,7 @@ from agent.cli.output.log import (
 )
 from agent.cli.output.report_changes import ReportChange
 from agent.model.health import Severity
+from agent.model.reading import SourceSample, SourceState
 
 LOG: Final = logging.getLogger("agent.example")
 
@@ -125,6 +127,21 @@ def test_reports_are_logged_by_level_up_to_close(log):
     log.reports.show(report(device("gpu-0", SHRUNK)))
     assert log.reports.close()
     assert log.read_until("gpu-0").startswith("ERROR gpu-0 Unhealthy mem.hugepages.pool_shrunk: ")
+
+
+@pytest.mark.usefixtures("slow_close")
+def test_repeated_report_is_logged_only_with_changed_sources(log):
+    first = report(device("gpu-0"))
+    failing = SourceSample("hugepages", SourceState.FAILING, 0, 1, 1, "EIO")
+    log.reports.show(first)
+    for _ in range(3):
+        log.reports.show(replace(first), is_repeat=True)
+    newest = log.reports._report
+    log.reports.show(replace(first), is_repeat=True)
+    assert log.reports._report is newest, "a report without news does not wake the thread"
+    log.reports.show(replace(first, sources=(*first.sources, failing)), is_repeat=True)
+    assert log.reports.close()
+    assert log.read_until("source hugepages") == "INFO gpu-0 Healthy\nWARNING source hugepages failing EIO\n"
 
 
 @pytest.mark.usefixtures("slow_close")

@@ -549,7 +549,7 @@ from pathlib import Path
 from agent.app import daemon
 from agent.config.config import Config
 
-def stop(report):
+def stop(report, *, is_repeat):
     print(gc.get_freeze_count(), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 

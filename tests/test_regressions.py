@@ -143,9 +143,9 @@ MISTAKES: Final = {
     ),
     "a heartbeat wakes the core thread twice": Mistake(
         "agent/app/daemon.py",
-        "        self._publish_to_clients(report)\n        self._record_verdicts(report)\n",
-        "        self._publish_to_clients(report)\n        yield_to_senders()\n"
-        "        self._record_verdicts(report)\n",
+        "        self._record_verdicts(report)\n        self._publish_to_clients(report)\n",
+        "        self._record_verdicts(report)\n        self._publish_to_clients(report)\n"
+        "        yield_to_senders()\n",
         ("heartbeat_waits.core",),
     ),
     "an evaluation that retains memory": Mistake(

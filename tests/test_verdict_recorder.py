@@ -58,6 +58,7 @@ class Agent:
         second: int = 1000,
         boot: str = "boot-1",
         wait_s: float = PATIENCE_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         limits = limits or UsageHistoryLimits()
         self.path = state / HISTORY_FILE
@@ -68,7 +69,7 @@ class Agent:
             HistoryFile(self.path, limits, wait_s=wait_s),
             limits=limits,
             boot_id=boot,
-            heartbeat_s=HEARTBEAT_S,
+            heartbeat_s=heartbeat_s,
             boot_clock=lambda: self.boot_s,
         )
 
@@ -266,17 +267,18 @@ def lasting(stored: StoredVerdicts, agent: Agent) -> list:
 
 
 def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> None:
-    agent = Agent(state)
+    agent = Agent(state, heartbeat_s=0.1)
     agent.follow(OK)
     eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the first report is written")
     for _ in range(5):
-        agent.follow(OK)
-    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == 50, "the mark is written")
+        agent.follow(OK, after_s=0.1)
+    lasted_s = pytest.approx(0.5)
+    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
     following = Agent(state, second=5000)
     following.follow(OK)
     following.stop()
     period_file_path(agent.path).unlink()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [50, 0]
+    assert [one.lasted_s for one in recorded(agent.path).periods] == [lasted_s, 0]
     agent.recorder.close(PATIENCE_S)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import trio
 
@@ -89,9 +89,16 @@ IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within mic
 log = logging.getLogger(__name__)
 
 
+class ReportReceiver(Protocol):
+    """Interface to a function that gets each published health report in the core thread. Must not block."""
+
+    def __call__(self, report: Report, *, is_repeat: bool) -> None:
+        """Take a report; ``is_repeat``: a heartbeat, whose devices and notes are those of the last report."""
+
+
 def run(
     config: Config,
-    on_report: Callable[[Report], None] | None = None,
+    on_report: ReportReceiver | None = None,
     load: Callable[[], LoadedConfig] | None = None,
     documents: "Callable[[], JsonEncoders] | None" = None,
 ) -> None:
@@ -102,7 +109,7 @@ def run(
 
     Args:
         config: Configuration of the agent.
-        on_report: Called with each published health report, in the core thread; must not block.
+        on_report: Called with each published health report.
         load: Loads the configuration again for a reload, in a thread; None: a reload changes nothing.
         documents: Returns the encoders of JSON documents for the HTTP server; None: no server is started.
 
@@ -122,7 +129,7 @@ class Daemon:
     def __init__(
         self,
         config: Config,
-        on_report: Callable[[Report], None] | None,
+        on_report: ReportReceiver | None,
         load: Callable[[], LoadedConfig],
         locks: Sequence[DirectoryLock],
         documents: "Callable[[], JsonEncoders] | None" = None,
@@ -428,19 +435,18 @@ class Daemon:
             self._http.view.totals.note_report(report)
         if report.clear_results:
             self._answer_clear_requests(report.clear_results)
-        self._note_report(report)
+        self._note_report(report, is_repeat=False)
         self._record_verdicts(report)
 
     def _repeat(self, report: Report) -> None:
         """Publish a report that is equal to the previous one and serves as a heartbeat.
 
-        The health streams get the report after the parts that only store it: the core thread then sleeps, and
-        wakes the I/O thread only once. The history gets it last, because its thread wakes at once, and would
-        compete for the interpreter lock while the report is sent.
+        The health streams get the report last: the I/O thread, which it wakes, then has the interpreter lock
+        as soon as it runs, because the core thread sleeps. No other thread is woken.
         """
-        self._note_report(report)
-        self._publish_to_clients(report)
+        self._note_report(report, is_repeat=True)
         self._record_verdicts(report)
+        self._publish_to_clients(report)
 
     def _publish_to_clients(self, report: Report) -> None:
         if self._latest.is_delivered():
@@ -448,7 +454,7 @@ class Daemon:
         self._sessions.update_taints(report, report.at)
         self._hub.publish(report)
 
-    def _note_report(self, report: Report) -> None:
+    def _note_report(self, report: Report, *, is_repeat: bool) -> None:
         self._pods.note_report(report)
         self._custom_checks.note_report(report)
         if self._http is not None:
@@ -458,7 +464,7 @@ class Daemon:
         if self._nvsentinel is not None:
             self._nvsentinel.note_report(report)
         if self._on_report:
-            self._on_report(report)
+            self._on_report(report, is_repeat=is_repeat)
         self._notifier.status(status_line(report))
 
     def _record_verdicts(self, report: Report) -> None:

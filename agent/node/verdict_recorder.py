@@ -5,11 +5,15 @@ Every report is compared when it is published, in the core thread, which runs th
 written. If too many wait, the present period of observation ends before the first change that is dropped, and
 a new one begins after the next write: the time between counts as not observed, and no interval has a wrong
 state.
+
+A report without changes wakes no thread, because two threads would compete for the interpreter lock. The
+thread wakes by itself shortly after each heartbeat, and stores until when the devices were observed.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -39,6 +43,8 @@ A device whose verdict changes all the time costs two writes a second.
 """
 RETRY_S: Final = 10.0
 """Time between two attempts to write the history file after a failed write [s]."""
+MARK_DELAY: Final = 0.05
+"""Time from the latest moment of a heartbeat to the write of the observed-period file [heartbeats]."""
 SILENT_HEARTBEATS: Final = 3
 """Number of heartbeats without a report after which the time since the last one counts as not observed."""
 
@@ -78,6 +84,7 @@ class VerdictRecorder:
         self._file = file
         self._limits = limits
         self._boot_clock = boot_clock
+        self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -87,6 +94,8 @@ class VerdictRecorder:
         )
         self._wall_clock = WallClockStepDetector()
         self._has_news = False
+        self._reported_s = 0.0
+        """Monotonic time at which the last report came [s]."""
         # --- the thread's own ---
         self._stored: dict[DeviceRef, VerdictChange] | None = None
         """Newest change of each present device in the history file; None: the file has not been read yet."""
@@ -97,7 +106,7 @@ class VerdictRecorder:
     # --- called by the core ----------------------------------------------------------------------------
 
     def note_report(self, report: Report) -> None:
-        """Queue the changes in devices' health since the last report, and wake the writer. Never blocks."""
+        """Queue the changes in devices' health since the last report, which wake the writer. Never blocks."""
         if report.starting:
             return
         with self._changed:
@@ -105,14 +114,16 @@ class VerdictRecorder:
                 return
             self._log.note_report(report, self._boot_clock())
             self._wall_clock.note(report.at)
-            self._has_news = True
-            self._changed.notify()
+            self._has_news, self._reported_s = True, time.monotonic()
+            if self._has_work():
+                self._changed.notify()
             if self._thread is None:
                 self._start_thread()
 
     def reconfigure(self, heartbeat_s: float) -> None:
         """Set the longest time between two reports of the running agent, `heartbeat_s` [s]. Never blocks."""
         with self._changed:
+            self._heartbeat_s = heartbeat_s
             self._log.set_silence_limit(SILENT_HEARTBEATS * heartbeat_s)
 
     def close(self, timeout_s: float) -> bool:
@@ -143,10 +154,12 @@ class VerdictRecorder:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._has_news or self._closing)
-                self._has_news = False
+                self._changed.wait_for(lambda: self._closing or self._has_work(), self._mark_due_in_s())
+                has_news, self._has_news = self._has_news, False
                 is_last = self._closing
                 job = self._next_job()
+            if not (has_news or is_last):
+                continue
             try:
                 self._handle(job, is_last=is_last)
             except Exception:  # a bug here must not stop the next write
@@ -154,6 +167,15 @@ class VerdictRecorder:
                 self._retry_ns = job.now.mono_ns + round(RETRY_S * NS)
             if is_last:
                 return
+
+    def _has_work(self) -> bool:
+        """Return whether there was a report since the last write, and changes wait to be written."""
+        return self._has_news and bool(self._log.pending or len(self._log.periods) > 1)
+
+    def _mark_due_in_s(self) -> float:
+        """Return the time until the observed-period file is written next, after the next heartbeat [s]."""
+        age_s = (time.monotonic() - self._reported_s) % self._heartbeat_s
+        return (1 + MARK_DELAY) * self._heartbeat_s - age_s
 
     def _next_job(self) -> _Job:
         return _Job(

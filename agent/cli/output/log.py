@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TextIO
 
-from agent.cli.output.report_changes import ReportChange, report_changes
+from agent.cli.output.report_changes import ReportChange, facts_without_devices, report_changes
 from agent.cli.output.text import format_count
 from agent.errors import OutputError
 from agent.model.health import Severity
@@ -233,8 +233,11 @@ class ReportPrinter(ABC):
         self._thread = DaemonThread(self._run, name)
         self._thread.start()
 
-    def show(self, report: Report) -> None:
-        """Print `report` soon, unless a newer report replaces it. Thread-safe. Never blocks on the output."""
+    def show(self, report: Report, *, is_repeat: bool = False) -> None:
+        """Print `report` soon, unless a newer report replaces it. Thread-safe. Never blocks on the output.
+
+        `is_repeat`: devices and notes are those of the last report.
+        """
         with self._changed:
             self._report = report
             self._changed.notify()
@@ -328,6 +331,15 @@ class ReportLogThread(ReportPrinter):
         """Log handler whose lines this thread writes."""
         # One lock for both: with two, a thread that logs could hold either first.
         super().__init__("dh-log", self.queue.shared_lock)
+        self._facts: tuple[object, ...] | None = None
+        """What the last report shows apart from devices and notes; None: it was no repeat."""
+
+    def show(self, report: Report, *, is_repeat: bool = False) -> None:
+        facts = facts_without_devices(report) if is_repeat else None
+        if is_repeat and facts == self._facts:
+            return  # nothing to log: a wake would compete with the core thread for the interpreter lock
+        self._facts = facts
+        super().show(report, is_repeat=is_repeat)
 
     def _wake(self) -> None:
         with self._changed:

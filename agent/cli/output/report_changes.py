@@ -108,6 +108,15 @@ def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
     return _fold(new, {**Counter(map(parent_gpu, old)), **Counter(map(parent_gpu, current))})
 
 
+def facts_without_devices(report: Report) -> tuple[object, ...]:
+    """Return what :func:`report_changes` compares apart from devices and notes: sources and cgroups.
+
+    These facts may also change in a report that otherwise repeats the last one.
+    """
+    states = [(source.name, source.state, source.detail) for source in report.sources]
+    return states, _cgroup_gaps(report.core), report.core.overflows
+
+
 def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list[ReportChange]:
     """Return `new` without the MIG instances (parts of a GPU) whose change has the same text as their GPU's.
 
