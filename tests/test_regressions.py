@@ -148,6 +148,18 @@ MISTAKES: Final = {
         "        yield_to_senders()\n",
         ("heartbeat_waits.core",),
     ),
+    "a heartbeat wakes the thread of the history": Mistake(
+        "agent/node/verdict_recorder.py",
+        "            if self._has_work():\n                self._changed.notify()\n",
+        "            self._changed.notify()\n",
+        ("heartbeat_waits.history", "heartbeat_waits.core_wakes"),
+    ),
+    "a heartbeat wakes the thread of the log": Mistake(
+        "agent/cli/output/log.py",
+        "        if is_repeat and facts == self._facts:\n",
+        "        if is_repeat and facts is self._facts:\n",
+        ("heartbeat_waits.log", "heartbeat_waits.core_wakes"),
+    ),
     "an evaluation that retains memory": Mistake(
         "agent/engine/step.py",
         "    settings = state.settings\n    started = ",

@@ -1,15 +1,13 @@
 """Exact counts of an agent's Python: wakeups and memory while idle, opcodes for one change, loaded modules.
 
 A pass is one reading of all polled files. The C core makes real passes at its shortest period, so that the
-passes of one minute at 10 Hz take six seconds. The engine loop runs on a mock clock; the waits per heartbeat
-are counted in a whole agent. The opcodes for a change are those from the wake by the eventfd to the encoded
-message.
+passes of one minute at 10 Hz take six seconds. The engine loop runs on a mock clock. The opcodes for a change
+are those from the wake by the eventfd to the encoded message.
 """
 
 import contextlib
 import gc
 import os
-import re
 import select
 import subprocess
 import sys
@@ -33,7 +31,7 @@ from agent.bench.file_trees import (
     write_machine_files,
     write_sysfs,
 )
-from agent.bench.processes import driver_socket, start_agent, write_gpu_scenario
+from agent.bench.processes import write_gpu_scenario
 from agent.bench.result import MeasurementError
 from agent.bench.suites.report_path import declare_cpus
 from agent.config.config import Config
@@ -141,76 +139,6 @@ def count_evaluations() -> int:
         return trio.run(_count_minute, source, clock=MockClock(autojump_threshold=0))
     finally:
         os.close(source.fileno())
-
-
-HEARTBEATS: Final = 12
-HEARTBEAT_THREADS: Final = ("core", "io")
-"""Threads whose waits are counted: the core thread (Trio) and the I/O thread (asyncio)."""
-_WAIT: Final = re.compile(r"(?:epoll_p?wait2?|p?poll|p?select[6]?|clock_nanosleep)\(")
-_NO_WAIT: Final = re.compile(r", 0(?:, NULL, 8)?\) +=")
-_CORE_BEAT: Final = re.compile(r"sendto\(.* = 1$")
-"""Pattern of the system call with which the core thread wakes the I/O thread: it sends a byte."""
-_IO_BEAT: Final = re.compile(r"recvfrom\(.* = 1$")
-"""Pattern of the system call with which the I/O thread receives that byte."""
-
-
-def count_heartbeat_waits() -> Mapping[str, float]:
-    """Count how often threads of an idle agent wait in the kernel per heartbeat, by thread.
-
-    Threads are those of HEARTBEAT_THREADS. The agent has no clients. Waits for Python's interpreter lock are
-    not counted.
-
-    The result is the median over HEARTBEATS heartbeats. A delayed agent reads again, which adds waits.
-
-    Raises:
-        SamplerStalled: The agent has too few heartbeats.
-    """
-    with temporary_directory() as root:
-        tree = write_cgroup_files(root / "cgroup", GROUPS)
-        flags = ["--cgroupfs-root", str(tree.cgroupfs)]
-        with start_agent(root, flags, config='[stream]\nheartbeat = "250ms"\n') as agent:
-            deadline = time.monotonic() + STALL_S
-            while not driver_socket(root).exists() and time.monotonic() < deadline:
-                agent.require_running()
-                time.sleep(0.05)
-            command = ["strace", "-ff", "-qq", "-o", str(root / "strace"), "-p", str(agent.pid)]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tracer:
-                try:
-                    return _read_heartbeat_waits(root, agent.pid, tracer)
-                finally:
-                    tracer.terminate()
-
-
-def _read_heartbeat_waits(root: Path, pid: int, tracer: "subprocess.Popen[bytes]") -> Mapping[str, float]:
-    """Return the waits per heartbeat of the process `pid`, whose system calls strace writes to `root`."""
-    limit_s = STALL_S + SLOW_HEARTBEAT_S * HEARTBEATS
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        time.sleep(0.25)
-        if tracer.poll() is not None:
-            raise MeasurementError(
-                f"strace: ended with status {tracer.returncode}; it may lack the permission to trace the "
-                "agent"
-            )
-        by_thread = {file.suffix: file.read_text(errors="replace") for file in root.glob("strace.*")}
-        core = _waits_between(_CORE_BEAT, by_thread.pop(f".{pid}", ""))
-        io = max((_waits_between(_IO_BEAT, text) for text in by_thread.values()), key=len, default=[])
-        if min(len(core), len(io)) >= HEARTBEATS:
-            return {"core": median(core), "io": median(io)}
-    raise SamplerStalled(
-        f"agent: fewer than {HEARTBEATS} heartbeats in {STALL_S + SLOW_HEARTBEAT_S * HEARTBEATS:g} s"
-    )
-
-
-def _waits_between(beat: re.Pattern[str], text: str) -> list[int]:
-    """Return the number of waits from each heartbeat to the next in the strace output of one thread."""
-    counts: list[int] = []
-    for line in text.splitlines():
-        if beat.match(line):
-            counts.append(0)
-        elif counts and _WAIT.match(line) and not _NO_WAIT.search(line):
-            counts[-1] += 1
-    return counts[:-1]
 
 
 def count_retained_blocks() -> float:
