@@ -220,10 +220,11 @@ NVML_PERIOD: Final = _gauge(
     "nvml_period_seconds",
     "Longest time between two passes over a GPU that is in force, because of gpu.cpu-budget.",
 )
-_PER_CALL: Final = "kinds of calls, at most 18"
+_PER_CALL: Final = "kinds of calls, at most 20"
 NVML_CALLS: Final = _counter(
     "nvml_measured_calls",
-    "NVML calls whose costs were measured: those of about two passes per gpu.slow-period.",
+    "NVML calls whose costs were measured: those of about two passes per gpu.slow-period, and all calls "
+    "that open the library or wait for events.",
     _PER_CALL,
     "call",
 )
@@ -231,7 +232,10 @@ NVML_CALL_CPU: Final = _counter(
     "nvml_measured_calls_cpu_seconds", "CPU time of the measured NVML calls.", _PER_CALL, "call"
 )
 NVML_CALL_TIME: Final = _counter(
-    "nvml_measured_calls_seconds", "Duration of the measured NVML calls.", _PER_CALL, "call"
+    "nvml_measured_calls_seconds",
+    "Duration of the measured NVML calls; for nvmlEventSetWait also the time until an event.",
+    _PER_CALL,
+    "call",
 )
 GPU_NVLINKS: Final = _gauge("gpu_nvlinks_up", "Active NVLinks of a GPU.", _PER_GPU, *DEVICE)
 

@@ -128,7 +128,8 @@ class SentinelStatus(NamedTuple):
 class NvmlCallCost(NamedTuple):
     """Cost of the measured NVML calls of one kind.
 
-    The agent measures about two readings of all GPUs in each ``gpu.slow-period``.
+    The agent measures about two readings of all GPUs in each ``gpu.slow-period``, and all calls that open the
+    library or wait for events.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class NvmlCallCost(NamedTuple):
     cpu_s: float
     """CPU time of the calling threads in the calls [s]."""
     duration_s: float
-    """Duration of the calls [s]."""
+    """Duration of the calls [s]; for ``nvmlEventSetWait`` also the time until an event."""
 
 
 class NvmlCosts(NamedTuple):

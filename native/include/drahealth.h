@@ -800,7 +800,10 @@ enum dh_nvml_call {
     DH_CALL_HANDLE,
     DH_CALL_IDENTITY,
     DH_CALL_FIELDS,
-    DH_CALL_SENSORS, /* temperatures, clock reasons */
+    DH_CALL_TEMPERATURE,
+    DH_CALL_MARGIN,
+    DH_CALL_CLOCK_REASONS,
+    DH_CALL_THRESHOLD,
     DH_CALL_LINKS,
     DH_CALL_MEMORY,
     DH_CALL_FABRIC,
@@ -813,11 +816,14 @@ enum dh_nvml_call {
     DH_CALL_NUM
 };
 
-/* Cost of the measured calls of one kind. Calls of the first two passes after each slow_ns are measured. */
+/*
+ * Cost of the measured calls of one kind: those of the first two passes after each slow_ns, and all of the threads
+ * that open the library and wait for events.
+ */
 struct dh_call_cost {
     uint64_t calls;
     uint64_t cpu_ns;
-    uint64_t wall_ns;
+    uint64_t wall_ns; /* for DH_CALL_WAIT, the time until an event included */
 };
 
 /* Costs of a GPU watch since its start. */

@@ -122,6 +122,8 @@ void dh_gpus_costs(struct dh_gpu_watch *w, struct dh_gpu_costs *out)
     uint32_t gpus = atomic_load_explicit(&w->gpus, memory_order_acquire);
 
     *out = (struct dh_gpu_costs){ 0 };
+    costs_add(out, &w->opener);
+    costs_add(out, &w->waiter);
     for (uint32_t i = 0; i < gpus && i < DH_GPU_MAX; i++) { /* the other process may have written any number */
         const struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
         uint64_t period_ns = load(&s->work.period_ns);

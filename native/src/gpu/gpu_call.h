@@ -23,6 +23,16 @@ void dh_gpus_notify(struct dh_gpu_watch *w);
 /* gpu_budget.c */
 void dh_call_measured(struct dh_caller *c, uint64_t call);
 
+/* Mark a call as under way, without a check that the library is open. */
+static inline void dh_call_mark(struct dh_caller *c, enum dh_nvml_call call, uint64_t now_ns)
+{
+    atomic_store(&c->current_call, dh_call_pack(call, now_ns));
+    if (c->is_measured) {
+        c->began_ns = dh_now_ns();
+        c->began_cpu_ns = dh_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    }
+}
+
 /*
  * dh_call_begin() - mark a call as under way. Return: false if the library was closed since the caller
  * entered the session; the call must then not be made.
@@ -34,16 +44,12 @@ void dh_call_measured(struct dh_caller *c, uint64_t call);
 static inline bool dh_call_begin(struct dh_gpu_watch *w, struct dh_caller *c, enum dh_nvml_call call,
                                  uint64_t now_ns)
 {
-    atomic_store(&c->current_call, dh_call_pack(call, now_ns));
+    dh_call_mark(c, call, now_ns);
     if (atomic_load(&w->epoch) != c->epoch) {
         atomic_store(&c->current_call, 0);
         return false;
     }
     c->calls++;
-    if (c->is_measured) {
-        c->began_ns = dh_now_ns();
-        c->began_cpu_ns = dh_clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    }
     return true;
 }
 

@@ -67,7 +67,7 @@ static void set_retire(struct dh_gpu_watch *w)
     if (used || !w->nvml.nvmlEventSetFree)
         return;
     /* even if the library is being closed */
-    atomic_store(&w->waiter.current_call, dh_call_pack(DH_CALL_REGISTER, dh_now_ns()));
+    dh_call_mark(&w->waiter, DH_CALL_REGISTER, dh_now_ns());
     w->nvml.nvmlEventSetFree(set);
     dh_call_end(w, &w->waiter, NVML_SUCCESS);
 }

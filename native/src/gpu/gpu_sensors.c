@@ -34,12 +34,12 @@ static nvmlReturn_t temp_of(struct dh_gpu_slot *s, nvmlDevice_t dev, uint64_t *v
     nvmlTemperature_t t = { .version = nvmlTemperature_v1, .sensorType = NVML_TEMPERATURE_GPU };
     unsigned int celsius = 0;
     nvmlReturn_t code =
-        DH_GPU_NVML(s, DH_CALL_SENSORS, nvmlDeviceGetTemperature, dev, NVML_TEMPERATURE_GPU, &celsius);
+        DH_GPU_NVML(s, DH_CALL_TEMPERATURE, nvmlDeviceGetTemperature, dev, NVML_TEMPERATURE_GPU, &celsius);
 
     *value = celsius;
     if (code != NVML_ERROR_FUNCTION_NOT_FOUND)
         return code;
-    code = DH_GPU_NVML(s, DH_CALL_SENSORS, nvmlDeviceGetTemperatureV, dev, &t);
+    code = DH_GPU_NVML(s, DH_CALL_TEMPERATURE, nvmlDeviceGetTemperatureV, dev, &t);
     *value = (uint64_t)(int64_t)t.temperature;
     return code;
 }
@@ -53,7 +53,7 @@ static nvmlReturn_t temp(struct dh_gpu_slot *s, unsigned int arg, uint64_t *valu
 static nvmlReturn_t margin(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
 {
     nvmlMarginTemperature_t m = { .version = nvmlMarginTemperature_v1 };
-    nvmlReturn_t code = CALL(DH_CALL_SENSORS, nvmlDeviceGetMarginTemperature, &m);
+    nvmlReturn_t code = CALL(DH_CALL_MARGIN, nvmlDeviceGetMarginTemperature, &m);
 
     (void)arg;
     *value = (uint64_t)(int64_t)m.marginTemperature;
@@ -63,7 +63,7 @@ static nvmlReturn_t margin(struct dh_gpu_slot *s, unsigned int arg, uint64_t *va
 static nvmlReturn_t clock_reasons(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
 {
     unsigned long long reasons = 0;
-    nvmlReturn_t code = CALL(DH_CALL_SENSORS, nvmlDeviceGetCurrentClocksEventReasons, &reasons);
+    nvmlReturn_t code = CALL(DH_CALL_CLOCK_REASONS, nvmlDeviceGetCurrentClocksEventReasons, &reasons);
 
     (void)arg;
     *value = reasons;
@@ -73,7 +73,7 @@ static nvmlReturn_t clock_reasons(struct dh_gpu_slot *s, unsigned int arg, uint6
 static nvmlReturn_t threshold(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
 {
     unsigned int celsius = 0;
-    nvmlReturn_t code = CALL(DH_CALL_SENSORS, nvmlDeviceGetTemperatureThreshold,
+    nvmlReturn_t code = CALL(DH_CALL_THRESHOLD, nvmlDeviceGetTemperatureThreshold,
                              (nvmlTemperatureThresholds_t)arg, &celsius);
 
     *value = celsius;

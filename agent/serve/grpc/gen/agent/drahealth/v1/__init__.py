@@ -525,7 +525,9 @@ class NvmlCosts(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class NvmlCallCost(betterproto.Message):
-    """Calls of about two passes per slow period are measured."""
+    """
+    Calls of about two passes per slow period are measured, and all that open the library or wait for events.
+    """
 
     kind: str = betterproto.string_field(1)
     """First function of the kind, such as "nvmlDeviceGetFieldValues"."""
