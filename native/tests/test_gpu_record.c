@@ -67,6 +67,56 @@ static void test_field_is_read_at_its_pace(void)
     gx_slot_free(s);
 }
 
+/* A field without a value is read although its event is awaited: the event announces changes only. */
+static void test_field_with_an_awaited_event_is_left_out_of_fast_passes(void)
+{
+    struct dh_gpu_slot *s = gx_slot(NULL, 0);
+
+    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
+        uint64_t event = dh_gpu_rows[f].announced_by;
+
+        check_row = dh_gpu_field_name(f);
+        if (dh_gpu_rows[f].pace != DH_PACE_FAST)
+            continue;
+        CHECK((event & DH_KNOWN_EVENTS) == event);
+        s->awaited = DH_KNOWN_EVENTS;
+        CHECK(is_planned(s, false, f));
+        dh_gpu_store(s, f, 0, 7);
+        CHECK_INT(is_planned(s, false, f), !event);
+        CHECK(is_planned(s, true, f));
+        s->awaited = DH_KNOWN_EVENTS & ~event;
+        CHECK(is_planned(s, false, f));
+    }
+    check_row = "";
+    CHECK(dh_gpu_rows[DH_GPU_ECC_CORRECTABLE].announced_by);
+    gx_slot_free(s);
+}
+
+static void test_events_are_awaited_while_the_waiter_waits_and_no_event_is_recent(void)
+{
+    struct dh_gpu_slot *s = gx_slot(NULL, 0);
+    uint64_t late_ns = 2 * DH_EVENT_WAIT_NS, slow_ns = s->w->opt.slow_ns;
+
+    atomic_store(&s->w->waited_ns, s->now_ns);
+    CHECK_U64(dh_gpu_awaited_events(s), 0); /* not registered */
+    atomic_store(&s->event_mask, 9);
+    CHECK_U64(dh_gpu_awaited_events(s), 9);
+    atomic_store(&s->w->waited_ns, s->now_ns + 1); /* the wait ended after this pass began */
+    CHECK_U64(dh_gpu_awaited_events(s), 9);
+    atomic_store(&s->w->waited_ns, s->now_ns - late_ns + 1);
+    CHECK_U64(dh_gpu_awaited_events(s), 9);
+    atomic_store(&s->w->waited_ns, s->now_ns - late_ns);
+    CHECK_U64(dh_gpu_awaited_events(s), 0);
+    atomic_store(&s->w->waited_ns, s->now_ns);
+    atomic_store(&s->event_ns, s->now_ns + 1);
+    CHECK_U64(dh_gpu_awaited_events(s), 0);
+    atomic_store(&s->event_ns, s->now_ns - slow_ns + 1);
+    CHECK_U64(dh_gpu_awaited_events(s), 0);
+    atomic_store(&s->event_ns, s->now_ns - slow_ns);
+    CHECK_U64(dh_gpu_awaited_events(s), 9);
+    gx_slot_free(s);
+}
+
 /* The GPU may be partitioned or reset later, and then support the field. */
 static void test_unsupported_field_is_retried_after_thirty_slow_passes(void)
 {
@@ -365,6 +415,8 @@ int main(void)
     test_code_classifies_field_and_gpu();
     test_gpu_status_is_its_worst_result();
     test_field_is_read_at_its_pace();
+    test_field_with_an_awaited_event_is_left_out_of_fast_passes();
+    test_events_are_awaited_while_the_waiter_waits_and_no_event_is_recent();
     test_unsupported_field_is_retried_after_thirty_slow_passes();
     test_failed_field_is_retried_in_the_next_pass();
     test_field_supported_later_is_read_in_every_pass();

@@ -76,6 +76,111 @@ static void test_event_with_details_causes_a_pass(void)
     gx_stop(&g);
 }
 
+/* Start a watch over GPUs whose slow fields are read once. */
+static struct gx started_slow(const char *scenario)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, scenario);
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    return g;
+}
+
+#define ROUNDS 10
+
+/* Let the fake count errors of both kinds, and wait until a pass has read the uncorrectable ones. */
+static void count_errors(struct gx *g, int64_t errors)
+{
+    gx_command(g, "gpu 0 set ecc.dram.correctable.volatile=%d ecc.dram.uncorrectable.volatile=%d", (int)errors,
+               (int)errors);
+    EVENTUALLY(gx_value(g, 0, DH_GPU_ECC_UNCORRECTABLE) == errors);
+}
+
+/*
+ * Count errors until the passes leave out the correctable ones, several times in a row: without a wait for events in
+ * time, as on a busy machine, they are read. Return: the number of errors.
+ */
+static int64_t await_pace_of_events(struct gx *g, int64_t errors)
+{
+    int left_out = 0;
+
+    for (int i = 0; i < 50 * ROUNDS && left_out < ROUNDS; i++) {
+        count_errors(g, ++errors);
+        left_out = gx_value(g, 0, DH_GPU_ECC_CORRECTABLE) < errors ? left_out + 1 : 0;
+    }
+    CHECK_INT(left_out, ROUNDS);
+    return errors;
+}
+
+static void test_announced_field_is_read_after_an_event_only(void)
+{
+    struct gx g = started_slow("profile h100 gpus=2");
+    int64_t errors;
+
+    gx_ready(&g, 2);
+    await_pace_of_events(&g, 0);
+    gx_command(&g, "gpu 1 event 0x1");
+    EVENTUALLY(gx_gpu(&g, 1)->event_count[0] == 1);
+    errors = await_pace_of_events(&g, 1000); /* the event is another GPU's */
+    gx_command(&g, "gpu 0 event 0x1");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+    for (int i = 0; i < ROUNDS; i++) { /* a driver may count errors after it announced them */
+        count_errors(&g, ++errors);
+        EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+    }
+    gx_stop(&g);
+}
+
+static void test_announced_field_is_read_in_each_pass_while_waits_fail(void)
+{
+    struct gx g = started_slow("profile h100 gpus=1");
+    int64_t errors;
+
+    gx_ready(&g, 1);
+    errors = await_pace_of_events(&g, 0);
+    gx_command(&g, "wait 15");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+    gx_stop(&g);
+}
+
+static void test_announced_field_without_registration_is_read_in_each_pass(void)
+{
+    struct gx g = started_slow("profile h100 gpus=2\ngpu 0 fail nvmlDeviceRegisterEvents 999");
+
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK && gx_gpu(&g, 1)->event_mask);
+    for (int errors = 1; errors <= ROUNDS; errors++) {
+        count_errors(&g, errors);
+        EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+    }
+    gx_stop(&g);
+}
+
+/* The budget stretches the period to 10 s; an uncorrectable error is read within the configured one. */
+static void test_uncorrectable_error_is_read_within_the_configured_period(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+    uint64_t passes, begun_ns, due_ns;
+
+    o.slow_ns = 3600 * DH_NS;
+    o.cpu_budget_ns = 1;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    EVENTUALLY(gx_gpu(&g, 0)->period_ns == 10 * DH_NS);
+    begun_ns = dh_now_ns();
+    passes = gx_gpu(&g, 0)->passes;
+    due_ns = gx_gpu(&g, 0)->heartbeat_ns + 10 * DH_NS;
+    gx_command(&g, "gpu 0 set ecc.dram.uncorrectable.volatile=1");
+    for (int i = 0; i < 50; i++)
+        gx_command(&g, "gpu 0 event 0x2");
+    EVENTUALLY(gx_gpu(&g, 0)->event_count[1] == 50);
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 1);
+    CHECK(gx_gpu(&g, 0)->heartbeat_ns < due_ns);
+    CHECK(gx_gpu(&g, 0)->passes - passes <= (dh_now_ns() - begun_ns) / o.period_ns + 2);
+    gx_stop(&g);
+}
+
 /* In bursts that fit into the fake's set while no wait is under way. */
 static void test_event_storm_is_counted_and_wakes_rate_limited(void)
 {
@@ -216,6 +321,10 @@ int main(void)
     test_xid_is_latched_in_its_gpu_and_instance();
     test_event_of_a_lost_gpu_is_counted_there();
     test_event_with_details_causes_a_pass();
+    test_announced_field_is_read_after_an_event_only();
+    test_announced_field_is_read_in_each_pass_while_waits_fail();
+    test_announced_field_without_registration_is_read_in_each_pass();
+    test_uncorrectable_error_is_read_within_the_configured_period();
     test_event_storm_is_counted_and_wakes_rate_limited();
     test_xids_beyond_the_table_evict_the_oldest();
     test_failed_wait_backs_off_and_registers_again();

@@ -317,7 +317,7 @@ static const char *check_copy_of(const void *was_before, const void *is_now)
         return "time went back";
     if (now->passes < now->slow_passes || !dh_gpu_is_valid(now, DH_GPU_PCIE_REPLAY))
         return "the record has a wrong size";
-    if (now->value[DH_GPU_ECC_CORRECTABLE] != now->value[DH_GPU_PCIE_REPLAY])
+    if (now->value[DH_GPU_ECC_UNCORRECTABLE] != now->value[DH_GPU_PCIE_REPLAY])
         return "two passes in one record";
     return NULL;
 }
@@ -346,7 +346,7 @@ static void test_reader_never_gets_a_torn_copy(void)
     source.bytes = g.cap;
     rx_start(&readers, &source, 2);
     for (uint64_t i = 1; i <= 200 * RX_CHANGES; i++) {
-        gx_command(&g, "gpu 0 set ecc.dram.correctable.volatile=+1 pcie.replay=+1");
+        gx_command(&g, "gpu 0 set ecc.dram.uncorrectable.volatile=+1 pcie.replay=+1");
         if (i % 200 == 0)
             EVENTUALLY(rx_have_seen(&readers, i / 200));
     }

@@ -140,6 +140,7 @@ static nvmlReturn_t run_event_set(struct dh_gpu_watch *w, uint64_t *backoff_ns)
         if (code)
             break;
         *backoff_ns = BACKOFF_MIN_NS;
+        atomic_store(&w->waited_ns, dh_now_ns());
         wait_publish(w, DH_STATE_OK, atomic_load(&w->register_err));
     }
     set_retire(w);

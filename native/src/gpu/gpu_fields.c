@@ -1,22 +1,39 @@
 /* gpu_fields.c - the table of fields that are read of a GPU, and the names of NVML's calls. */
 #include "gpu/gpus.h"
 
-#define FAST(name, fi) { name, DH_PACE_FAST, false, fi }
-#define SLOW(name, fi) { name, DH_PACE_SLOW, false, fi }
-#define LINK(name, fi) { name, DH_PACE_SLOW, true, fi }
-#define FIXED(name) { name, DH_PACE_FIXED, false, 0 }
+#define FAST(name, fi) { name, DH_PACE_FAST, false, fi, 0 }
+#define EVENT(name, fi, event) { name, DH_PACE_FAST, false, fi, event }
+#define SLOW(name, fi) { name, DH_PACE_SLOW, false, fi, 0 }
+#define LINK(name, fi) { name, DH_PACE_SLOW, true, fi, 0 }
+#define FIXED(name) { name, DH_PACE_FIXED, false, 0, 0 }
 
-/* The ids of the three throttle times are those of branch 580 and later; see dh_gpu_field_id(). */
+/*
+ * The ids of the three throttle times are those of branch 580 and later; see dh_gpu_field_id().
+ *
+ * A fast pass leaves out fields whose change an event announces, see dh_gpu_awaited_events(). If a driver accepts the
+ * registration and sends no event, such a field is late by the time between two slow passes, so it must be one that
+ * requires no action at once. These have an event and are FAST all the same:
+ *   recovery_action: it decides how severe every other fault is
+ *   ecc_uncorrectable: data was lost; errors of texture memory are counted without an event
+ *   remap_pending, remap_failure, retired_pending: the GPU must be reset or replaced
+ * They change with the counts of remappings and retirements. The events of P-states and clocks do not announce
+ * clock_reasons or slowed times, and come far more often than passes. Other fields have no event.
+ */
 const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM] = {
     [DH_GPU_RECOVERY_ACTION] = FAST("recovery_action", NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
     [DH_GPU_ECC_UNCORRECTABLE] = FAST("ecc_uncorrectable", NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
-    [DH_GPU_ECC_CORRECTABLE] = FAST("ecc_correctable", NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
-    [DH_GPU_REMAP_CORRECTABLE] = FAST("remap_correctable", NVML_FI_DEV_REMAPPED_COR),
-    [DH_GPU_REMAP_UNCORRECTABLE] = FAST("remap_uncorrectable", NVML_FI_DEV_REMAPPED_UNC),
+    [DH_GPU_ECC_CORRECTABLE] =
+        EVENT("ecc_correctable", NVML_FI_DEV_ECC_SBE_VOL_TOTAL, nvmlEventTypeSingleBitEccError),
+    [DH_GPU_REMAP_CORRECTABLE] =
+        EVENT("remap_correctable", NVML_FI_DEV_REMAPPED_COR, nvmlEventTypeDramRetirementEvent),
+    [DH_GPU_REMAP_UNCORRECTABLE] =
+        EVENT("remap_uncorrectable", NVML_FI_DEV_REMAPPED_UNC, nvmlEventTypeDramRetirementEvent),
     [DH_GPU_REMAP_PENDING] = FAST("remap_pending", NVML_FI_DEV_REMAPPED_PENDING),
     [DH_GPU_REMAP_FAILURE] = FAST("remap_failure", NVML_FI_DEV_REMAPPED_FAILURE),
-    [DH_GPU_RETIRED_SBE] = FAST("retired_sbe", NVML_FI_DEV_RETIRED_SBE),
-    [DH_GPU_RETIRED_DBE] = FAST("retired_dbe", NVML_FI_DEV_RETIRED_DBE),
+    [DH_GPU_RETIRED_SBE] =
+        EVENT("retired_sbe", NVML_FI_DEV_RETIRED_SBE, nvmlEventTypeDramRetirementEvent),
+    [DH_GPU_RETIRED_DBE] =
+        EVENT("retired_dbe", NVML_FI_DEV_RETIRED_DBE, nvmlEventTypeDramRetirementEvent),
     [DH_GPU_RETIRED_PENDING] = FAST("retired_pending", NVML_FI_DEV_RETIRED_PENDING),
     [DH_GPU_PCIE_REPLAY] = FAST("pcie_replay", NVML_FI_DEV_PCIE_REPLAY_COUNTER),
     [DH_GPU_MEM_TEMP] = FAST("mem_temp", NVML_FI_DEV_MEMORY_TEMP),
@@ -30,7 +47,7 @@ const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM] = {
     [DH_GPU_TEMP] = FAST("temp", 0),
     [DH_GPU_MARGIN] = FAST("margin", 0),
     [DH_GPU_CLOCK_REASONS] = FAST("clock_reasons", 0),
-    [DH_GPU_LINKS_UP] = { "links_up", DH_PACE_FAST, true, NVML_FI_DEV_NVLINK_GET_STATE },
+    [DH_GPU_LINKS_UP] = { "links_up", DH_PACE_FAST, true, NVML_FI_DEV_NVLINK_GET_STATE, 0 },
     [DH_GPU_ECC_MODE] = SLOW("ecc_mode", 0),
     [DH_GPU_ECC_MODE_PENDING] = SLOW("ecc_mode_pending", 0),
     [DH_GPU_ECC_UNCORRECTABLE_LIFE] = SLOW("ecc_uncorrectable_life", NVML_FI_DEV_ECC_DBE_AGG_TOTAL),

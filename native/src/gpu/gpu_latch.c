@@ -1,5 +1,5 @@
 /*
- * gpu_latch.c - counts events in the record of their GPU, and wakes the reader.
+ * gpu_latch.c - counts events in the record of their GPU, wakes the reader and requests passes.
  *
  * An event cannot be read again, so each type and each XID keeps its count, its last time and its last data.
  * A storm of events wakes the reader at most a hundred times a second.
@@ -12,6 +12,13 @@
 #define REREAD_EVENTS                                                                                  \
     (nvmlEventMigConfigChange | nvmlEventTypeDramRetirementEvent | nvmlEventTypeDramRetirementFailure | \
      nvmlEventTypeGpuUnavailableError | nvmlEventTypeGpuRecoveryAction)
+
+/* An event of an unknown GPU may be of any. */
+static void note_unassigned_event(struct dh_gpu_watch *w, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
+        atomic_store(&dh_gpu_slot_at(w, i)->event_ns, now_ns);
+}
 
 /* Find the GPU of a handle. Its UUID cannot be queried: a lost GPU does not answer. */
 static struct dh_gpu_slot *slot_of(struct dh_gpu_watch *w, nvmlDevice_t dev)
@@ -78,12 +85,13 @@ static bool latch_event(struct dh_gpu_slot *s, const nvmlEventData_t *event, uin
     return first;
 }
 
-static void request_pass(struct dh_gpu_slot *s, bool mig)
+/* Request a pass by setting @requested, a member of the GPU's slot. */
+static void request_pass(struct dh_gpu_slot *s, bool *requested)
 {
     pthread_mutex_lock(&s->w->lock);
-    s->pass_requested = true;
-    s->mig_pass_requested |= mig;
-    pthread_cond_broadcast(&s->w->changed);
+    if (!*requested)
+        pthread_cond_broadcast(&s->w->changed);
+    *requested = true;
     pthread_mutex_unlock(&s->w->lock);
 }
 
@@ -110,12 +118,21 @@ bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event)
     struct dh_gpu_slot *s = slot_of(w, event->device);
     uint64_t now_ns = dh_now_ns();
 
-    if (!s || !(event->eventType & DH_KNOWN_EVENTS))
+    if (!s) {
+        note_unassigned_event(w, now_ns);
+        return false;
+    }
+    atomic_store(&s->event_ns, now_ns);
+    if (!(event->eventType & DH_KNOWN_EVENTS))
         return false;
     if (latch_event(s, event, now_ns) || now_ns - w->notified_ns >= COALESCE_NS)
         publish_events(w, now_ns);
-    if (event->eventType & REREAD_EVENTS)
-        request_pass(s, event->eventType & nvmlEventMigConfigChange);
+    if (event->eventType & nvmlEventMigConfigChange)
+        request_pass(s, &s->mig_pass_requested);
+    else if (event->eventType & REREAD_EVENTS)
+        request_pass(s, &s->pass_requested);
+    else if (event->eventType & nvmlEventTypeDoubleBitEccError)
+        request_pass(s, &s->error_pass_requested);
     return true;
 }
 

@@ -35,6 +35,12 @@ nvmlReturn_t dh_gpu_note_status(struct dh_gpu_slot *s, nvmlReturn_t code)
     return code;
 }
 
+/* Whether a change of the field's value will be announced. */
+static bool is_awaited(const struct dh_gpu_slot *s, enum dh_gpu_field field)
+{
+    return (dh_gpu_rows[field].announced_by & s->awaited) && dh_gpu_is_valid(&s->work, field);
+}
+
 static bool is_wanted(const struct dh_gpu_slot *s, enum dh_gpu_field field)
 {
     enum dh_gpu_pace pace = dh_gpu_rows[field].pace;
@@ -44,10 +50,10 @@ static bool is_wanted(const struct dh_gpu_slot *s, enum dh_gpu_field field)
         return false;
     if (pace == DH_PACE_FIXED)
         return s->slow && !dh_gpu_is_valid(&s->work, field);
-    return pace == DH_PACE_FAST || s->slow;
+    return s->slow || (pace == DH_PACE_FAST && !is_awaited(s, field));
 }
 
-/* Choose the fields of this pass. A fast pass after a fast_ok pass reuses the choice. */
+/* Choose the fields of this pass. A fast pass after a fast_ok pass that awaits the same events reuses the choice. */
 void dh_gpu_plan_fields(struct dh_gpu_slot *s)
 {
     memset(s->due, 0, sizeof(s->due));

@@ -75,13 +75,17 @@ uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint6
     return next_ns > now_ns ? next_ns : now_ns + s->pub.period_ns;
 }
 
-/* Return when the next pass is due. Requested passes keep a minimum distance. The caller holds the lock. */
+/*
+ * Return when the next pass is due. Requested passes keep a minimum distance: for errors, which come in storms, the
+ * configured period. The caller holds the lock.
+ */
 static uint64_t next_due_ns(const struct dh_gpu_slot *s)
 {
     bool requested = s->pass_requested || s->mig_pass_requested || s->verify_requested;
-    uint64_t soon_ns = s->ended_ns + s->w->opt.period_ns / 10;
+    uint64_t distance_ns = requested ? s->w->opt.period_ns / 10 : s->w->opt.period_ns;
+    uint64_t soon_ns = s->ended_ns + distance_ns;
 
-    return requested && soon_ns < s->next_ns ? soon_ns : s->next_ns;
+    return (requested || s->error_pass_requested) && soon_ns < s->next_ns ? soon_ns : s->next_ns;
 }
 
 /* Run the pass that was due at @due_ns. The caller holds the lock. Return: the time of its end. */
@@ -91,7 +95,7 @@ static uint64_t run_pass(struct dh_gpu_slot *s, uint64_t due_ns, uint64_t now_ns
 
     s->slow = s->mig_pass_requested;
     s->verify_due = s->verify_requested;
-    s->pass_requested = s->mig_pass_requested = s->verify_requested = false;
+    s->pass_requested = s->mig_pass_requested = s->verify_requested = s->error_pass_requested = false;
     s->is_running = true;
     pthread_mutex_unlock(&w->lock);
     dh_gpu_pass_once(s);

@@ -103,6 +103,7 @@ struct dh_gpu_slot {
 
     /* under the lock */
     bool pass_requested, mig_pass_requested; /* run a pass at once */
+    bool error_pass_requested;   /* run a pass within the configured period, although the budget stretched it */
     bool is_running;             /* a thread runs a pass now */
     bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
     uint64_t next_ns, ended_ns;  /* when the next pass is due without a request; end of the last pass */
@@ -127,6 +128,7 @@ struct dh_gpu_slot {
     bool mig_due;
     bool verify_due; /* this pass gets a handle again although it has one */
     bool follows_slow;               /* this is the first pass after a slow one */
+    uint64_t awaited;              /* events whose fields this pass leaves out, unless it is slow */
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass reads */
     uint64_t via_function[DH_GPU_WORDS]; /* link fields that nvmlDeviceGetFieldValues does not support */
     uint64_t links;                /* bit set of links that answer */
@@ -142,6 +144,8 @@ struct dh_gpu_slot {
 
     /* shared between threads */
     uint64_t cpu_ns, switches;       /* of all passes; read by any thread */
+    _Atomic uint64_t event_mask;     /* registered events */
+    _Atomic uint64_t event_ns;       /* last event that was, or may have been, of this GPU */
     struct dh_seqlock gpu_seq, event_seq;
     struct dh_durations durations;
     struct dh_caller caller;
@@ -167,7 +171,6 @@ struct dh_gpu_slot {
     /* shared between threads */
     _Atomic(nvmlDevice_t) event_dev[2]; /* handle registered last, and the handle before: an event may name
                                            either */
-    _Atomic uint64_t event_mask;
     bool event_dirty;              /* used by the waiter only */
     char claimed_uuid[48]; /* UUID of the GPU that this record belongs to; empty: unknown. Under the lock */
 };
@@ -219,6 +222,7 @@ struct dh_gpu_watch {
     _Atomic uint32_t driver_major;
     _Atomic int32_t register_err;
     _Atomic uint64_t set_id;     /* number of the event set: odd while there is a set. Written under the lock */
+    _Atomic uint64_t waited_ns;  /* end of the last wait for events that did not fail */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;  /* with CLOCK_MONOTONIC */

@@ -163,11 +163,12 @@ static bool has_other_fields(struct dh_gpu_slot *s)
 /* Read the fields that are due. Return: whether the GPU may have other fields now, so that all must be read. */
 static bool read_all(struct dh_gpu_slot *s)
 {
-    uint64_t links = s->links;
+    uint64_t links = s->links, awaited = dh_gpu_awaited_events(s);
     bool is_other;
 
     s->fast_ok = !s->slow;
-    s->plan_reusable &= s->fast_ok;
+    s->plan_reusable &= s->fast_ok & (awaited == s->awaited);
+    s->awaited = awaited;
     s->unchanged = s->plan_reusable;
     if (!s->plan_reusable)
         dh_gpu_plan_fields(s);

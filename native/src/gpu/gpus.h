@@ -43,6 +43,22 @@ bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event);
 void dh_events_flush_delayed(struct dh_gpu_watch *w);
 
 /*
+ * Return the events that are certain to be delivered if they happen: those that the GPU is registered for, while the
+ * waiter waits in time. No event is awaited for slow_ns after any event of the GPU, or one that may be of it: faults
+ * come in groups, a driver may count an error after it announced it, and during a storm it may announce no more.
+ */
+static inline uint64_t dh_gpu_awaited_events(const struct dh_gpu_slot *s)
+{
+    const struct dh_gpu_watch *w = s->w;
+    uint64_t mask = atomic_load(&s->event_mask);
+
+    if (!mask || s->now_ns >= atomic_load(&w->waited_ns) + 2 * w->event_wait_ns ||
+        s->now_ns < atomic_load(&s->event_ns) + w->opt.slow_ns)
+        return 0;
+    return mask;
+}
+
+/*
  * gpu_text.c: texts of the library. The library may ignore the size of a buffer by some bytes, or forget the
  * end of the text, so texts are read into a buffer with room to spare.
  */
@@ -63,6 +79,7 @@ struct dh_gpu_row {
     uint8_t pace;     /* enum dh_gpu_pace */
     bool per_link;
     uint16_t field_id;      /* id for nvmlDeviceGetFieldValues, 0 = none */
+    uint16_t announced_by;  /* events of which one announces each change, 0 = none */
 };
 
 extern const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM];
