@@ -28,6 +28,7 @@ SXID_PREFIX: Final = "gpu.fabric.sxid."
 """First part of the code of a fault that an SXid reports; its number follows."""
 
 
+@lru_cache(64)
 def format_duration(seconds: float) -> str:
     """Format a duration in the largest unit that keeps it a whole number: ``90 s``, ``2 min``, ``1 h``."""
     for factor, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):

@@ -133,7 +133,8 @@ def gpu_probation_ns(limits: GpuLimits) -> int:
 
 def gpu_reading(view: GpuRuleInput, field: GpuField) -> Reading:
     """Return the GPU's newest reading of a field, or the reason why there is none."""
-    return view.sample[field] if view.sample else NEVER_READ
+    sample = view.sample
+    return sample.readings.get(field, NEVER_READ) if sample else NEVER_READ
 
 
 LONG_WINDOW_S: Final = 120
@@ -169,6 +170,9 @@ class GrowthLimit(NamedTuple):
         return GpuWakeCondition(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
 
 
+_UNREAD_GROWTH: Final = CounterGrowth(NEVER_READ, 0.0)
+
+
 @lru_cache(256)
 def _growth_finding(budget: GrowthLimit, code: str, severity: Severity) -> Finding:
     return Finding(code, severity, budget.evidence)
@@ -184,7 +188,7 @@ def growth_limit_result(
     """
     if view.rule_limit is not None:
         budget = budget._replace(events=view.rule_limit)
-    grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
+    grown = view.growth.get(budget.field, _UNREAD_GROWTH)
     found = _growth_finding(budget, code, severity)
     return counter_limit_result(
         grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason

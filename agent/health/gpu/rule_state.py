@@ -42,7 +42,7 @@ from agent.model.gpu import (
     NvmlSample,
 )
 from agent.model.persistent_faults import KnownGpu
-from agent.model.reading import SourceSample, SourceState
+from agent.model.reading import NEVER_READ, SourceSample, SourceState
 from agent.model.settings import GpuLimits, RuleOverride
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
@@ -388,9 +388,10 @@ def _next_per_gpu(
         return before if instances == before.instances else replace(before, instances=instances)
     now_seen = _features(sample)
     seen = seen._replace(links_up=seen.links_up | now_seen.links_up, ecc=seen.ecc or now_seen.ecc)
+    windows, readings, beat_ns = before.windows, sample.readings, sample.beat_ns
     new_windows = {
         which: append_reading(
-            before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS, reset_ends=True
+            windows.get(which, ()), readings.get(which, NEVER_READ), beat_ns, window_s * NS, reset_ends=True
         )
         for which, window_s in counter_windows_s(limits).items()
     }
@@ -415,8 +416,9 @@ def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleS
 def _growth(
     new_windows: Mapping[GpuField, RateWindow], sample: GpuSample, limits: GpuLimits
 ) -> dict[GpuField, CounterGrowth]:
+    readings = sample.readings
     return {
-        which: counter_growth(sample[which], new_windows.get(which, ()), window_s)
+        which: counter_growth(readings.get(which, NEVER_READ), new_windows.get(which, ()), window_s)
         for which, window_s in counter_windows_s(limits).items()
     }
 

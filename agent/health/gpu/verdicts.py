@@ -17,7 +17,15 @@ from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_ch
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_identifying_gpus, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, gpu_rules, gpu_views
 from agent.health.gpu.state import CachedGpu, GpuEvaluationResult, GpuVerdictCache, cached_gpu, next_gpu_cache
-from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row, evaluate_rule
+from agent.health.rules import (
+    OK,
+    CatalogRow,
+    Rule,
+    RuleInconclusive,
+    RuleResult,
+    cause_from_row,
+    evaluate_rule,
+)
 from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time, stall_cause
 from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
@@ -127,11 +135,19 @@ def evaluate_gpu(
         is_answering(view.sample, view.limits, view.now_ns),
         (not evaluation.previous_codes(device.name)),
     )
+    may_be_changed = bool(evaluation.settings.rules)
     for rule in rules:
-        if (change := evaluation.change_of(device.name, rule)) is None:
-            continue
-        is_valid = answering or rule.valid_when_stalled
-        result = evaluate_rule(rule, view, change.limit) if is_valid else NOT_ANSWERING_RESULT
+        limit = None
+        if may_be_changed:
+            if (change := evaluation.change_of(device.name, rule)) is None:
+                continue
+            limit = change.limit
+        if not (answering or rule.valid_when_stalled):
+            result: RuleResult = NOT_ANSWERING_RESULT
+        elif limit is None:
+            result = rule.evaluate(view)  # at each heartbeat 40 times per GPU, without a further call
+        else:
+            result = evaluate_rule(rule, view, limit)
         if result is OK and had_no_conditions and not rule.counts_growth:
             continue  # the most frequent case, and nothing changes
         rule_source = source if rule.source == "gpu" else evaluation.sources.get(rule.source, source)
