@@ -291,8 +291,8 @@ static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario,
         err = dh_gpus_open(&options, library, "-", NULL, 0, wake_fd, -1, &w);
     if (err)
         fail("GPU watch", err);
-    /* half a minute: all is found, and missing values are not queried any more */
-    for (int i = 0; i < 30; i++, now_ns += NS)
+    /* half a minute: all is found, and missing values are not queried any more; the next pass is not a slow one */
+    for (int i = 0; i <= 30; i++, now_ns += NS)
         if (dh_gpus_pass(w) <= 0)
             fail("first passes over GPUs", i);
     begin();
