@@ -24,9 +24,12 @@ from agent.bench.file_trees import (
     write_sysfs,
 )
 from agent.bench.processes import (
+    CHECK_S,
     HEALTH_METHOD,
+    WAIT_S,
     FakeNvml,
     FakeNvmlUnavailable,
+    ProcessError,
     StartedProcess,
     agent_socket,
     driver_socket,
@@ -46,9 +49,14 @@ PERIOD_MS: Final = 100
 XIDS: Final = (13, 31, 43)
 """XIDs of errors of programs, which end by themselves."""
 SUBSCRIBERS: Final = 8
+EVENTS_MIN: Final = 200
+"""Number of changes that a short run aims at."""
 EVENT_EVERY_S: Final = 0.25
+"""Time between two changes in a long run [s]."""
 RESTS: Final = 80
 """Number of rests in a long run."""
+REST_EVERY_S: Final = 1.0
+"""Shortest time between two rests [s]."""
 REST_S: Final = 3.0
 """Duration of a rest before the agent's resources are read, in a long run [s]."""
 WARM_UP: Final = 0.25
@@ -64,6 +72,8 @@ class Resources(NamedTuple):
     rss: int
     """Resident memory [bytes]."""
     descriptors: int
+    cgroup_descriptors: int
+    """Number of the descriptors that are files of cgroups, which the agent holds open within a budget."""
     threads: int
     kernel: int
     """Kernel memory of the open cgroup files and watches, as the agent estimates it [bytes]."""
@@ -103,9 +113,12 @@ def run(run_size: RunSize) -> SuiteOutcome:
             with start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^", agent) as client:
                 client.wait(lambda line: "found" in line)
             send_to_gpus = stack.enter_context(fake.connect(agent)).send if fake else None
-            churn = _Churn(tree, fixture_pool(directory / "sys"), send_to_gpus, driver_socket(directory))
+            change_pool, socket = fixture_pool(directory / "sys"), driver_socket(directory)
+            churn = _Churn(tree, change_pool, send_to_gpus, agent, socket)
             stack.callback(churn.disconnect_subscribers)
-            readings = list(_read_in_rests(agent, agent_socket(directory), churn, run_size.soak_s))
+            readings = list(
+                _read_in_rests(agent, tree.cgroupfs, agent_socket(directory), churn, run_size.soak_s)
+            )
     outcome.tables.append(summarize(readings, churn.events, run_size.soak_s, tree.backend))
     return outcome
 
@@ -118,6 +131,7 @@ class _Churn:
         tree: CgroupTree,
         change_pool: Callable[[int], int],
         send_to_gpus: Callable[[str], int] | None,
+        agent: StartedProcess,
         socket: Path,
     ) -> None:
         self.events = 0
@@ -125,6 +139,7 @@ class _Churn:
         self._pods = sorted({uid for uid, _ in tree.groups})
         self._change_pool = change_pool
         self._send_to_gpus = send_to_gpus
+        self._agent = agent
         self._socket = socket
         self._random = random.Random(1)
         self._subscribers = contextlib.ExitStack()
@@ -135,8 +150,11 @@ class _Churn:
         kind = self._random.randrange(20)
         if kind == 0:
             self.disconnect_subscribers()
-            crowd = start_module("agent.bench.subscribers", self._socket, "frames", HEALTH_METHOD)
-            self._subscribers.enter_context(crowd).send_line(f"{SUBSCRIBERS}")
+            module = start_module("agent.bench.subscribers", self._socket, "frames", HEALTH_METHOD)
+            crowd = self._subscribers.enter_context(module)
+            crowd.server = self._agent
+            crowd.send_line(f"{SUBSCRIBERS}")
+            crowd.wait(lambda line: "subscribers" in line)
         elif kind <= 3:
             self._change_pool(-self._random.randrange(2))
         elif kind <= 6 and self._send_to_gpus is not None:
@@ -156,26 +174,54 @@ class _Churn:
 
 
 def _read_in_rests(
-    agent: StartedProcess, socket: Path, churn: _Churn, duration_s: float
+    agent: StartedProcess, cgroupfs: Path, socket: Path, churn: _Churn, duration_s: float
 ) -> Iterator[Resources]:
     """Make changes for some time; yield the agent's resources at each rest."""
     began_s = time.monotonic()
-    interval_s = duration_s / RESTS
+    interval_s = max(duration_s / RESTS, REST_EVERY_S)
+    pause_s = min(EVENT_EVERY_S, duration_s / EVENTS_MIN)
     while (rest_s := time.monotonic() + interval_s) <= began_s + duration_s + interval_s:
         while time.monotonic() < rest_s:
             churn.make_change()
-            time.sleep(min(EVENT_EVERY_S, interval_s / 4))
+            time.sleep(pause_s)
         churn.disconnect_subscribers()
+        _wait_for_no_subscribers(agent, socket)
         time.sleep(min(REST_S, interval_s / 4))
         agent.require_running()
-        process = Path(f"/proc/{agent.pid}")
+        targets = _descriptor_targets(agent.pid)
         yield Resources(
-            time.monotonic() - began_s,
-            read_resident_bytes(agent.pid),
-            len(os.listdir(process / "fd")),
-            len(os.listdir(process / "task")),
-            asyncio.run(fetch_status(socket)).core.kernel_bytes,
+            at_s=time.monotonic() - began_s,
+            rss=read_resident_bytes(agent.pid),
+            descriptors=len(targets),
+            cgroup_descriptors=sum(target.is_relative_to(cgroupfs) for target in targets),
+            threads=len(os.listdir(f"/proc/{agent.pid}/task")),
+            kernel=asyncio.run(fetch_status(socket)).core.kernel_bytes,
         )
+
+
+def _wait_for_no_subscribers(agent: StartedProcess, socket: Path) -> None:
+    """Wait until the agent has noticed that its subscribers have left.
+
+    Raises:
+        ProcessError: The agent keeps connections, or has ended.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while counts := [one for one in asyncio.run(fetch_status(socket)).subscribers if one.connections]:
+        agent.require_running()
+        if all(one.socket == socket.name for one in counts):  # the connection that asked
+            return
+        if time.monotonic() > deadline:
+            raise ProcessError(f"agent: connections {WAIT_S:g} s after all subscribers left: {counts}")
+        time.sleep(CHECK_S)
+
+
+def _descriptor_targets(pid: int) -> list[Path]:
+    """Return what the open descriptors of a process refer to."""
+    targets = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the process closed it
+            targets.append(descriptor.readlink())
+    return targets
 
 
 def summarize(readings: Sequence[Resources], events: int, duration_s: float, backend: str) -> ResultTable:
@@ -201,6 +247,8 @@ def summarize(readings: Sequence[Resources], events: int, duration_s: float, bac
 
     add("rss", "RSS", "B", [reading.rss for reading in steady])
     add("descriptors", "open descriptors", "1", [reading.descriptors for reading in steady])
+    others = [reading.descriptors - reading.cgroup_descriptors for reading in steady]
+    add("descriptors.others", "of these, all but files of cgroups", "1", others)
     add("threads", "threads", "1", [reading.threads for reading in steady])
     add("kernel", "kernel memory, estimated by the agent", "B", [reading.kernel for reading in steady])
     rows.append(row_from_samples("soak.events", "changes", (events,), "1"))
