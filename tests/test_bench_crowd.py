@@ -25,9 +25,9 @@ FRAME: Final = 1 << 14
 class Peer:
     """h2 server and subscribed client, with the transport between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, received: list[bytes] | None = None) -> None:
         self.server = h2.connection.H2Connection(H2Configuration(client_side=False))
-        self.messages = MessageCounter()
+        self.messages = MessageCounter(received)
         self.events = self.server.receive_data(subscription_request(METHOD))
         self.server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
 
@@ -62,6 +62,17 @@ def test_messages_are_counted_for_any_chunk_size(chunk: int) -> None:
     assert peer.deliver(chunk) == 1
     peer.server.send_data(1, MESSAGE[4:] + MESSAGE)
     assert peer.deliver(chunk) == 2
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 5399, 1 << 16])
+def test_messages_are_kept_on_request_for_any_chunk_size(chunk: int) -> None:
+    received: list[bytes] = []
+    peer = Peer(received)
+    peer.server.send_data(1, MESSAGE)
+    peer.deliver(chunk)
+    peer.server.send_data(1, MESSAGE + MESSAGE)
+    peer.deliver(chunk)
+    assert received == [MESSAGE[5:]] * 3
 
 
 def test_padding_is_not_part_of_a_message() -> None:

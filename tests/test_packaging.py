@@ -103,32 +103,80 @@ def test_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
     assert printed.split() == [str(tmp_path / CORE), version]
 
 
-def run_clean(*command: str | Path, cwd: Path, bin_dir: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with the programs of a virtual environment, and without anything of the checkout."""
+def run_clean(
+    *command: str | Path, cwd: Path, bin_dir: Path, path: str = os.environ["PATH"]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with the programs of a virtual environment, and without anything of the checkout.
+
+    ``path`` lists the directories of further programs.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
-    environ = kept | {"PATH": f"{bin_dir}:{os.environ['PATH']}", "VIRTUAL_ENV": str(bin_dir.parent)}
+    environ = kept | {"PATH": f"{bin_dir}:{path}", "VIRTUAL_ENV": str(bin_dir.parent)}
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+
+
+def install(wheel: Path, directory: Path) -> Path:
+    """Install the wheel and its requirements into a new virtual environment; return its programs."""
+    venv.create(directory / "venv", with_pip=True)
+    bin_dir = directory / "venv/bin"
+    done = run_clean("pip", "install", "--quiet", wheel, cwd=directory, bin_dir=bin_dir)
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    return bin_dir
+
+
+NOT_MEASURED = """\
+poll: GPUs of the fake NVML: the fake NVML can be built in a checkout only
+encode: Google's protobuf is not installed
+publish: grpcio is not installed
+detect: GPUs: the fake NVML can be built in a checkout only
+idle: the lower bounds in C can be built in a checkout only
+idle: without GPUs: the fake NVML can be built in a checkout only
+startup: grpcio is not installed
+startup: without GPUs: the fake NVML can be built in a checkout only
+"""
+AGENT_ENVIRONMENT = """\
+from pathlib import Path
+from agent.bench.processes import HEALTH_METHOD, driver_socket, start_agent, start_subscriber
+here = Path()
+socket = driver_socket(here)
+with start_agent(here, []) as agent, start_subscriber(socket, HEALTH_METHOD, "", agent) as client:
+    client.wait(lambda line: "found" in line)
+    print(Path(f"/proc/{agent.pid}/environ").read_text().split("\\0"))
+"""
+
+
+def test_installed_bench_needs_no_compiler_and_no_grpcio(wheel: Path, tmp_path: Path) -> None:
+    """The wheel and its requirements alone, and no program in PATH but those of the environment."""
+    bin_dir = install(wheel, tmp_path)
+    bench = ("python", "-m", "agent.bench", "--quick")
+    done = run_clean(*bench, cwd=tmp_path, bin_dir=bin_dir, path="")
+    assert done.returncode == 0, done.stderr
+    progress = ("measuring ", "waiting for /tmp/drahealth-machine.lock")
+    assert [line for line in done.stderr.splitlines() if not line.startswith(progress)] == []
+    lines = done.stdout.splitlines()
+    for reason in NOT_MEASURED.splitlines():
+        assert lines.count(f"not measured: {reason}") == 1, reason
+    done = run_clean("python", "-c", AGENT_ENVIRONMENT, cwd=tmp_path, bin_dir=bin_dir, path="")
+    assert "'PYTHONMALLOC=malloc'" in done.stdout, done.stderr
 
 
 def test_readme_of_a_new_driver_is_followed_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """The last of its tests runs conform for 40 s."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    bin_dir = tmp_path / "venv/bin"
-    done = run_clean("pip", "install", "--quiet", wheel, cwd=tmp_path, bin_dir=bin_dir)
-    if done.returncode and "No matching distribution" in done.stderr:
-        pytest.skip("no package index can be reached")
-    assert done.returncode == 0, done.stderr
+    bin_dir = install(wheel, tmp_path)
     assert (
         run_clean("drahealth", "new-driver", "card.example.com", cwd=tmp_path, bin_dir=bin_dir).returncode
         == 0
     )
     made = tmp_path / "card-driver"
     (block,) = re.findall(r"^```\n(.*?)^```$", (made / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    install, check, *images = block.splitlines()
-    assert [line.split()[0] for line in (install, check, *images)] == ["pip", "python", "podman", "kubectl"]
-    for line in (install, check):
-        done = run_clean("bash", "-ec", line, cwd=made, bin_dir=bin_dir)
-        assert done.returncode == 0, done.stdout + done.stderr
+    setup, check, *images = block.splitlines()
+    assert [line.split()[0] for line in (setup, check, *images)] == ["pip", "python", "podman", "kubectl"]
+    done = run_clean("bash", "-ec", setup, cwd=made, bin_dir=bin_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_clean("bash", "-ec", check, cwd=made, bin_dir=bin_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
 

@@ -8,14 +8,13 @@ thread that reads bare sockets, where SIZE bytes are a message: the lower bound.
 
 ``follow METHOD MARKER`` is one gRPC subscriber and reads no standard input. It prints a line of JSON at start
 (the name of its gRPC library) and one for each message: arrival time (CLOCK_MONOTONIC, taken before the bytes
-are parsed), size, and the matches of the regular expression MARKER. It uses grpcio if installed, which
-behaves most like a kubelet's client; otherwise the agent's own client.
+are parsed), size, and the matches of the regular expression MARKER in the message. It uses grpcio if
+installed, which behaves most like a kubelet's client; otherwise it reads HTTP/2 frames.
 
 MessageCounter understands just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) to subscribe and to count
 messages. It decodes no message and costs next to nothing, so that the server's cost dominates a measurement.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import json
@@ -26,7 +25,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,9 +51,14 @@ class StreamEnded(Exception):
 
 
 class MessageCounter:
-    """Counter of the messages of one subscriber's stream, fed with the bytes of its connection."""
+    """Counter of the messages of one subscriber's stream, fed with the bytes of its connection.
 
-    def __init__(self) -> None:
+    Args:
+        messages: List to which each message is added; None: messages are only counted.
+    """
+
+    def __init__(self, messages: list[bytes] | None = None) -> None:
+        self._messages = messages
         self._bytes = bytearray()
         self._data = bytearray()
         self._read = 0
@@ -66,6 +70,8 @@ class MessageCounter:
             StreamEnded: The server sends no more messages.
         """
         if not self._bytes and not self._data and _is_one_message(data) and self._read < WINDOW // 4:
+            if self._messages is not None:
+                self._messages.append(data[HEAD + MESSAGE_HEAD :])
             self._read += len(data) - HEAD
             return 1, b""
         self._bytes += data
@@ -98,6 +104,8 @@ class MessageCounter:
             end = MESSAGE_HEAD + int.from_bytes(self._data[1:MESSAGE_HEAD], "big")
             if len(self._data) < end:
                 break
+            if self._messages is not None:
+                self._messages.append(bytes(self._data[MESSAGE_HEAD:end]))
             del self._data[:end]
             count += 1
         return count
@@ -276,15 +284,13 @@ def follow_stream(path: str, method: str, marker: str) -> None:
     """Subscribe to ``method`` on the socket ``path``; print a line for each message until the stream ends."""
     pattern = re.compile(marker.encode(), re.DOTALL)
     grpc = importlib.import_module("grpc") if importlib.util.find_spec("grpc") else None
-    _print_json(client=f"grpcio {grpc.__version__}" if grpc else "grpclib, which decodes each message first")
+    _print_json(client=f"grpcio {grpc.__version__}" if grpc else "a client that only reads HTTP/2 frames")
     while not Path(path).exists():  # after a failed attempt, grpcio waits a second
         time.sleep(0.001)
     if grpc:
         _follow_grpcio(grpc, path, method, pattern)
     else:
-        # imported here: slower to load than grpcio
-        follow = importlib.import_module("agent.serve.agent_api.client").follow
-        asyncio.run(_follow_agent_client(follow(Path(path)), pattern))
+        _follow_frames(path, method, pattern)
 
 
 def _find_markers(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
@@ -298,11 +304,21 @@ def _follow_grpcio(grpc: Any, path: str, method: str, pattern: re.Pattern[bytes]
         _print_json(t_ns=t_ns, size=len(data), found=_find_markers(pattern, data))
 
 
-async def _follow_agent_client(reports: AsyncIterator[object], pattern: re.Pattern[bytes]) -> None:
-    async for report in reports:
-        t_ns = time.monotonic_ns()
-        text = repr(report).encode()
-        _print_json(t_ns=t_ns, size=len(text), found=_find_markers(pattern, text))
+def _follow_frames(path: str, method: str, pattern: re.Pattern[bytes]) -> None:
+    messages: list[bytes] = []
+    counter = MessageCounter(messages)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(subscription_request(method))
+        while data := connection.recv(1 << 16):
+            t_ns = time.monotonic_ns()
+            _, reply = counter.receive(data)
+            if reply:
+                connection.sendall(reply)
+            for message in messages:
+                _print_json(t_ns=t_ns, size=len(message), found=_find_markers(pattern, message))
+            messages.clear()
+    raise StreamEnded(f"socket {path}: the server closed the connection")
 
 
 def main(path: str, kind: str, argument: str, marker: str = "") -> None:
