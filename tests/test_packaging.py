@@ -147,6 +147,7 @@ with start_agent(here, []) as agent, start_subscriber(socket, HEALTH_METHOD, "",
 """
 
 
+@pytest.mark.timeout(1200)
 def test_installed_bench_needs_no_compiler_and_no_grpcio(wheel: Path, tmp_path: Path) -> None:
     """The wheel and its requirements alone, and no program in PATH but those of the environment."""
     bin_dir = install(wheel, tmp_path)

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any, Final
 
 import trio
-from trio.testing import MockClock
 
 from agent.bench.file_trees import (
     CgroupTree,
@@ -136,6 +135,8 @@ def count_evaluations() -> int:
     """Count the evaluations of the engine loop in a minute without changes, with the default timing."""
     source = _IdleSource()
     try:
+        from trio.testing import MockClock  # loads pytest if it is installed
+
         return trio.run(_count_minute, source, clock=MockClock(autojump_threshold=0))
     finally:
         os.close(source.fileno())

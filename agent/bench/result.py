@@ -252,6 +252,8 @@ class RunSize:
     """Numbers of GPUs of the fake NVML at which polling is timed."""
     betterproto_devices: int
     """Number of devices in the longest list that betterproto encodes; 1,000 devices take 150 ms."""
+    nvml_inside: bool
+    """Whether the detection of GPU faults is also timed with NVML in the agent's own process."""
     causes: int
     """Number of changes made to time each other kind of detection."""
     events: int
@@ -295,6 +297,7 @@ FULL: Final = RunSize(
     groups=(10, 100, 500, 1000),
     gpus=(1, 8, 16),
     betterproto_devices=1000,
+    nvml_inside=True,
     causes=40,
     events=100,
     oom_kills=100,
@@ -315,13 +318,14 @@ FULL: Final = RunSize(
 QUICK: Final = RunSize(
     warm_rounds=20,
     warm_limit_s=0.1,
-    cold_rounds=3,
+    cold_rounds=2,
     cold_baselines=False,
     groups=(10, 100),
     gpus=(8,),
     betterproto_devices=128,
-    causes=2,
-    events=2,
+    nvml_inside=False,
+    causes=1,
+    events=1,
     oom_kills=0,
     hotplugs=0,
     detect_periods_ms=(10,),
@@ -329,8 +333,8 @@ QUICK: Final = RunSize(
     published_devices=(128,),
     starts=1,
     imports=False,
-    idle_s=1.2,
-    settle_s=0.4,
+    idle_s=1.0,
+    settle_s=0.3,
     strace_s=0.0,
     sizes=(8, 1000),
     pods=0,

@@ -71,21 +71,22 @@ def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
     try:
         for batch in split_into_batches(run_size.causes, GPUS // 2):
             library = _measure_agent(GPU_CONFIG, len(batch), events, hangs)
-            _measure_agent(f"{GPU_CONFIG}process = false\n", len(batch), events_inside, None)
+            if run_size.nvml_inside:
+                _measure_agent(f"{GPU_CONFIG}process = false\n", len(batch), events_inside, None)
     except FakeNvmlUnavailable as reason:
         outcome.skipped.append(f"detect: GPUs: {reason}")
         return
-    rows = (
-        row_from_samples("detect.nvml", f"XID {XID} as an event of NVML", seconds_from_ns(events), "s"),
-        row_from_samples(
-            "detect.nvml.inside",
-            "the same with NVML inside the agent (gpu.process = false)",
-            seconds_from_ns(events_inside),
-            "s",
-        ),
-        row_from_samples(
-            "detect.hang", "NVML call that hangs: minus its deadline", seconds_from_ns(hangs), "s"
-        ),
+    measured = {
+        "nvml": (f"XID {XID} as an event of NVML", events),
+        "nvml.inside": ("the same with NVML inside the agent (gpu.process = false)", events_inside),
+        "hang": ("NVML call that hangs: minus its deadline", hangs),
+    }
+    if not run_size.nvml_inside:
+        del measured["nvml.inside"]
+        outcome.skipped.append("detect: NVML inside the agent: skipped by --quick")
+    rows = tuple(
+        row_from_samples(f"detect.{key}", label, seconds_from_ns(latencies), "s")
+        for key, (label, latencies) in measured.items()
     )
     notes = (
         f"one subscriber, {library}; from before the command to the fake NVML",

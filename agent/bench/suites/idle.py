@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -268,9 +269,13 @@ sqlite3.connect(":memory:").execute("SELECT 1").close()
 
 def _library_row(key: str) -> ResultRow:
     """Measure the memory of an interpreter with the agent's libraries and the environment of the unit."""
-    done = run_program(LIBRARIES, environment=UNIT_ENVIRONMENT)
     label = "  lower bound: the interpreter and the agent's libraries"
-    return row_from_samples(key, label, (done.end_rss,), "B")
+    return row_from_samples(key, label, (_measure_libraries(),), "B")
+
+
+@cache
+def _measure_libraries() -> int:
+    return run_program(LIBRARIES, environment=UNIT_ENVIRONMENT).end_rss
 
 
 def _memory_rows(pid: int) -> list[ResultRow]:
