@@ -123,6 +123,12 @@ MISTAKES: Final = {
         "    if not (is_full or snapshot.gpus or snapshot.clear_requests):\n",
         ("opcodes.change_8_gpus",),
     ),
+    "a further call for each rule of a GPU": Mistake(
+        "agent/health/gpu/verdicts.py",
+        "        elif limit is None:\n",
+        "        elif limit is None and evaluation.change_of(device.name, rule):\n",
+        ("opcodes.heartbeat_8_gpus",),
+    ),
     "a heartbeat wakes the I/O thread twice": Mistake(
         "agent/system/threads/latest_value.py",
         "                waiter.set_result(None)\n",

@@ -262,7 +262,8 @@ def _discard(_: object) -> None:
 
 
 CGROUP_EVENT: Final = "cgroup_event"
-CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8, CGROUP_EVENT: 0}
+HEARTBEAT: Final = "heartbeat_8_gpus"
+CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8, CGROUP_EVENT: 0, HEARTBEAT: 8}
 """Number of GPUs in each workload of count_change_opcodes(), which declares as many CPUs, too."""
 _DEFER: Final = "from agent.system.deferred_modules import defer_modules; defer_modules(); "
 START_IMPORTS: Final = {
@@ -292,8 +293,9 @@ def count_change_opcodes(name: str) -> int:
     """Return the number of Python opcodes that the agent executes when a hugepage pool shrinks.
 
     The count ends with the message for the kubelet. In the workload CGROUP_EVENT, a container runs out of
-    memory instead, and the count ends with the report for clients of the agent's socket. A separate process
-    counts the opcodes, because a process that has loaded the fake NVML keeps its GPUs.
+    memory instead, and the count ends with the report for clients of the agent's socket. In the workload
+    HEARTBEAT, nothing changes, and everything is evaluated as at a heartbeat. A separate process counts the
+    opcodes, because a process that has loaded the fake NVML keeps its GPUs.
 
     Raises:
         FakeNvmlUnavailable: The workload has GPUs, and the fake NVML cannot be built.
@@ -305,7 +307,7 @@ def count_change_opcodes(name: str) -> int:
         if gpus:
             fake = write_gpu_scenario(root, gpus)
             environment, library = fake.environment, str(fake.library)
-        arguments = f"{str(root)!r}, {library!r}, {gpus}, is_event={name == CGROUP_EVENT}"
+        arguments = f"{str(root)!r}, {library!r}, {gpus}, {name!r}"
         program = f"from agent.bench.idle_counts import _print_opcodes as p; p({arguments})"
         return int(run_python(["-c", program], environment))
 
@@ -323,8 +325,9 @@ def run_python(arguments: list[str], environment: Mapping[str, str] | None = Non
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> None:
-    """Count Python's opcodes for one change in this process, and print the number."""
+def _print_opcodes(root: str, library: str, gpus: int, name: str) -> None:
+    """Count Python's opcodes for one workload in this process, and print the number."""
+    is_event, is_heartbeat = name == CGROUP_EVENT, name == HEARTBEAT
     directory = Path(root)
     write_sysfs(directory / "sys")
     write_machine_files(directory, 0)
@@ -395,10 +398,11 @@ def _print_opcodes(root: str, library: str, gpus: int, *, is_event: bool) -> Non
                 f"C sampler: an event of a cgroup did not wake the reader within {STALL_S:g} s"
             )
     else:
-        shrink_pool(directory / "sys")
+        if not is_heartbeat:
+            shrink_pool(directory / "sys")
         run_passes()
-    print(count_opcodes(partial(_evaluate, loop, is_woken=True)))
-    assert len(reports) == before + 1, "the evaluation must publish the change"
+    print(count_opcodes(partial(_evaluate, loop, is_woken=not is_heartbeat)))
+    assert len(reports) - before == (not is_heartbeat), "the evaluation must publish the change"
     assert len(reports[-1].notes) == is_event
     sampler.stop(STALL_S)
 
