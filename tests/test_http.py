@@ -342,6 +342,48 @@ def test_request_with_bytes_beyond_ascii_ends_its_connection_without_a_log_line(
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "A"},
+        {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"},
+    ],
+    ids=["h2c", "websocket"],
+)
+def test_request_to_upgrade_is_answered_as_any_other(
+    fake: FakeAgent, caplog: pytest.LogCaptureFixture, upgrade: dict[str, str]
+) -> None:
+    with serving(fake.app) as server:
+        assert get(server.addresses[0], "/healthz", upgrade).status == 200
+    assert not caplog.records
+
+
+def test_http2_tunnel_is_refused(short_tmp: Path, fake: FakeAgent, caplog: pytest.LogCaptureFixture) -> None:
+    path = short_tmp / "http.sock"
+    tunnel = [(":method", "CONNECT"), (":protocol", "websocket"), *http2_request("/healthz")[1:]]
+    with serving(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
+        client.headers(1, [(name.encode(), text.encode()) for name, text in tunnel])
+        client.next_of(RST_STREAM, 1)
+        client.headers(3, [(a.encode(), b.encode()) for a, b in http2_request("/healthz")])
+        assert client.next_headers(3)[":status"] == "200"
+    assert not caplog.records
+
+
+def test_data_for_an_answered_request_are_ignored(
+    short_tmp: Path, fake: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = short_tmp / "http.sock"
+    request = [(b":method", b"POST"), *((a.encode(), b.encode()) for a, b in http2_request("/healthz")[1:])]
+    with serving(fake.app, ListenAddress("", path=str(path))), RawClient(path) as client:
+        client.headers(1, request)
+        assert client.next_headers()[":status"] == "405"
+        while client.next_of(DATA, 1)[0] != END_STREAM:
+            pass
+        client.send(frame(DATA, 0, 1, b"late") + frame(PING, 0, 0, b"the last"))
+        assert client.next_of(PING, 0) == (ACK, b"the last")
+    assert not caplog.records
+
+
 def test_http2_priorities_are_ignored(fake: FakeAgent) -> None:
     """A client may prioritize more streams than Hypercorn's tree has room for."""
     client = H2Connection(H2Configuration(client_side=True))

@@ -15,13 +15,16 @@ from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import h11
 import hypercorn.protocol
+from h2.errors import ErrorCodes
 from h2.events import DataReceived, RequestReceived, StreamReset
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.utils import wrap_app
 from hyperframe.frame import DataFrame, PingFrame, RstStreamFrame, SettingsFrame
 
@@ -509,6 +512,25 @@ class ConnectionContext(WorkerContext):
         self.on_flood = on_flood
 
 
+class LimitedH11Protocol(H11Protocol):
+    """HTTP/1 connection of Hypercorn that answers a request to upgrade as any other.
+
+    RFC 9113 deprecates the upgrade to h2c; Hypercorn does not check its settings. The preface begins HTTP/2.
+    No endpoint has WebSockets.
+    """
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if (event.method, event.target, event.http_version) == (b"PRI", b"*", b"2.0"):
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        method, target, version = request.method, request.target, request.http_version
+        await super()._create_stream(
+            h11.Request(method=method, headers=kept, target=target, http_version=version)
+        )
+
+
 class LimitedH2Protocol(H2Protocol):
     """HTTP/2 connection of Hypercorn that ends with GOAWAY if the client sends too many control frames.
 
@@ -526,14 +548,20 @@ class LimitedH2Protocol(H2Protocol):
         budget.limit(self.connection, CONTROL_FRAMES)
 
     async def _handle_events(self, events: list[Any]) -> None:
-        """Handle the events of received data. A request that the client has already reset does not begin;
-        data for a request that is already answered are ignored, which is a KeyError in Hypercorn."""
+        """Handle the events of received data.
+
+        A request that the client has already reset does not begin, nor does a tunnel (CONNECT). Data for a
+        request that is already answered are ignored, which is a KeyError in Hypercorn.
+        """
         reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
         for event in events:
             if isinstance(event, RequestReceived) and event.stream_id in reset:
                 continue
             if isinstance(event, DataReceived) and event.stream_id not in self.streams:
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                continue
+            if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
+                self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
                 continue
             await super()._handle_events([event])
         await self._flush()
@@ -542,6 +570,7 @@ class LimitedH2Protocol(H2Protocol):
         pass
 
 
+hypercorn.protocol.H11Protocol = LimitedH11Protocol  # type: ignore[attr-defined]
 hypercorn.protocol.H2Protocol = LimitedH2Protocol  # type: ignore[attr-defined, assignment]
 
 
