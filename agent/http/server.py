@@ -229,7 +229,7 @@ class HttpServer:
             return
         served = [one for one in self._connections.values() if not one.is_aborted]
         if len(served) >= self.connections_max:
-            min(served, key=lambda one: (not one.paced.is_waiting, one.newest_s)).abort()
+            min(served, key=lambda one: (not one.paced.is_too_fast, one.newest_s)).abort()
             self._note_closed()
         paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
         progress = ResponseProgress(self._asgi, writer, self._unsent, paced)
@@ -472,8 +472,8 @@ class PacedReader:
         self._budget = budget
         self._left = float(RECEIVE_NEW)
         self._earned_s = budget.clock()
-        self.is_waiting = False
-        """True: the client has sent more than it may, and has to wait."""
+        self.is_too_fast = False
+        """True: the client had to wait, and not all that it has sent is read."""
 
     def at_eof(self) -> bool:
         """Return True if no data are left and the client sends no more, or the connection is being closed."""
@@ -493,13 +493,13 @@ class PacedReader:
             if self._left <= 0:
                 self._left += self._budget.take(RECEIVE_STEP - self._left)
             if self._left <= 0:
-                self.is_waiting = True
-                try:
-                    await asyncio.sleep(-self._left / per_s)
-                finally:
-                    self.is_waiting = False
-        data = await self._reader.read(min(size, RECEIVE_STEP))
+                self.is_too_fast = True
+                await asyncio.sleep(-self._left / per_s)
+        size = min(size, RECEIVE_STEP)
+        data = await self._reader.read(size)
         self._left -= len(data)
+        if len(data) < size:
+            self.is_too_fast = False
         return data
 
 
