@@ -28,16 +28,27 @@ from cli_reports import report as sample_report
 from explain_node import claim_object, pod_object, prepared_claim
 from grpclib import GRPCError
 from hpack import Encoder
+from http_agents import full_agent
 from kubelet_files import checkpoint
 from kubernetes_samples import POD
 from log_lines import CASES as LOG_LINES
 from patience import PATIENCE_S
 from record_files import DIRECTORY as RECORDS
-from usage_samples import device_usage
 from wire.google import message_class
 from wire.link import METHODS, claim
 from wire.link import message as link_message
-from wire.raw import DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame, request_headers
+from wire.raw import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    request_headers,
+)
 from wire.raw import message as grpc_message
 from wire.serving import Serving, device
 
@@ -50,10 +61,12 @@ from agent.devices.consumers import kube_objects
 from agent.errors import ConfigError, ProbeError
 from agent.health.gpu.xid.log_lines import parse_line
 from agent.health.kernel_log.parse import parse_host_line
+from agent.http.server import HttpServer
 from agent.http.web_config import read_web_config
 from agent.model.health import Taints
 from agent.model.persistent_faults import PersistentState
-from agent.model.settings import UsageHistoryLimits
+from agent.model.report import AgentStatus
+from agent.model.socket_address import ListenAddress
 from agent.node.nvml_process_main import decode_inventory
 from agent.prepare.claim_parser import parse_claim
 from agent.prepare.errors import BadConfigError, TransientError
@@ -79,8 +92,10 @@ from agent.store.driver_files import (
     encode_taints,
 )
 from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
-from agent.store.history_file import HistoryFile, read_history
 from agent.store.state_files import UnusableFile
+from agent.system.threads.loop_thread import AsyncioThread
+
+from .history_damage import DamagedHistory
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 INPUT_MAX: Final = 16_384
@@ -175,17 +190,43 @@ def _http2_seeds() -> list[bytes]:
     return [frame(SETTINGS, 0, 0) + call, frame(SETTINGS, 0, 0) + frame(PING, 0, 0, b"12345678") + call]
 
 
+def _http_seeds() -> list[bytes]:
+    """Return what a client of the HTTP server sends: HTTP/1.1, its upgrades, and HTTP/2."""
+    host = b"Host: x\r\n"
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAA\r\n"
+    websocket = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"
+    encoder = Encoder()
+    begin = PREFACE + frame(SETTINGS, 0, 0)
+    fields = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/?first=1"), (b":authority", b"x")]
+    get = frame(HEADERS, END_HEADERS | END_STREAM, 1, encoder.encode(fields))
+    fields[0], fields[2] = (b":method", b"POST"), (b":path", b"/metrics")
+    post = frame(HEADERS, END_HEADERS, 3, encoder.encode(fields)) + frame(DATA, 0, 3, b"body")
+    connect = [(b":method", b"CONNECT"), (b":protocol", b"websocket"), *fields[1:]]
+    return [
+        b"GET /healthz HTTP/1.1\r\n" + host + b"\r\nGET /nothing HTTP/1.1\r\n" + host + b"\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + host + b"Accept: application/openmetrics-text;version=1.0.0\r\n\r\n",
+        b"POST /api/v1/report HTTP/1.1\r\n" + host + chunks,
+        b"GET /page.css HTTP/1.1\r\n" + host + upgrade + b"\r\n" + begin,
+        b"GET /events HTTP/1.1\r\n" + host + websocket + key + b"\r\n\x81\x01a",
+        begin + get,
+        begin + get + post + frame(RST_STREAM, 0, 3, b"\0\0\0\x08"),
+        begin + frame(HEADERS, END_HEADERS, 1, Encoder().encode(connect)) + frame(DATA, 0, 1, b"\x81\x01a"),
+    ]
+
+
 class _Errors(logging.Handler):
-    """Log handler that keeps the errors of a server's thread, which are bugs."""
+    """Log handler that keeps the errors of servers' threads, which are bugs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.thread: int | None = None
-        """Identifier of the thread; other threads log errors of earlier tests."""
+        self.threads: set[int | None] = set()
+        """Identifiers of the threads; other threads log errors of earlier tests."""
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self.thread:
+        if record.thread in self.threads:
             self.texts.append(self.format(record))
 
 
@@ -193,21 +234,48 @@ class ServerBug(Exception):
     """A server has logged an error, or serves others no more."""
 
 
-def _send(socket_path: Path, errors: _Errors, data: bytes) -> object:
-    """Send bytes after the preface on a connection of their own; returns the size of the answer."""
-    received = 0
+@contextmanager
+def _http_server(path: Path, errors: _Errors) -> Iterator[None]:
+    """Serve an agent by HTTP on a unix socket, with a thousand times the usual limit of received bytes."""
+    fake = full_agent()
+    fake.change(status=lambda: AgentStatus("1.2.3", 1, 1_700_000_000.0, 2.5, 40 << 20, 9, 60))
+    server = HttpServer([ListenAddress("", path=str(path))], fake.app)
+    server._received.clock = lambda: 1000 * time.monotonic()
+    thread = AsyncioThread(server.run, on_failure=lambda _: None, name="fuzz-http")
+    thread.start(PATIENCE_S)
+    errors.threads.add(thread._thread.ident)
+    try:
+        yield
+    finally:
+        assert thread.stop(PATIENCE_S)
+
+
+def _kind_of_answer(answer: bytes) -> str:
+    """Return the status of an answer in HTTP/1.1, or the types of the first frames."""
+    if answer.startswith(b"HTTP/1.1 "):
+        return answer[9:12].decode()
+    kinds, rest = "", answer
+    while len(rest) >= 9 and len(kinds) < 8:
+        kinds += f"{rest[3]:x}"
+        rest = rest[9 + int.from_bytes(rest[:3], "big") :]
+    return f"frames {kinds}"
+
+
+def _send(socket_path: Path, errors: _Errors, preface: bytes, data: bytes) -> str:
+    """Send bytes after the preface on a connection of their own; returns the kind of the answer."""
+    received = b""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)
         sock.connect(str(socket_path))
         sock.settimeout(SOCKET_S)
         with suppress(OSError):  # the server has closed the connection, or waits for more
-            sock.sendall(PREFACE + data)
+            sock.sendall(preface + data)
             sock.shutdown(socket.SHUT_WR)
             while part := sock.recv(65_536):
-                received += len(part)
+                received += part
     if errors.texts:
         raise ServerBug(errors.texts.pop())
-    return received
+    return _kind_of_answer(received)
 
 
 def _load_config(directory: Path, data: bytes) -> object:
@@ -287,19 +355,6 @@ def _read_record(directory: Path, frames: Sequence[bytes], data: bytes) -> objec
     return f"{steps} steps{' without state' if lost else ''}{' until damage' if reader.problem else ''}"
 
 
-def _read_history(directory: Path, data: bytes) -> object:
-    path = directory / "history.sqlite"
-    path.write_bytes(data)
-    return len(read_history(path).ended)
-
-
-def _history_seed(directory: Path) -> bytes:
-    path = directory / "seed.sqlite"
-    file = HistoryFile(path, UsageHistoryLimits())
-    file.write_uses([device_usage(1), device_usage(2, active=True)], (), 1.0, delete_by_age=False)
-    return path.read_bytes()
-
-
 @contextmanager
 def open_targets() -> Iterator[dict[str, Target]]:
     """Yield all targets by name, with the server and the directory that some of them use."""
@@ -344,11 +399,14 @@ def open_targets() -> Iterator[dict[str, Target]]:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as name,
         Serving(Path(name) / "run") as serving,
+        _http_server(Path(name) / "http.sock", errors),
     ):
-        errors.thread = serving.thread._thread.ident
+        history = DamagedHistory(Path(name))
+        errors.threads.add(serving.thread._thread.ident)
         serving.publish(device())
         yield {
-            "http2": Target(_http2_seeds(), partial(_send, serving.health, errors), ()),
+            "http2": Target(_http2_seeds(), partial(_send, serving.health, errors, PREFACE), ()),
+            "http": Target(_http_seeds(), partial(_send, Path(name) / "http.sock", errors, b""), ()),
             **{
                 f"link-{method}": Target([seed], decoders[method], (GRPCError,))
                 for method, seed in _link_seeds().items()
@@ -365,9 +423,7 @@ def open_targets() -> Iterator[dict[str, Target]]:
             "declaration": Target(
                 [declared], lambda data: parse_declaration(data, DRIVER, "n"), (ConfigError,)
             ),
-            "history": Target(
-                [_history_seed(Path(name))], partial(_read_history, Path(name)), (UnusableFile,)
-            ),
+            "history": Target(history.seeds(), history.use, (UnusableFile,)),
             "gpu-faults": Target(
                 [encode_gpu_faults(PersistentState(runs=3))], decode_gpu_faults, (UnusableFile,)
             ),
