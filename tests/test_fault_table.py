@@ -54,10 +54,12 @@ def test_reliability_page_is_current() -> None:
 
 
 def test_saved_figures_replace_only_their_section_of_the_page() -> None:
-    other = read_figures() | {"kills": {"kills": 7, "prepares": 30, "usages": 20, "lost": 1, "seconds": 60}}
+    other = read_figures() | {
+        "kills": {"kills": 7, "prepares": 30, "usages": 20, "changes": 9, "lost": 1, "seconds": 60}
+    }
     page = with_figures(markdown(read_faults(), read_figures()), other)
     assert page == markdown(read_faults(), other)
-    assert "1 min, 7 SIGKILLs | 30 prepares and 20 usages recorded, 1 lost" in page
+    assert "1 min, 7 SIGKILLs | 30 prepares, 20 usages and 9 changes of verdicts recorded, 1 lost" in page
 
 
 @pytest.mark.parametrize(

@@ -149,5 +149,6 @@ def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:
     if kills := figures.get("kills"):
         yield (
             f"| `make kills` | {kills['seconds'] / 60:.0f} min, {kills['kills']} SIGKILLs | "
-            f"{kills['prepares']} prepares and {kills['usages']} usages recorded, {kills['lost']} lost |"
+            f"{kills['prepares']} prepares, {kills['usages']} usages and {kills['changes']} changes of "
+            f"verdicts recorded, {kills['lost']} lost |"
         )

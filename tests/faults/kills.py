@@ -1,8 +1,8 @@
 """Command that kills an agent under load a thousand times and checks its files: ``python -m faults.kills``.
 
 After each kill, the agent's files must have all that it had answered or written: prepares of a driver, usages
-in the history, and a fault of a GPU that stays. No file may be damaged. The agents are forked from one
-process with all modules, since a start takes a second otherwise.
+and changes of verdicts in the history, and a fault of a GPU that stays. No file may be damaged. The agents
+are forked from one process with all modules, since a start takes a second otherwise.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from scenarios.steps import xid_line
 from agent.model.settings import HISTORY_FILE
 from agent.store.driver_files import load_ledger
 from agent.store.gpu_fault_file import load_gpu_faults
-from agent.store.history_file import read_history
+from agent.store.history_file import read_history, read_verdicts
 from faults import save_figures
 from faults.busy_node import BROKEN_GPU, BusyNode
 
@@ -106,6 +106,7 @@ class Kept:
         self._state = state
         self._prepared: set[str] = set()
         self._usages: set[str] = set()
+        self._changes: set[tuple[str, int]] = set()
         self._has_fault = False
         self.answered = 0
 
@@ -119,6 +120,11 @@ class Kept:
         """Number of usages that were seen in the history."""
         return len(self._usages)
 
+    @property
+    def changes(self) -> int:
+        """Number of changes of verdicts that were seen in the history."""
+        return len(self._changes)
+
     def add_prepare(self, uid: str) -> None:
         """Note a prepare that the agent has answered."""
         self._prepared.add(uid)
@@ -131,11 +137,18 @@ class Kept:
         problems = [text for text in (damaged, unreadable) if text]
         problems += [f"prepare of claim {uid}" for uid in self._prepared - ledger.claims.keys()]
         history = self._state / HISTORY_FILE
-        usages = (
-            {one.id for group in read_history(history)[:2] for one in group} if history.exists() else set()
-        )
-        problems += [f"usage {one}" for one in self._usages - usages]
-        self._usages |= usages
+        if history.exists():
+            usages = {one.id for group in read_history(history)[:2] for one in group}
+            changes = [(one.period, one.number) for one in read_verdicts(history).changes]
+            problems += [f"usage {one}" for one in self._usages - usages]
+            problems += [
+                f"change {number} of period {period}" for period, number in self._changes - {*changes}
+            ]
+            problems += ["a change is recorded twice"] if len({*changes}) < len(changes) else []
+            self._usages |= usages
+            self._changes.update(changes)
+        elif self._usages or self._changes:
+            problems.append("the history")
         has_fault = any(fault.code == f"gpu.xid.{LASTING_XID}" for fault in faults.faults)
         if self._has_fault and not has_fault:
             problems.append(f"XID {LASTING_XID} of GPU {BROKEN_GPU}")
@@ -176,6 +189,7 @@ class Run(NamedTuple):
 
     prepares: int
     usages: int
+    changes: int
     lost: tuple[str, ...]
 
 
@@ -203,9 +217,9 @@ def kill_agents(kills: int, seed: int) -> Run:
                 if problems:
                     sys.stderr.write(f"kill {number}: {'; '.join(problems)}\n")
                 lost += problems
-    if not (kept.usages and kept.has_fault):
-        raise RuntimeError("the agents lived too short to write usages and faults")
-    return Run(kept.answered, kept.usages, tuple(lost))
+    if not (kept.usages and kept.changes and kept.has_fault):
+        raise RuntimeError("the agents lived too short to write usages, changes of verdicts and faults")
+    return Run(kept.answered, kept.usages, kept.changes, tuple(lost))
 
 
 def main() -> None:
@@ -229,6 +243,7 @@ def main() -> None:
         "kills": args.kills,
         "prepares": sum(run.prepares for run in runs),
         "usages": sum(run.usages for run in runs),
+        "changes": sum(run.changes for run in runs),
         "lost": lost,
         "seconds": round(time.monotonic() - began_s),
     }
