@@ -18,7 +18,7 @@ import pytest
 from agents import Agent, PlainSysfs, short_tmp
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import StreamEnded
+from h2.events import ConnectionTerminated, StreamEnded
 from h2.settings import SettingCodes
 from hpack import Encoder
 from http_agents import ANY_PORT, FakeAgent, serving
@@ -166,6 +166,25 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
         eventually(lambda: f"socket {path}: was removed" in caplog.text, "served again")
         assert raised
         assert get(path, "/healthz").status == 200
+
+
+def test_http2_connection_answers_more_than_a_thousand_requests(fake: FakeAgent) -> None:
+    """At its own limit, Hypercorn would begin a request and answer none any more."""
+    fake.view.latest.publish(report(second=100))
+    with serving(fake.app) as server, connect(server.addresses[0]) as client:
+        h2 = H2Connection()
+        h2.initiate_connection()
+        ended = 0
+        for number in range(1100):
+            headers = [(":method", "GET"), (":scheme", "http"), (":path", "/healthz"), (":authority", "x")]
+            h2.send_headers(h2.get_next_available_stream_id(), headers, end_stream=True)
+            client.sendall(h2.data_to_send())
+            while ended <= number:
+                received = client.recv(1 << 16)
+                assert received, "the connection ended"
+                events = h2.receive_data(received)
+                assert not any(isinstance(event, ConnectionTerminated) for event in events)
+                ended += sum(isinstance(event, StreamEnded) for event in events)
 
 
 def test_address_of_another_machine_is_refused(fake: FakeAgent) -> None:

@@ -1,6 +1,5 @@
 """HTML page of the HTTP server: its content, its endpoints, and what a real Chromium shows."""
 
-import select
 import shutil
 import sqlite3
 import tempfile
@@ -23,7 +22,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import pod_consumer
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
-from agent.http.app import HEADERS, STREAMS_MAX, WAITING_MAX, RenderTurns
+from agent.http.app import HEADERS, STREAMS_MAX, RenderTurns
 from agent.http.page_content import PODS_MAX, ROWS_MAX, STRIP_STEPS, History, PageInput, page_content
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import AllocatedDevice, Origin, OwnerReference, PodObject, PodRef, Provenance
@@ -272,7 +271,7 @@ def test_page_is_shown_while_the_disk_of_the_history_hangs(
         eventually(is_read, "the history")
 
 
-def test_requests_above_the_limit_of_waiting_ones_are_refused(
+def test_request_above_the_limit_of_pages_that_wait_is_refused(
     fake: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Probes, metrics and the report are answered meanwhile, and later all that wait."""
@@ -284,14 +283,19 @@ def test_requests_above_the_limit_of_waiting_ones_are_refused(
 
     monkeypatch.setattr("agent.http.app.read_verdicts", read)
     monkeypatch.setattr("agent.http.app.READ_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("agent.http.app.WAITING_MAX", 2)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
-    fake.view.latest.publish(report([device()]))
+    fake.view.latest.publish(report([device(f"cpu-node{number}") for number in range(600)]))
     with serving(fake.app) as server, ExitStack() as stack:
         address = server.addresses[0]
-        clients = [stack.enter_context(connect(address)) for _ in range(WAITING_MAX + 1)]
-        for client in clients:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        (refused,), _, _ = select.select(clients, (), (), PATIENCE_S)
+        firsts = [0, 200] * 20 + [400]
+        clients = [stack.enter_context(connect(address)) for _ in firsts]
+        for client, first in zip(clients, firsts, strict=True):
+            client.sendall(b"GET /?first=%d HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % first)
+            if client in (clients[1], clients[-2]):
+                for _ in range(3):  # until the server has read what was sent before
+                    assert get(address, "/healthz").status == 200
+        refused = clients[-1]
         text = refused.recv(65_536).decode()
         assert text.startswith("HTTP/1.1 503")
         assert "retry-after: 5\r\n" in text

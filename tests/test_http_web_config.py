@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -239,6 +240,26 @@ def test_changed_keys_of_tls_apply_to_new_connections(short_tmp: Path) -> None:
         assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         assert status_line(server.addresses[0], context) == b""
+
+
+def test_closing_connections_with_tls_hinder_no_new_one(short_tmp: Path) -> None:
+    """Hypercorn closes each twice, after which asyncio's transport of TLS has lost its protocol."""
+    write_certificate(short_tmp)
+    context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
+    answers = list[bytes]()
+
+    def request() -> None:
+        for _ in range(15):
+            answers.append(status_line(address, context))
+
+    with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server:
+        address = server.addresses[0]
+        clients = [threading.Thread(target=request) for _ in range(6)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    assert answers == [b"HTTP/1.1 200"] * 90
 
 
 def test_clients_without_a_handshake_count_as_connections(

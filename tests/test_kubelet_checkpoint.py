@@ -257,11 +257,14 @@ def test_claim_with_too_many_pods_is_left_out_and_others_are_kept(tmp_path: Path
     path = tmp_path / "dra_manager_state"
     pods = {f"p-{number}": {} for number in range(256)}
     full = [{**claim(f"u-{number}"), "PodUIDs": pods} for number in range(CLAIM_PARTS_MAX // 256 + 2)]
+    drivers = {f"{number}.example": {} for number in range(40_000)}
+    full[:0] = [{**claim(f"waits-{number}"), "DriverState": drivers} for number in range(4)]
     large = {**claim("large"), "PodUIDs": {f"{number:064}": {} for number in range(16_000)}}
     path.write_bytes(checkpoint([claim("first"), large, *full]))
     answer = read_claims_checkpoint(path, NOW, no_pause)
-    assert [one.ref.uid for one in answer.items][:3] == ["first", "u-0", "u-1"]
-    parts = sum(len(one.pods) + len(one.devices) + len(one.cdi_ids) for one in answer.items)
+    kept = [one.ref.uid for one in answer.items]
+    assert kept[:5] == ["first", "waits-0", "waits-1", "waits-2", "u-0"]
+    parts = sum(len((*one.pods, *one.devices, *one.cdi_ids, *one.waiting)) for one in answer.items)
     assert CLAIM_PARTS_MAX - 300 < parts <= CLAIM_PARTS_MAX
     left_out = len(full) + 2 - len(answer.items)
     assert left_out >= 3

@@ -291,19 +291,16 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         assert listed(client, streams[-1] + 4) == ["cpu-node0"]
 
 
-def test_unfinished_requests_on_all_sockets_share_the_limit(serving: Serving) -> None:
-    assert len({id(server.memory) for _, _, server in serving.servers._served}) == 1
-    with RawClient(serving.health) as client, RawClient(serving.agent) as other:
-        size = USER_REQUESTS_LIMIT // REQUEST_LIMIT
-        for stream in range(1, 2 * size + 1, 2):
-            client.headers(stream, request_headers())
-            client.send(frame(DATA, 0, stream, struct.pack(">BI", 0, REQUEST_LIMIT)))
-        eventually(
-            lambda: serving.servers._served[0][2].memory.used_bytes == USER_REQUESTS_LIMIT, "all are reserved"
-        )
-        other.headers(1, request_headers("/drahealth.v1.Agent/Watch"))
-        other.send(frame(DATA, 0, 1, struct.pack(">BI", 0, 1)))
-        assert other.next_headers(1)["grpc-status"] == "8"
+def test_requests_on_all_sockets_are_limited_in_memory(serving: Serving) -> None:
+    one, other = (server.memory for _, _, server in serving.servers._served)
+    full = [OpenRequestBytes(one._sockets) for _ in range(4)]
+    for memory in full:
+        assert memory.reserve(1, USER_REQUESTS_LIMIT) == ""
+        assert memory.reserve(2, REQUESTS_LIMIT - USER_REQUESTS_LIMIT) == ""
+    assert other.reserve(1, 1) == "requests on all sockets hold 16777216 bytes, limit 16777216 together"
+    assert other.reserve(1, 0) == ""
+    full[0].release(2, 1)
+    assert one.reserve(1, 1) == ""
 
 
 def test_requests_of_all_users_are_limited_in_memory() -> None:

@@ -1,5 +1,6 @@
 """Unix sockets: their mode, stale sockets that are replaced, and served sockets that are kept."""
 
+import asyncio
 import fcntl
 import os
 import socket
@@ -484,6 +485,28 @@ def test_socket_that_cannot_be_restored_is_logged_once(
         eventually(lambda: failure in caplog.text, "logged")
     assert caplog.text.count("not created again") == 1
     assert serving.health.read_text() == "file of another program"
+
+
+@pytest.mark.parametrize("steps", range(1, 14))
+def test_shutdown_while_a_socket_is_restored_ends_the_server_and_removes_its_file(
+    tmp_path: Path, steps: int
+) -> None:
+    async def restore_and_stop() -> None:
+        grpc_servers = GrpcServers(LatestValue(), runtime_dir=tmp_path, drivers=(), version="1")
+        (path,) = grpc_servers.paths
+        server = HardenedServer([])
+        await server.listen(grpc_servers._listeners[path.name].sock)
+        path.unlink()
+        restoring = asyncio.create_task(grpc_servers._restore_files({path.name: server}))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        restoring.cancel()
+        await asyncio.gather(restoring, return_exceptions=True)
+        await server.stop("driver shutting down")
+        grpc_servers.close()
+        assert not path.exists()
+
+    asyncio.run(restore_and_stop())
 
 
 def servers(runtime_dir: Path, *drivers: str) -> GrpcServers:

@@ -305,6 +305,18 @@ def test_longer_heartbeat_after_a_reload_is_observed_time(agent: Agent) -> None:
     assert [one.lasted_s for one in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
 
 
+def test_report_after_a_reload_is_marked_at_once(state: Path) -> None:
+    """The thread still waits for a heartbeat of the former length."""
+    agent = Agent(state, heartbeat_s=3600)
+    agent.follow(OK)
+    eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the first report is written")
+    agent.recorder.reconfigure(HEARTBEAT_S)
+    agent.follow(OK, after_s=HEARTBEAT_S)
+    lasted_s = pytest.approx(HEARTBEAT_S)
+    eventually(lambda: recorded(agent.path).periods[-1].lasted_s == lasted_s, "the mark is written")
+    agent.stop()
+
+
 def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Agent) -> None:
     """The report after the reload may still come at the former interval."""
     agent.follow(OK)

@@ -12,6 +12,7 @@ the newest page later. The page of a report is rendered once for all browsers.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -55,7 +56,7 @@ READ_WAIT_S: Final = 2.0
 PAGES_MAX: Final = 32
 """Largest number of rendered pages of one report that are kept, by first device: those of 6,400 devices."""
 WAITING_MAX: Final = 32
-"""Largest number of requests that wait for a page to be rendered; more are answered with 503."""
+"""Largest number of pages that requests wait for; requests for others are answered with 503."""
 RETRY_S: Final = 5
 """Time after which a client may ask again for a page that was refused [s]."""
 
@@ -88,7 +89,8 @@ class PageEndpoints:
         self._rendered: tuple[int, dict[int, bytes]] = (0, {})
         self._files = {name: (ASSETS / name).read_bytes() for name in _MEDIA_TYPES}
         self._streams = 0
-        self._waiting = 0
+        self._waiting = Counter[int]()
+        """Number of requests that wait for each page, by its first device."""
 
     @property
     def routes(self) -> list[Route]:
@@ -111,10 +113,10 @@ class PageEndpoints:
             self._rendered = version, {}
         pages = self._rendered[1]
         if (page := pages.get(first)) is None:
-            if self._waiting >= WAITING_MAX:
-                refusal = f"{WAITING_MAX} requests wait for a page, the limit\n"
+            if first not in self._waiting and len(self._waiting) >= WAITING_MAX:
+                refusal = f"requests wait for {WAITING_MAX} other pages, the limit\n"
                 return PlainTextResponse(refusal, 503, headers={**HEADERS, "Retry-After": str(RETRY_S)})
-            self._waiting += 1
+            self._waiting[first] += 1
             try:
                 history = await self._history.read()
                 async with self._turns.turn():
@@ -124,7 +126,8 @@ class PageEndpoints:
                             pages.pop(next(iter(pages)))
                         pages[first] = page
             finally:
-                self._waiting -= 1
+                self._waiting[first] -= 1
+                self._waiting += Counter()  # without the pages that no request waits for
         return PartedResponse(page, media_type="text/html", headers=HEADERS)
 
     def _render(self, report: Report, first: int, version: int, silence: str, history: History) -> bytes:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -207,8 +207,10 @@ class HttpServer:
                     new.close()
                     raise
                 self._listeners[index] = new
-                await close_server(servers.pop(listener))
-                listener.close()
+                try:
+                    await close_server(servers.pop(listener))
+                finally:
+                    listener.close()
                 log.warning("socket %s: was removed by another process; created again", new.path)
             except (DrahealthError, OSError) as error:
                 if count := self._file_complaints.tick():
@@ -247,7 +249,7 @@ class HttpServer:
         oldest_s = asyncio.get_running_loop().time() - self._idle_s
         for task, progress in self._connections.items():
             if progress.newest_s < oldest_s:
-                if progress.writer.transport.get_write_buffer_size():  # the client does not read
+                if progress.unsent_bytes:  # the client does not read
                     progress.abort()
                 else:
                     task.cancel()
@@ -393,6 +395,8 @@ class ResponseProgress:
         self._loop = asyncio.get_running_loop()
         self._unsent = unsent
         self.writer = writer
+        self._socket = writer.transport
+        """Transport below that of TLS, which seems empty while this one still has to send."""
         self.newest_s = self._loop.time()
         """Time of the begin of the connection or of a response, or of the last part that was sent [s]."""
         self.task: asyncio.Task[None] | None = None
@@ -404,8 +408,12 @@ class ResponseProgress:
     def is_lost(self) -> bool:
         """True: the connection is closed and all that the client gets is sent, but its task may not have
         ended."""
-        transport = self.writer.transport
-        return transport.is_closing() and not transport.get_write_buffer_size()
+        return self._socket.is_closing() and not self.unsent_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that wait for the client to read [bytes]."""
+        return self._socket.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection without sending what waits for its client."""
@@ -560,7 +568,7 @@ class LimitedH2Protocol(H2Protocol):
             if isinstance(event, DataReceived) and event.stream_id not in self.streams:
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 continue
-            if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
+            if isinstance(event, RequestReceived) and _is_tunnel(event.headers):
                 self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
                 continue
             await super()._handle_events([event])
@@ -610,9 +618,16 @@ def _socket_of(listener: Listener) -> socket.socket:
     return listener.sock if isinstance(listener, UnixListener) else listener
 
 
+def _is_tunnel(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether an HTTP/2 request is CONNECT; Hypercorn ignores the case of a method."""
+    return any(name == b":method" and value.upper() == b"CONNECT" for name, value in headers)
+
+
 def _hypercorn_config() -> HypercornConfig:
     config = HypercornConfig()
     config.errorlog = logging.getLogger("hypercorn.error")  # to the agent's own log
     config.include_server_header = False
     config.h2_max_concurrent_streams = 8
+    # At this limit Hypercorn begins a request of HTTP/2 and closes h2's connection: none is answered.
+    config.keep_alive_max_requests = 1 << 62
     return config

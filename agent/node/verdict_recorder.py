@@ -96,6 +96,8 @@ class VerdictRecorder:
         self._has_news = False
         self._reported_s = 0.0
         """Monotonic time at which the last report came [s]."""
+        self._is_overdue = False
+        """True: no report came until the mark was due, so the next report wakes the thread."""
         # --- the thread's own ---
         self._stored: dict[DeviceRef, VerdictChange] | None = None
         """Newest change of each present device in the history file; None: the file has not been read yet."""
@@ -124,6 +126,7 @@ class VerdictRecorder:
         """Set the longest time between two reports of the running agent, `heartbeat_s` [s]. Never blocks."""
         with self._changed:
             self._heartbeat_s = heartbeat_s
+            self._is_overdue = True  # the thread waits for a heartbeat of the former length
             self._log.set_silence_limit(SILENT_HEARTBEATS * heartbeat_s)
 
     def close(self, timeout_s: float) -> bool:
@@ -156,6 +159,7 @@ class VerdictRecorder:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._has_work(), self._mark_due_in_s())
                 has_news, self._has_news = self._has_news, False
+                self._is_overdue = not has_news
                 is_last = self._closing
                 job = self._next_job()
             if not (has_news or is_last):
@@ -169,8 +173,8 @@ class VerdictRecorder:
                 return
 
     def _has_work(self) -> bool:
-        """Return whether there was a report since the last write, and changes wait to be written."""
-        return self._has_news and bool(self._log.pending or len(self._log.periods) > 1)
+        """Return whether there was a report since the last write, and changes or a late mark wait for it."""
+        return self._has_news and bool(self._is_overdue or self._log.pending or len(self._log.periods) > 1)
 
     def _mark_due_in_s(self) -> float:
         """Return the time until the observed-period file is written next, after the next heartbeat [s]."""

@@ -222,17 +222,14 @@ class GrpcServers:
         if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):
                 links[name] = DriverLinkService(driver, partial(self._open_handler, driver))
-        open_server = partial(
-            HardenedServer,
-            unsent=UnsentMessages(),
-            memory=OpenRequestBytes(),
-            sockets=self._sockets or len(services),
-        )
+        open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=self._sockets or len(services))
+        counters = list[OpenRequestBytes]()
         for name, service in services.items():
+            memory = OpenRequestBytes(counters)
             servers[name] = (
-                open_server([service, links[name]], stream_class=SizeLimitedDriverLinkStream)
+                open_server([service, links[name]], memory=memory, stream_class=SizeLimitedDriverLinkStream)
                 if name in links
-                else open_server([service])
+                else open_server([service], memory=memory)
             )
         self._served = tuple((name, service, servers[name]) for name, service in services.items())
         try:
@@ -305,11 +302,10 @@ class GrpcServers:
                     new = UnixListener(listener.path)
                     try:
                         await servers[name].listen(new.sock)
-                    except BaseException:
-                        new.close()
-                        raise
-                    self._listeners[name] = new
-                    listener.close()
+                    finally:  # also if it is cancelled while the former socket closes
+                        is_served = servers[name].serves(new.sock)
+                        self._listeners[name] = new if is_served else listener
+                        (listener if is_served else new).close()
                     log.warning("socket %s: was removed by another process; created again", listener.path)
         except (DrahealthError, LockHeld, OSError, ValueError) as error:
             if count := self._log_limit.tick():

@@ -196,7 +196,7 @@ def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
     left_out, parts = max(0, len(entries) - CLAIMS_MAX), 0
     for entry in entries[:CLAIMS_MAX]:
         claim = _prepared_claim(_decode_claim(entry)) if memoryview(entry).nbytes <= CLAIM_MAX_BYTES else None
-        size = len(claim.pods) + len(claim.devices) + len(claim.cdi_ids) if claim is not None else 0
+        size = _count_parts(claim) if claim is not None else 0
         if claim is None or parts + size > CLAIM_PARTS_MAX:
             left_out += 1
             continue
@@ -204,6 +204,12 @@ def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
         before = claims.get(claim.ref)
         claims[claim.ref] = _merge_claims(before, claim) if before else claim
     return tuple(claims.values()), len(entries), left_out
+
+
+def _count_parts(claim: PreparedClaim) -> int:
+    """Return the number of a claim's pods, devices, requests, CDI devices and drivers."""
+    lists = (claim.pods, claim.devices, claim.cdi_ids, claim.waiting, claim.skipped)
+    return sum(map(len, lists)) + sum(len(device.requests) for device in claim.devices)
 
 
 def _decode_claim(entry: msgspec.Raw) -> _ClaimInfo:

@@ -8,9 +8,11 @@
 #include "fixture.h"
 
 #define UID "11111111-2222-3333-4444-555555555555"
+#define UID_2 "22222222-2222-3333-4444-555555555555"
 #define OTHER "22222222-2222-3333-4444-555555555555"
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define POD "kubepods/burstable/pod" UID
+#define POD_2 "kubepods/burstable/pod" UID_2
 #define MM "sys/kernel/mm/hugepages/hugepages-2048kB"
 #define NO_LIMIT "9223372036854771712\n"
 
@@ -411,6 +413,45 @@ static void test_oom_kill_after_its_notification_is_read_by_the_timer(void)
     done(&f);
 }
 
+static void test_oom_kill_after_a_pass_is_read_by_the_timer(void)
+{
+    struct fx f;
+
+    memory_make(POD);
+    f = running();
+    notify(&f, UID);
+    handle_notifications(&f);
+    fx_pass(&f); /* between the notification and the kill */
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
+    oom_control(POD, 1);
+    fx_must(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 10000) == 1, "the timer");
+    handle_notifications(&f);
+    CHECK_U64(kills(&f, ""), 1);
+    done(&f);
+}
+
+/* Pods that run out of memory one after the other share the timer. */
+static void test_oom_timer_reads_each_pod_three_times_at_most(void)
+{
+    uint64_t reads;
+    struct fx f;
+
+    memory_make(POD);
+    memory_make(POD_2);
+    f = running();
+    reads = f.s->reads;
+    for (int i = 0; i < 2; i++) {
+        notify(&f, i ? UID_2 : UID);
+        handle_notifications(&f);
+        for (int expiry = 0; expiry < 3; expiry++) {
+            fx_must(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 10000) == 1, "the timer");
+            handle_notifications(&f);
+        }
+    }
+    CHECK_U64(f.s->reads - reads, 2 * 4); /* at once, and three times by the timer */
+    done(&f);
+}
+
 static uint64_t registrations(const char *path)
 {
     char full[FX_PATH], text[64] = "";
@@ -550,6 +591,8 @@ int main(void)
     test_limit_is_read_with_a_counter_found_by_the_sweep();
     test_oom_kill_is_read_at_once_and_a_late_one_in_the_next_pass();
     test_oom_kill_after_its_notification_is_read_by_the_timer();
+    test_oom_kill_after_a_pass_is_read_by_the_timer();
+    test_oom_timer_reads_each_pod_three_times_at_most();
     test_oom_loop_costs_at_most_five_reads_per_pass();
     test_group_is_registered_once_with_its_pods_eventfd();
     test_notification_of_a_removed_pod_reaches_no_other_pod();

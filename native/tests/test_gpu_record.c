@@ -88,7 +88,7 @@ static void test_field_with_an_awaited_event_is_left_out_of_fast_passes(void)
         CHECK(is_planned(s, false, f));
     }
     check_row = "";
-    CHECK(dh_gpu_rows[DH_GPU_ECC_CORRECTABLE].announced_by);
+    CHECK(dh_gpu_rows[DH_GPU_REMAP_CORRECTABLE].announced_by);
     gx_slot_free(s);
 }
 

@@ -89,17 +89,16 @@ static struct gx started_slow(const char *scenario)
 
 #define ROUNDS 10
 
-/* Let the fake count errors of both kinds, and wait until a pass has read the uncorrectable ones. */
+/* Let the fake count remapped rows and errors, and wait until a pass has read the errors. */
 static void count_errors(struct gx *g, int64_t errors)
 {
-    gx_command(g, "gpu 0 set ecc.dram.correctable.volatile=%d ecc.dram.uncorrectable.volatile=%d", (int)errors,
-               (int)errors);
+    gx_command(g, "gpu 0 set remap.correctable=%d ecc.dram.uncorrectable.volatile=%d", (int)errors, (int)errors);
     EVENTUALLY(gx_value(g, 0, DH_GPU_ECC_UNCORRECTABLE) == errors);
 }
 
 /*
- * Count errors until the passes leave out the correctable ones, several times in a row: without a wait for events in
- * time, as on a busy machine, they are read. Return: the number of errors.
+ * Count until the passes leave out the remapped rows, several times in a row: without a wait for events in
+ * time, as on a busy machine, they are read. Return: the count.
  */
 static int64_t await_pace_of_events(struct gx *g, int64_t errors)
 {
@@ -107,7 +106,7 @@ static int64_t await_pace_of_events(struct gx *g, int64_t errors)
 
     for (int i = 0; i < 50 * ROUNDS && left_out < ROUNDS; i++) {
         count_errors(g, ++errors);
-        left_out = gx_value(g, 0, DH_GPU_ECC_CORRECTABLE) < errors ? left_out + 1 : 0;
+        left_out = gx_value(g, 0, DH_GPU_REMAP_CORRECTABLE) < errors ? left_out + 1 : 0;
     }
     CHECK_INT(left_out, ROUNDS);
     return errors;
@@ -120,14 +119,14 @@ static void test_announced_field_is_read_after_an_event_only(void)
 
     gx_ready(&g, 2);
     await_pace_of_events(&g, 0);
-    gx_command(&g, "gpu 1 event 0x1");
-    EVENTUALLY(gx_gpu(&g, 1)->event_count[0] == 1);
+    gx_command(&g, "gpu 1 event 0x400");
+    EVENTUALLY(gx_gpu(&g, 1)->event_count[10] == 1);
     errors = await_pace_of_events(&g, 1000); /* the event is another GPU's */
-    gx_command(&g, "gpu 0 event 0x1");
-    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
-    for (int i = 0; i < ROUNDS; i++) { /* a driver may count errors after it announced them */
+    gx_command(&g, "gpu 0 event 0x400");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_REMAP_CORRECTABLE) == errors);
+    for (int i = 0; i < ROUNDS; i++) { /* a driver may count rows after it announced them */
         count_errors(&g, ++errors);
-        EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+        EVENTUALLY(gx_value(&g, 0, DH_GPU_REMAP_CORRECTABLE) == errors);
     }
     gx_stop(&g);
 }
@@ -140,7 +139,7 @@ static void test_announced_field_is_read_in_each_pass_while_waits_fail(void)
     gx_ready(&g, 1);
     errors = await_pace_of_events(&g, 0);
     gx_command(&g, "wait 15");
-    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_REMAP_CORRECTABLE) == errors);
     gx_stop(&g);
 }
 
@@ -151,7 +150,7 @@ static void test_announced_field_without_registration_is_read_in_each_pass(void)
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK && gx_gpu(&g, 1)->event_mask);
     for (int errors = 1; errors <= ROUNDS; errors++) {
         count_errors(&g, errors);
-        EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_CORRECTABLE) == errors);
+        EVENTUALLY(gx_value(&g, 0, DH_GPU_REMAP_CORRECTABLE) == errors);
     }
     gx_stop(&g);
 }

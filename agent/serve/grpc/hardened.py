@@ -121,6 +121,8 @@ REQUESTS_LIMIT: Final = 4 << 20
 """Largest size of all open requests of one server together [bytes]."""
 USER_REQUESTS_LIMIT: Final = REQUESTS_LIMIT * 3 // 4
 """Largest size of all open requests of one uid at one server [bytes]; the rest is for other users."""
+ALL_REQUESTS_LIMIT: Final = 4 * REQUESTS_LIMIT
+"""Largest size of all open requests on all sockets together [bytes]."""
 RECEIVE_S: Final = 10.0
 """Time after which a request ends whose message has not arrived [s]."""
 
@@ -156,9 +158,12 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class OpenRequestBytes:
-    """Counter of the bytes of all open requests; each stream adds and subtracts its bytes."""
+    """Counter of the bytes of all open requests on one socket; each stream adds and subtracts its bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: "list[OpenRequestBytes] | None" = None) -> None:
+        """Create the counter and add it to ``sockets``, those of all sockets; None: the only socket."""
+        self._sockets = sockets if sockets is not None else []
+        self._sockets.append(self)
         self.used_bytes = 0
         self.of_uid: Counter[int] = Counter()
         """Bytes of the open requests of each uid."""
@@ -172,6 +177,8 @@ class OpenRequestBytes:
             )
         if size and self.used_bytes + size > REQUESTS_LIMIT:
             return f"other requests hold {self.used_bytes} bytes, limit {REQUESTS_LIMIT} together"
+        if size and (used := sum(one.used_bytes for one in self._sockets)) + size > ALL_REQUESTS_LIMIT:
+            return f"requests on all sockets hold {used} bytes, limit {ALL_REQUESTS_LIMIT} together"
         self.of_uid[uid] += size
         self.used_bytes += size
         return ""

@@ -269,7 +269,7 @@ class HardenedServer(server.Server):
         codec: Codec of the messages; None: Codec without a limit on entries.
         stream_class: Class of the request streams, which has the size limit of a request.
         unsent: Messages that wait for clients, shared by all servers of the process; None: not shared.
-        memory: Bytes of the open requests, likewise.
+        memory: Bytes of the socket's open requests, with those of other sockets; None: the only socket.
         sockets: Number of sockets that the process serves, see :func:`connection_limit`.
     """
 
@@ -413,7 +413,15 @@ class HardenedServer(server.Server):
         )
         sock.listen(BACKLOG)
         if former is not None:
-            await close_server(former)
+            try:
+                await close_server(former)
+            finally:
+                former.close()
+
+    def serves(self, sock: socket.socket) -> bool:
+        """Return whether the server accepts connections of a listening socket."""
+        served = self._server.sockets if isinstance(self._server, asyncio.Server) else ()
+        return sock.fileno() in {one.fileno() for one in served}
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.

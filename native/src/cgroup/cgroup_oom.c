@@ -154,6 +154,7 @@ void dh_cg_oom_unwatch(struct dh_sampler *s, uint32_t slot, uint8_t hier)
     p->oom_registered = false;
     c->oom_pods_due -= p->oom_reads_due > 0;
     p->oom_reads_due = 0;
+    p->oom_timed_reads = 0;
     if (!p->oom_fd)
         return;
     close(p->oom_fd - 1);
@@ -198,6 +199,7 @@ static void oom_notified(struct dh_sampler *s, uint32_t pod)
     p->oom_reads_due = 1;
     c->oom_pods_due++;
     mark_oom_file(s, pod);
+    p->oom_timed_reads = PAUSES;
     c->oom_pauses = 0;
     timer_set(c);
 }
@@ -209,9 +211,22 @@ static void mark_pods_due(struct dh_sampler *s)
             mark_oom_file(s, slot);
 }
 
+/* Read the pods that the timer is for, also if a pass has read them since: the kill may follow that pass. */
+static void mark_timed_pods(struct dh_sampler *s)
+{
+    for (uint32_t slot = 0; slot < s->work->head.groups; slot++) {
+        struct dh_cg_group *p = &s->cgroups->group[slot];
+
+        if (p->oom_timed_reads) {
+            p->oom_timed_reads--;
+            mark_oom_file(s, slot);
+        }
+    }
+}
+
 /*
  * Handle eventfds and the timer. A pod in which processes are killed in a loop costs at most five reads
- * between two passes: only a pass, not the timer, decrements its reads.
+ * between two passes, whatever other pods do with the timer.
  */
 void dh_cg_oom_take_events(struct dh_sampler *s)
 {
@@ -225,7 +240,7 @@ void dh_cg_oom_take_events(struct dh_sampler *s)
 
         if (slot == TIMER_SLOT) {
             if (read(c->oom_timer_fd, &count, sizeof(count)) > 0) {
-                mark_pods_due(s);
+                mark_timed_pods(s);
                 timer_set(c);
             }
         } else if (c->group[slot].oom_fd && read(c->group[slot].oom_fd - 1, &count, sizeof(count)) > 0) {

@@ -115,6 +115,7 @@ struct dh_cg_group {
     bool unreadable;    /* something that exists cannot be read */
     bool oom_registered;    /* memory.oom_control is registered with the pod's eventfd */
     uint8_t oom_reads_due; /* of a pod: reads still to be made after an OOM notification, one per pass */
+    uint8_t oom_timed_reads; /* of a pod: reads still to be made by the timer after an OOM notification */
     int oom_fd;        /* of a pod: its eventfd plus one; 0 = none */
     int wd[DH_CG_WATCHES];
     char path[DH_CG_PATH]; /* below the hierarchy's root */

@@ -15,6 +15,7 @@
  * requires no action at once. These have an event and are FAST all the same:
  *   recovery_action: it decides how severe every other fault is
  *   ecc_uncorrectable: data was lost; errors of texture memory are counted without an event
+ *   ecc_correctable: no event announces that it falls, which shows a reset, whose time decides which faults it ended
  *   remap_pending, remap_failure, retired_pending: the GPU must be reset or replaced
  * They change with the counts of remappings and retirements. The events of P-states and clocks do not announce
  * clock_reasons or slowed times, and come far more often than passes. Other fields have no event.
@@ -22,8 +23,7 @@
 const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM] = {
     [DH_GPU_RECOVERY_ACTION] = FAST("recovery_action", NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
     [DH_GPU_ECC_UNCORRECTABLE] = FAST("ecc_uncorrectable", NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
-    [DH_GPU_ECC_CORRECTABLE] =
-        EVENT("ecc_correctable", NVML_FI_DEV_ECC_SBE_VOL_TOTAL, nvmlEventTypeSingleBitEccError),
+    [DH_GPU_ECC_CORRECTABLE] = FAST("ecc_correctable", NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
     [DH_GPU_REMAP_CORRECTABLE] =
         EVENT("remap_correctable", NVML_FI_DEV_REMAPPED_COR, nvmlEventTypeDramRetirementEvent),
     [DH_GPU_REMAP_UNCORRECTABLE] =

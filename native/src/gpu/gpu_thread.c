@@ -201,6 +201,7 @@ static void read_again(struct dh_gpu_slot *s)
         if (!read_all(s))
             return;
     }
+    s->slow_ns = 0; /* the next pass reads what may still be missing */
 }
 
 static void finish_pass(struct dh_gpu_slot *s)
