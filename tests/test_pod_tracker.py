@@ -425,7 +425,8 @@ def test_claims_above_the_limit_are_reported(
         following.until_uses({"u-0": ["gpu-0"]})
         assert (following.state, following.detail) == (
             SourceState.FAILING,
-            f"claims checkpoint {file}: has 3 claims, limit 1; the pods of 2 claims are not known",
+            f"claims checkpoint {file}: has 3 claims, of which 2 exceed a limit: 1 claims, 1048576 bytes of "
+            "a claim, 131072 pods and devices of all claims; the pods of 2 claims are not known",
         )
 
 
