@@ -171,6 +171,23 @@ async def test_hung_disk_ends_the_reload_with_an_error(setup: Setup, autojump_cl
     assert setup.applied == []
 
 
+async def test_reload_whose_thread_begins_late_is_not_repeated(
+    setup: Setup, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call_in_thread(function: object, name: str) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("agent.app.reload.call_in_thread", call_in_thread)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setup.reloader.run)
+        for messages, error in ((2, "not read within 10 s"), (4, "the previous reload is still reading")):
+            setup.reloader.request()
+            await setup.notifier.wait_messages(messages)
+            assert setup.reloader.last is not None
+            assert error in setup.reloader.last.error
+        nursery.cancel_scope.cancel()
+
+
 def test_request_during_a_reload_leads_to_one_more(setup: Setup) -> None:
     async def main() -> None:
         loads = 0

@@ -102,7 +102,7 @@ class ConfigReloader:
         self._wall_clock = wall_clock
         self._requested = trio.Event()
         self._is_reading = False
-        """True: the thread that reads the configuration files has not returned.
+        """True: the thread that reads the configuration files was started and has not returned.
         No second one starts, even if the disk hangs."""
         self.last: ConfigReload | None = None
         """Result of the last reload of the configuration; None: there was none. Thread-safe."""
@@ -135,8 +135,13 @@ class ConfigReloader:
         if self._is_reading:
             raise ConfigError("the previous reload is still reading the configuration files; check the disk")
         loaded = None
+        self._is_reading = True  # here: the thread may begin later than READ_S
         with trio.move_on_after(READ_S):
-            loaded = await call_in_thread(self._read, "dh-reload")
+            try:
+                loaded = await call_in_thread(self._read, "dh-reload")
+            except ThreadStartError:
+                self._is_reading = False
+                raise
         if loaded is None:
             raise ConfigError(f"the configuration files were not read within {READ_S:g} s; check the disk")
         check_reloadable(self._config, loaded)
@@ -147,7 +152,6 @@ class ConfigReloader:
         return changes
 
     def _read(self) -> LoadedConfig:
-        self._is_reading = True
         try:
             return self._load()
         finally:
