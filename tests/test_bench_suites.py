@@ -3,8 +3,10 @@
 Speed itself is not tested.
 """
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -407,6 +409,25 @@ def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
                 crowd.wait(timeout_s=0.2)
             for connection in connections:
                 connection.close()
+
+
+def test_publisher_sends_to_each_client_whose_connect_returned() -> None:
+    """The publisher is stopped meanwhile, so that it accepts no client before it reads the line."""
+    with temporary_directory() as directory, start_module("agent.bench.publisher", directory, 1) as publisher:
+        size = publisher.wait(lambda line: "ready" in line)["size"]
+        with contextlib.ExitStack() as stack:
+            clients: list[socket.socket] = []
+            for _ in range(8):
+                os.kill(publisher.pid, signal.SIGSTOP)
+                for _ in range(8):
+                    clients.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+                    clients[-1].connect(str(directory / "bare.sock"))
+                publisher.send_line("bare")
+                os.kill(publisher.pid, signal.SIGCONT)
+                publisher.wait()
+                assert [len(client.recv(2 * size, socket.MSG_DONTWAIT)) for client in clients] == [
+                    size
+                ] * len(clients)
 
 
 def test_lower_bound_reports_a_change_of_a_file(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ thread. The line ``bare`` sends the same number of bytes, one send(2) to each co
 lower bound.
 """
 
+import contextlib
 import json
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -36,14 +36,16 @@ class FixedBytesServer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(128)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listener.setblocking(False)
 
-    def _accept(self) -> None:
-        while True:
-            self._connections.append(self._listener.accept()[0])
+    def accept(self) -> None:
+        """Accept all clients whose ``connect()`` has returned."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._connections.append(self._listener.accept()[0])
 
     def send(self, data: bytes) -> None:
-        """Send ``data`` to all connections of the server's socket."""
+        """Send ``data`` to all accepted clients."""
         for connection in self._connections:
             connection.sendall(data)
 
@@ -61,6 +63,7 @@ def main(directory: Path, devices: int) -> None:
     _print_json(ready=True, size=len(data))
     for number, line in enumerate(sys.stdin, 1):
         new_report = make_report(devices, number)
+        bare.accept()
         t_ns = time.monotonic_ns()
         if line == "publish\n":
             latest.publish(new_report)
