@@ -125,12 +125,17 @@ def test_connection_to_fake_nvml_of_an_ended_agent_raises_how_it_ended() -> None
 
 def test_any_exception_after_the_end_of_the_agent_is_its_end() -> None:
     """The files of an ended process in /proc cannot be read."""
+
+    def read_files(agent: StartedProcess) -> None:
+        os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
+        raise FileNotFoundError
+
     with (
         temporary_directory() as directory,
         pytest.raises(ProcessError, match=ENDED),
-        failing_agent(directory),
+        failing_agent(directory) as agent,
     ):
-        raise FileNotFoundError
+        read_files(agent)
 
 
 def test_other_failures_have_the_log_of_the_agent_as_a_note() -> None:
