@@ -8,7 +8,6 @@ the same time compete for the lock.
 """
 
 import re
-import subprocess
 import sys
 import time
 from bisect import bisect_right
@@ -24,10 +23,12 @@ from agent.bench.processes import (
     AGENT_METHOD,
     C_THREADS,
     HEALTH_METHOD,
+    ThreadTracer,
     agent_socket,
     driver_socket,
     start_agent,
     start_module,
+    trace_threads,
     write_gpu_scenario,
 )
 from agent.bench.result import MeasurementError
@@ -124,29 +125,18 @@ def count_heartbeat_waits() -> Mapping[str, float]:
             client = stack.enter_context(start_module("agent.bench.subscribers", socket, "frames", method))
             client.send_line("1")
             client.wait(lambda line: "subscribers" in line)
-        command = ["strace", "-ff", "-qq", "-ttt", "-o", str(root / "strace"), "-p", str(agent.pid)]
-        tracer = stack.enter_context(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        )
-        stack.callback(tracer.terminate)
-        return _read_counts(root, agent.pid, tracer)
+        tracer = stack.enter_context(trace_threads(agent.pid, "-ttt"))
+        return _read_counts(agent.pid, tracer)
 
 
-def _read_counts(root: Path, pid: int, tracer: "subprocess.Popen[bytes]") -> Mapping[str, float]:
-    """Return the counts of the process `pid`, whose system calls strace writes to `root`."""
+def _read_counts(pid: int, tracer: ThreadTracer) -> Mapping[str, float]:
+    """Return the counts of the process `pid`, which `tracer` traces."""
     limit_s = BEGIN_S + SLOW_HEARTBEAT_S * HEARTBEATS
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         time.sleep(0.25)
-        if tracer.poll() is not None:
-            raise MeasurementError(
-                f"strace: ended with status {tracer.returncode}; it may lack the permission to trace the "
-                "agent"
-            )
-        by_thread = {
-            int(file.suffix[1:]): list(parse_calls(file.read_text(errors="replace")))
-            for file in root.glob("strace.*")
-        }
+        tracer.require_running()
+        by_thread = {tid: list(parse_calls(text)) for tid, text in tracer.read().items()}
         if sum(call.is_beat for call in by_thread.get(pid, ())) > HEARTBEATS:
             return count_waits(pid, by_thread, _thread_names(pid), interpreter_memory(pid))
     raise MeasurementError(f"agent: {HEARTBEATS} heartbeats took longer than {limit_s:g} s")

@@ -57,8 +57,6 @@ PERIOD_NS: Final = NS // 100
 PASSES: Final = 600
 """Number of passes of the C core in one minute at 10 Hz."""
 STALL_S: Final = 10.0
-SLOW_HEARTBEAT_S: Final = 5.0
-"""Longest time to wait for one heartbeat, since a busy machine delays it; one is due each 250 ms [s]."""
 EVALUATIONS: Final = 100
 COUNTS: Final = 5
 TICK_S: Final = 0.02

@@ -289,6 +289,39 @@ class Subscriber(ChildProcess):
         self.library = str(self.wait(lambda line: "client" in line)["client"])
 
 
+class ThreadTracer:
+    """System calls of all threads of a process, which strace writes to one file per thread."""
+
+    def __init__(self, directory: Path, strace: "subprocess.Popen[bytes]") -> None:
+        self._directory = directory
+        self._strace = strace
+
+    def require_running(self) -> None:
+        """Raise MeasurementError if strace has ended."""
+        if self._strace.poll() is not None:
+            raise MeasurementError(
+                f"strace: ended with status {self._strace.returncode}; it may lack the permission to trace "
+                "the process"
+            )
+
+    def read(self) -> dict[int, str]:
+        """Return what strace has written, by thread id."""
+        files = self._directory.glob("strace.*")
+        return {int(file.suffix[1:]): file.read_text(errors="replace") for file in files}
+
+
+@contextlib.contextmanager
+def trace_threads(pid: int, *flags: str) -> Iterator[ThreadTracer]:
+    """Trace all threads of a process in a ``with`` block, with flags of strace."""
+    with temporary_directory() as directory:
+        command = ["strace", "-ff", "-qq", *flags, "-o", str(directory / "strace"), "-p", str(pid)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as strace:
+            try:
+                yield ThreadTracer(directory, strace)
+            finally:
+                strace.terminate()
+
+
 @contextlib.contextmanager
 def start_child(name: str, command: Sequence[str], child_type: type[ChildT]) -> Iterator[ChildT]:
     """Run a command in a ``with`` block; yield its process as an object of ``child_type``.

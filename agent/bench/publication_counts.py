@@ -8,7 +8,6 @@ the call of ``LatestValue.publish()``.
 import contextlib
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Final
 
 from agent.bench.file_trees import temporary_directory
 from agent.bench.idle_counts import count_opcodes, run_python
-from agent.bench.processes import DRIVER, HEALTH_METHOD, ChildProcess, start_module
+from agent.bench.processes import DRIVER, HEALTH_METHOD, ChildProcess, start_module, trace_threads
 from agent.bench.publisher import make_report
 from agent.bench.result import MeasurementError
 from agent.bench.suites.report_path import BARE_SOCKETS, FRAMES, open_clients, publish_in_turn
@@ -57,24 +56,18 @@ def count_publication_calls(name: str) -> Mapping[str, float]:
     with contextlib.ExitStack() as stack:
         clients = open_clients(stack, FRAMES, DEVICES)
         clients.subscribe(PUBLICATION_CLIENTS[name])
-        directory = stack.enter_context(temporary_directory())
         pid = clients.publisher.pid
-        command = ["strace", "-ff", "-qq", "-o", str(directory / "strace"), "-p", str(pid)]
-        tracer = stack.enter_context(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        )
-        stack.callback(tracer.terminate)
+        tracer = stack.enter_context(trace_threads(pid))
         deadline = time.monotonic() + ATTACH_S
-        while not (directory / f"strace.{pid}").exists() and time.monotonic() < deadline:
+        while pid not in tracer.read() and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
         for _ in range(PUBLICATIONS):
             time.sleep(PAUSE_S)
-            if tracer.poll() is not None:
-                raise MeasurementError(f"strace: ended with status {tracer.returncode}")
+            tracer.require_running()
             clients.publish()
         time.sleep(PAUSE_S)
-        by_thread = {file.suffix: file.read_text(errors="replace") for file in directory.glob("strace.*")}
-    core = _calls_of_publications(by_thread.pop(f".{pid}", ""))
+        by_thread = tracer.read()
+    core = _calls_of_publications(by_thread.pop(pid, ""))
     counts = {f"core_{call}": statistics.median(one[call] for one in core) for call in ("sendmsg", "sendto")}
     io = Counter(_calls(next((text for text in by_thread.values() if "recvfrom(" in text), "")))
     return counts | {f"io_{call}": round(io[call] / len(core)) for call in sorted(io)}
