@@ -10,6 +10,7 @@ import pkgutil
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError, UsageError
@@ -113,7 +114,7 @@ def compare_pickled(version: str, data: bytes) -> RecordComparison | str:
 
 
 def _absolute(path: RecordPath) -> RecordPath:
-    return path if isinstance(path, UrlPath) else type(path)(absolute_path(path))
+    return path if isinstance(path, UrlPath) else Path(absolute_path(path))
 
 
 def _check_versions(client: Any) -> None:

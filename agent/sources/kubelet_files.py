@@ -71,7 +71,8 @@ A kubelet has a few per pod, and each takes 4 KiB in the agent.
 CLAIM_MAX_BYTES: Final = 1 << 20
 """Largest claim of the checkpoint that is decoded; 256 pods, the API's limit, take 12 KiB [B]."""
 CLAIM_PARTS_MAX: Final = 131_072
-"""Largest number of pods, devices and CDI devices of all claims that are kept, 0.2 KiB each in the agent."""
+"""Largest number of parts of all claims that are kept, 0.2 KiB each in the agent: pods, devices and their
+requests, CDI devices, drivers."""
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.05
 """Pause between attempts to read an incomplete file; the kubelet writes one within milliseconds [s]."""
