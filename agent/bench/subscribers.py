@@ -62,6 +62,10 @@ class MessageCounter:
         self._bytes = bytearray()
         self._data = bytearray()
         self._read = 0
+        self._heads = b""
+        """Headers of the last frame that was one whole message, of HTTP/2 and of gRPC."""
+        self._size = 0
+        """Size of that frame [bytes]."""
 
     def receive(self, data: bytes) -> tuple[int, bytes]:
         """Process received bytes; return the number of completed messages and the bytes to send back.
@@ -69,7 +73,7 @@ class MessageCounter:
         Raises:
             StreamEnded: The server sends no more messages.
         """
-        if not self._bytes and not self._data and _is_one_message(data) and self._read < WINDOW // 4:
+        if not self._bytes and not self._data and self._read < WINDOW // 4 and self._is_one_message(data):
             if self._messages is not None:
                 self._messages.append(data[HEAD + MESSAGE_HEAD :])
             self._read += len(data) - HEAD
@@ -83,6 +87,19 @@ class MessageCounter:
             reply += self._handle_frame(self._bytes[3], self._bytes[4], bytes(self._bytes[HEAD:end]))
             del self._bytes[:end]
         return self._count_complete_messages(), reply
+
+    def _is_one_message(self, data: bytes) -> bool:
+        """Return whether received bytes are one DATA frame that contains one message.
+
+        This is the usual case, in which a subscriber costs little more than a bare socket: the headers and
+        the size are those of the message before.
+        """
+        if len(data) == self._size and data.startswith(self._heads):
+            return True
+        if not _is_one_message(data):
+            return False
+        self._heads, self._size = data[: HEAD + MESSAGE_HEAD], len(data)
+        return True
 
     def _handle_frame(self, kind: int, flags: int, payload: bytes) -> bytes:
         if kind in {RST_STREAM, GOAWAY} or (kind in {DATA, HEADERS} and flags & END_STREAM):
@@ -113,10 +130,7 @@ class MessageCounter:
 
 def _is_one_message(data: bytes) -> bool:
     """Return whether received bytes are one DATA frame that contains one message and does not end the
-    stream.
-
-    This is the usual case, in which a subscriber costs little more than a bare socket.
-    """
+    stream."""
     size = len(data) - HEAD
     return (
         size >= MESSAGE_HEAD
