@@ -12,7 +12,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["plugin_schedule", "plugin_skips"]
+pytest_plugins = ["plugin_schedule", "plugin_skips", "plugin_observers"]
 
 for name, examples in (("small", 15), ("large", 150)):
     settings.register_profile(

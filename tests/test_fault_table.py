@@ -1,6 +1,9 @@
 """Table of injected faults: every fault has a test that exists, and docs/reliability.md is current."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -11,6 +14,7 @@ from faults import (
     markdown,
     read_faults,
     read_figures,
+    read_observers,
     read_results,
     read_seconds,
     unproven,
@@ -117,12 +121,43 @@ def test_page_has_the_longest_time_of_each_test(tmp_path: Path) -> None:
     results.write_text(
         """<testsuites><testsuite>
         <testcase classname="tests.test_a" name="test_one[x]" time="0.52"/>
-        <testcase classname="tests.test_a" name="test_one[y]" time="12.3"/>
+        <testcase classname="tests.test_a" name="test_one[y]" time="12.3"><properties>
+        <property name="seen_by" value="grpcio client"/></properties></testcase>
         <testcase classname="tests.test_a" name="test_other" time="0.004"/>
         </testsuite></testsuites>"""
     )
     faults = [Fault("disk", name, "promise", f"test_a.py::test_{name}") for name in ("one", "other", "new")]
-    page = markdown(faults, {"seconds": read_seconds([results])})
-    assert "| one | promise | 12 s | `test_a.py::test_one` |" in page
-    assert "| other | promise | 0.1 s | `test_a.py::test_other` |" in page
-    assert "| new | promise | not measured | `test_a.py::test_new` |" in page
+    page = markdown(faults, {"seconds": read_seconds([results]), "seen_by": read_observers([results])})
+    assert "| one | promise | 12 s | grpcio client | `test_a.py::test_one` |" in page
+    assert "| other | promise | 0.1 s | test | `test_a.py::test_other` |" in page
+    assert "| new | promise | not measured | not measured | `test_a.py::test_new` |" in page
+
+
+OBSERVED_TESTS = """
+import os, socket, subprocess
+import grpc
+
+def test_alone(): pass
+def test_process(): subprocess.run(["true"], check=True)
+def test_socket(tmp_path):
+    with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s")), server.listen(), client.connect(str(tmp_path / "s"))
+def test_channel():
+    subprocess.run(["true"], check=True)
+    grpc.insecure_channel("unix:/none").close()
+"""
+
+
+def test_run_with_a_junit_file_stores_what_saw_each_test(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(OBSERVED_TESTS)
+    options = ["-p", "plugin_observers", "-p", "no:cacheprovider", "--junitxml", "junit.xml"]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "pytest", *options, "test_a.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert read_observers([tmp_path / "junit.xml"]) == {
+        "test_a.py::test_alone": "test",
+        "test_a.py::test_process": "other process",
+        "test_a.py::test_socket": "socket client",
+        "test_a.py::test_channel": "grpcio client",
+    }

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
@@ -10,8 +10,18 @@ from xml.etree import ElementTree
 TABLE: Final = Path(__file__).with_name("faults.txt")
 PAGE: Final = TABLE.parents[2] / "docs/reliability.md"
 FIGURES: Final = Path(__file__).with_name("figures.json")
-"""Figures of the last runs, by name: ``soak``, ``kills``, and ``seconds`` of each test of a fault."""
+"""Figures of the last runs, by name: ``soak``, ``kills``, and of each test of a fault ``seconds`` and
+``seen_by``."""
 FIGURES_TITLE: Final = "## Long runs"
+NOT_MEASURED: Final = "not measured"
+"""Text for a test that was added after the last run."""
+GRPCIO: Final = "grpcio client"
+SOCKET_CLIENT: Final = "socket client"
+OTHER_PROCESS: Final = "other process"
+OBSERVERS: Final = (GRPCIO, SOCKET_CLIENT, OTHER_PROCESS, "test")
+"""What can see the result of a test, the most independent first: grpcio is not the agent's library."""
+OBSERVER_PROPERTY: Final = "seen_by"
+"""Property of each test in pytest's JUnit file, one of OBSERVERS."""
 
 
 class Fault(NamedTuple):
@@ -36,9 +46,10 @@ def read_figures() -> dict[str, dict[str, Any]]:
     return figures
 
 
-def save_seconds(seconds: dict[str, float]) -> None:
-    """Replace the saved times of the tests [s]."""
-    FIGURES.write_text(json.dumps(read_figures() | {"seconds": seconds}, indent=2) + "\n", "utf-8")
+def save_runs(seconds: dict[str, float], observers: dict[str, str]) -> None:
+    """Replace the saved times of the tests [s], and what saw their results."""
+    saved = read_figures() | {"seconds": seconds, "seen_by": observers}
+    FIGURES.write_text(json.dumps(saved, indent=2) + "\n", "utf-8")
 
 
 def save_figures(run: str, figures: dict[str, Any]) -> None:
@@ -64,24 +75,41 @@ def read_results(paths: Iterable[Path]) -> dict[str, list[str]]:
     An outcome is ``passed``, ``skipped``, ``failure`` or ``error``; a test with parameters has several.
     """
     outcomes = defaultdict(list)
-    for path in paths:
-        for case in ElementTree.parse(path).iter("testcase"):
-            file = case.get("classname", "").removeprefix("tests.").replace(".", "/")
-            name = case.get("name", "").partition("[")[0]
-            marks = [child.tag for child in case if child.tag in {"skipped", "failure", "error"}]
-            outcomes[f"{file}.py::{name}"].append(marks[0] if marks else "passed")
+    for test, case in _test_cases(paths):
+        marks = [child.tag for child in case if child.tag in {"skipped", "failure", "error"}]
+        outcomes[test].append(marks[0] if marks else "passed")
     return outcomes
 
 
 def read_seconds(paths: Iterable[Path]) -> dict[str, float]:
     """Return the longest time of each test by the name in the table [s], from pytest's JUnit files."""
     seconds: dict[str, float] = defaultdict(float)
+    for test, case in _test_cases(paths):
+        seconds[test] = max(seconds[test], float(case.get("time", "0")))
+    return seconds
+
+
+def read_observers(paths: Iterable[Path]) -> dict[str, str]:
+    """Return what saw the result of each test by the name in the table, from pytest's JUnit files."""
+    found = defaultdict(set)
+    for test, case in _test_cases(paths):
+        found[test] |= {
+            one.get("value", "") for one in case.iter("property") if one.get("name") == OBSERVER_PROPERTY
+        }
+    return {test: most_independent(observers) for test, observers in found.items()}
+
+
+def most_independent(observers: set[str]) -> str:
+    """Return the most independent of some observers; none: the test itself."""
+    return next((name for name in OBSERVERS if name in observers), OBSERVERS[-1])
+
+
+def _test_cases(paths: Iterable[Path]) -> Iterator[tuple[str, ElementTree.Element]]:
+    """Yield the cases of tests in pytest's JUnit files, with the name of the test in the table."""
     for path in paths:
         for case in ElementTree.parse(path).iter("testcase"):
             file = case.get("classname", "").removeprefix("tests.").replace(".", "/")
-            test = f"{file}.py::{case.get('name', '').partition('[')[0]}"
-            seconds[test] = max(seconds[test], float(case.get("time", "0")))
-    return seconds
+            yield f"{file}.py::{case.get('name', '').partition('[')[0]}", case
 
 
 def unproven(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
@@ -103,18 +131,22 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         "",
         f"Each of these {len(faults)} faults is injected by a test, which shows the promise. Generated from",
         "`tests/faults/faults.txt` with `make reliability`, which runs these tests, and fails for a row",
-        "whose test failed, was skipped or did not run. A client that is independent of the agent, or the",
-        "test itself, saw the promise kept within the time of the whole test in the last run, which starts",
-        "agents, waits for leases, or fails hundreds of calls one after the other.",
+        "whose test failed, was skipped or did not run. The promise was kept within the time of the whole",
+        "test in the last run, which starts agents, waits for leases, or fails hundreds of calls one after",
+        "the other. What saw it: a client on a socket of the agent, which for gRPC is grpcio, another",
+        "implementation than the agent's; another process, which the test started or ended; or the test",
+        "alone, which calls a part of the agent.",
     ]
-    seconds = figures.get("seconds", {})
+    seconds, observers = figures.get("seconds", {}), figures.get("seen_by", {})
     if figures:
         lines += ["", FIGURES_TITLE, "", *_figure_lines(figures)]
     for theme in dict.fromkeys(fault.theme for fault in faults):
         title = theme[0].upper() + theme[1:]
-        lines += ["", f"## {title}", "", "| fault | promise | within | test |", "|---|---|---|---|"]
+        lines += ["", f"## {title}", "", "| fault | promise | within | seen by | test |"]
+        lines += ["|---|---|---|---|---|"]
         lines += [
-            f"| {one.injected} | {one.promise} | {_shown_time(seconds.get(one.test))} | `{one.test}` |"
+            f"| {one.injected} | {one.promise} | {_shown_time(seconds.get(one.test))} | "
+            f"{observers.get(one.test, NOT_MEASURED)} | `{one.test}` |"
             for one in faults
             if one.theme == theme
         ]
@@ -124,7 +156,7 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
 def _shown_time(seconds: float | None) -> str:
     """Return the time of a test as text; None: not measured."""
     if seconds is None:
-        return "not measured"
+        return NOT_MEASURED
     return "0.1 s" if seconds < 0.1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 

@@ -4,7 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import markdown, read_faults, read_figures, read_results, read_seconds, save_seconds, unproven
+from . import (
+    markdown,
+    read_faults,
+    read_figures,
+    read_observers,
+    read_results,
+    read_seconds,
+    save_runs,
+    unproven,
+)
 
 
 def main() -> None:
@@ -20,15 +29,18 @@ def main() -> None:
         nargs="+",
         type=Path,
         metavar="JUNIT",
-        help="docs/reliability.md, if every test passed; stores the times",
+        help="docs/reliability.md, if every test passed; stores times and observers",
     )
     args = parser.parse_args()
     faults = read_faults()
     if args.markdown:
         if problems := unproven(faults, read_results(args.markdown)):
             raise SystemExit("\n".join([*problems, f"{len(problems)} of {len(faults)} faults are not shown"]))
-        seconds = read_seconds(args.markdown)
-        save_seconds({fault.test: round(seconds[fault.test], 1) for fault in faults})
+        seconds, observers = read_seconds(args.markdown), read_observers(args.markdown)
+        save_runs(
+            {fault.test: round(seconds[fault.test], 1) for fault in faults},
+            {fault.test: observers[fault.test] for fault in faults},
+        )
         sys.stdout.write(markdown(faults, read_figures()))
     elif args.tests:
         sys.stdout.write("".join(f"tests/{test}\n" for test in dict.fromkeys(one.test for one in faults)))
