@@ -16,15 +16,13 @@ from agent.config.config import Config
 from agent.http.agent_view import AgentView, JsonEncoders, TotalsSinceStart
 from agent.http.app import create_app
 from agent.http.server import HttpServer
-from agent.model.gpu import GpuField, XidCount
+from agent.model.gpu import GpuField, NvmlCallCost, NvmlCosts, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCallCost,
-    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,

@@ -32,14 +32,13 @@ from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
+from agent.model.gpu import NvmlCallCost, NvmlCosts
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.reading import SourceState
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCallCost,
-    NvmlCosts,
     Report,
     SentinelStatus,
     SeverityCount,

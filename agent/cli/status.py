@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, NvmlCosts, SentinelStatus
+    from agent.model.gpu import NvmlCosts
+    from agent.model.report import AgentStatus, ClusterStatus, ConfigReload, SentinelStatus
 
 
 CALLS_SHOWN: Final = 3

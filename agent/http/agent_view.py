@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.model.consumers import ConsumerMap
+from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth
 from agent.model.history import STATE_OF_SEVERITY, RecordedState
 from agent.model.reading import PassDurations, SourceState
@@ -19,7 +20,6 @@ from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,

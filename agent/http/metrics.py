@@ -27,11 +27,11 @@ from prometheus_client.utils import floatToGoString
 from agent.http import metric_families as families
 from agent.http.agent_view import AgentView, Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
-from agent.model.gpu import GpuField, NvmlSample
+from agent.model.gpu import GpuField, NvmlCosts, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
 from agent.model.history import STATE_OF_SEVERITY
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations, SourceState
-from agent.model.report import NvmlCosts, Report
+from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.version import VERSION

@@ -378,3 +378,32 @@ class GpuWakeCondition(NamedTuple):
     threshold: int = 0
     window_ns: int = 0
     limit: GpuField | None = None
+
+
+class NvmlCallCost(NamedTuple):
+    """Cost of the measured NVML calls of one kind.
+
+    The agent measures about two readings of all GPUs in each ``gpu.slow-period``, and all calls that open the
+    library or wait for events.
+    """
+
+    kind: str
+    """First function of the kind, such as ``nvmlDeviceGetFieldValues``."""
+    calls: int
+    cpu_s: float
+    """CPU time of the calling threads in the calls [s]."""
+    duration_s: float
+    """Duration of the calls [s]; for ``nvmlEventSetWait`` also the time until an event."""
+
+
+class NvmlCosts(NamedTuple):
+    """Costs of the calls to NVML, counted since the threads that make the calls started."""
+
+    cpu_s: float
+    """CPU time of the threads that read GPUs [s]."""
+    switches: int
+    """Context switches of these threads."""
+    period_s: float
+    """Longest time between two passes over a GPU that is in force, because of ``gpu.cpu-budget`` [s]."""
+    calls: tuple[NvmlCallCost, ...] = ()
+    """Costs by kind of call; kinds without a measured call are left out."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.gpu import GpuField, GpuWakeCondition, NvmlSample
+from agent.model.gpu import GpuField, GpuWakeCondition, NvmlCallCost, NvmlCosts, NvmlSample
 from agent.model.reading import PassDurations, return_code_text
-from agent.model.report import NvmlCallCost, NvmlCosts
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuRecordDecoder, call_name

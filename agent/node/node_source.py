@@ -20,10 +20,9 @@ from agent.health.host.verdicts import sampler_wakes
 from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.health.rules import xid_overrides
 from agent.model.declared_devices import Declarations
-from agent.model.gpu import GpuAttributes
+from agent.model.gpu import GpuAttributes, NvmlCosts
 from agent.model.pod_findings import PodsSample
 from agent.model.reading import PassDurations
-from agent.model.report import NvmlCosts
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS

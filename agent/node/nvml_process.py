@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import ProbeError
-from agent.model.gpu import GpuAttributes, GpuSample, NvmlReturnCode, NvmlSample
+from agent.model.gpu import GpuAttributes, GpuSample, NvmlCosts, NvmlReturnCode, NvmlSample
 from agent.model.reading import Absence, Missing, PassDurations, SourceSample, SourceState
-from agent.model.report import NvmlCosts
 from agent.model.time import NS
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions, SharedMemoryGpuReader, create_gpu_memory
 from agent.node.nvml_process_main import (

@@ -16,11 +16,11 @@ from typing import Final
 from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
+from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth
 from agent.model.report import (
     ClusterStatus,
     ConfigReload,
-    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,

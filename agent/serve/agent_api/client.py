@@ -23,14 +23,13 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.errors import AgentUnreachable, FaultStillPresent, PermissionDeniedError, UsageError
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
+from agent.model.gpu import NvmlCallCost, NvmlCosts
 from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.reading import SourceSample
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCallCost,
-    NvmlCosts,
     RepairCount,
     Report,
     SentinelStatus,

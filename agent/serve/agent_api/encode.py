@@ -10,13 +10,13 @@ from functools import lru_cache
 from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
+from agent.model.gpu import NvmlCosts
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCosts,
     Report,
     SentinelStatus,
     SocketSubscriberCounts,

@@ -19,12 +19,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
+from agent.model.gpu import NvmlCosts
 from agent.model.health import Repair
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
     ConfigReload,
-    NvmlCosts,
     RepairCount,
     Report,
     SentinelStatus,
