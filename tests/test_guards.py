@@ -4,7 +4,9 @@
 """
 
 import select
+import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from agent.bench.guards import (
     select_guards,
 )
 from agent.bench.result import BUDGETS_FILE, MeasurementError
+from agent.bench.timing import MedianInterval
 from agent.health.host.verdicts import sampler_wakes
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
@@ -84,6 +87,35 @@ def test_more_modules_than_budgeted_are_a_miss(tmp_path: Path) -> None:
     guard = BudgetedFigure("modules", "nvml_process")
     assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 20}}, tmp_path)).met is False
     assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 1000}}, tmp_path)).met is True
+
+
+@pytest.mark.parametrize(
+    ("median", "others", "met"),
+    [(1.05, 1.0, True), (2.0, 1.0, None), (2.0, 0.0, False), (1.05, 0.0, True)],
+    ids=["met next to others", "over next to others", "over alone", "met alone"],
+)
+def test_ratio_over_its_budget_is_a_miss_only_without_other_programs(
+    median: float, others: float, met: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratio = MedianInterval(median, median, median)
+    monkeypatch.setattr(guards, "_measure_next_to_others", lambda _: (ratio, others))
+    context = GuardContext(ROOT, {"ratio": {"poll.pass.warm.core": 1.1}}, tmp_path)
+    assert BudgetedFigure("ratio", "poll.pass.warm.core").check(context).met is met
+
+
+def sleep_for_a_second() -> MedianInterval:
+    time.sleep(1)
+    return MedianInterval(1, 1, 1)
+
+
+def test_busy_loop_of_another_program_counts_as_use_of_a_cpu() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+        try:
+            measured, used = guards._measure_next_to_others(sleep_for_a_second)
+        finally:
+            loop.kill()
+    assert measured.median == 1
+    assert used > guards.OTHERS_MAX
 
 
 def test_guard_with_missing_tool_is_neither_met_nor_missed(

@@ -2,7 +2,8 @@
 
 Such a comparison is called a guard. Counts must equal their budgets. A count below its budget fails, too, so
 that the budget is lowered and the count cannot rise again unnoticed. Instructions may differ by 0.5 %, and a
-ratio of times may exceed its budget by 5 %. Absolute times depend on the machine and have no guards.
+ratio of times may exceed its budget by 5 %, or more next to other programs, which change it. Absolute times
+depend on the machine and have no guards.
 
 The module also has the exact counts of system calls (strace), instructions (callgrind) and allocations of
 the C core.
@@ -24,12 +25,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import psutil
 
 from agent.bench import idle_counts
 from agent.bench.file_trees import (
@@ -279,6 +283,8 @@ OPCODE_TOLERANCE: Final = 0.02
 RATIO_TOLERANCE: Final = 0.05
 """Relative amount by which a ratio may exceed its budget."""
 RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
+OTHERS_MAX: Final = 0.2
+"""Largest use of the CPUs by other programs during a measured ratio that may miss its budget [CPUs]."""
 COUNT_TRIES: Final = 4  # attempts per count of a process that runs on the machine's clock
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
@@ -523,7 +529,8 @@ def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     """Compare a ratio of times with its budget.
 
     Other programs on the machine widen the confidence interval of the median ratio. The check fails only if
-    the whole interval is above the limit.
+    the whole interval is above the limit. They also take the caches from both contenders, which changes the
+    ratio itself: an attempt next to them can meet the budget, and cannot miss it.
     """
     budget = float(context.budget("ratio", name))
     limit = budget * (1 + RATIO_TOLERANCE)
@@ -531,17 +538,32 @@ def _check_ratio(context: GuardContext, name: str) -> GuardResult:
         reference, measure = "floor", partial(measure_publication_ratio, PUBLICATION_RATIOS[name])
     else:
         reference, measure = RATIOS[name].reference, partial(_measure_ratio, RATIOS[name])
+    best: MedianInterval | None = None
+    others: list[float] = []
+    while len(others) < RATIO_TRIES and (best is None or best.median > limit):
+        measured, used = _measure_next_to_others(measure)
+        best = min(best or measured, measured, key=lambda ratio: ratio.median)
+        others.append(used)
+    assert best is not None, "the first attempt has measured"
+    value = f"{best.median:.2f}x {reference} [{best.low:.2f}, {best.high:.2f}]"
+    is_met = best.low <= limit
+    if not is_met and min(others) > OTHERS_MAX:
+        return GuardResult(f"{value}, while other programs used {min(others):.1f} CPUs", "", None)
+    return GuardResult(value, f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over", is_met)
+
+
+def _measure_next_to_others(measure: Callable[[], MedianInterval]) -> tuple[MedianInterval, float]:
+    """Return a measured ratio, and how many CPUs other programs used meanwhile."""
+    start_s, own_s, busy_s = time.monotonic(), sum(os.times()[:4]), _busy_s()
     measured = measure()
-    for _ in range(RATIO_TRIES - 1):
-        if measured.median <= limit:
-            break
-        measured = min(measured, measure(), key=lambda ratio: ratio.median)
-    value = f"{measured.median:.2f}x {reference} [{measured.low:.2f}, {measured.high:.2f}]"
-    return GuardResult(
-        value,
-        f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over",
-        measured.low <= limit,
-    )
+    others_s = _busy_s() - busy_s - (sum(os.times()[:4]) - own_s)
+    return measured, max(0.0, others_s) / (time.monotonic() - start_s)
+
+
+def _busy_s() -> float:
+    """Return the time in which the machine's CPUs were busy, including stolen time, since the boot [s]."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
