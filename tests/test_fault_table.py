@@ -57,6 +57,13 @@ def test_reliability_page_is_current() -> None:
     assert page.read_text("utf-8") == markdown(read_faults(), read_figures())
 
 
+def test_reliability_page_has_a_time_and_an_observer_of_each_fault() -> None:
+    """A fault without them was added after the last ``make reliability``."""
+    figures = read_figures()
+    tests = {fault.test for fault in read_faults()}
+    assert sorted(tests - (figures["seconds"].keys() & figures["seen_by"].keys())) == []
+
+
 def test_saved_figures_replace_only_their_section_of_the_page() -> None:
     other = read_figures() | {
         "kills": {"kills": 7, "prepares": 30, "usages": 20, "changes": 9, "lost": 1, "seconds": 60}

@@ -133,9 +133,12 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         "`tests/faults/faults.txt` with `make reliability`, which runs these tests, and fails for a row",
         "whose test failed, was skipped or did not run. The promise was kept within the time of the whole",
         "test in the last run, which starts agents, waits for leases, or fails hundreds of calls one after",
-        "the other. What saw it: a client on a socket of the agent, which for gRPC is grpcio, another",
-        "implementation than the agent's; another process, which the test started or ended; or the test",
-        "alone, which calls a part of the agent.",
+        "the other. It was seen by one of these, which the run records, the most independent first:",
+        "",
+        "* grpcio client: a gRPC client of another implementation than the agent's",
+        "* socket client: another client on a socket, such as one of HTTP or of raw frames",
+        "* other process: a process that the test started, by its output, its files or its end",
+        "* test: the test itself, which calls a part of the agent, or uses a node that earlier tests started",
     ]
     seconds, observers = figures.get("seconds", {}), figures.get("seen_by", {})
     if figures:
