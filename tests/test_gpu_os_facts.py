@@ -23,6 +23,7 @@ from agent.sources.gpu_os_facts import (
 )
 from agent.system.process_stat import read_boot_time, read_process_stat
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 DRIVER = "[<0>] os_acquire_rwlock_write+0x3c/0x50 [nvidia]\n[<0>] do_syscall_64+0x5c/0xf0\n"
 DISK = "[<0>] io_schedule+0x46/0x70\n[<0>] ext4_file_read_iter+0x5a/0x150 [ext4]\n"
 
@@ -306,7 +307,7 @@ def test_state_of_this_process_is_that_of_psutil():
     process = psutil.Process()
     assert (seen.name, seen.state) == (Path("/proc/self/comm").read_text().rstrip("\n"), "R")
     assert read_boot_time(Path("/proc")) + seen.started_s == pytest.approx(process.create_time(), abs=1)
-    assert 0 < seen.cpu_s <= sum(process.cpu_times()[:2])
+    assert 0 < round(seen.cpu_s * TICKS_PER_S) <= round(sum(process.cpu_times()[:2]) * TICKS_PER_S)
     assert seen.threads == process.num_threads()
     assert 0.5 < seen.rss_bytes / process.memory_info().rss < 2
 
