@@ -24,6 +24,7 @@ from wire.serving import eventually
 from agent.bench.file_trees import real_cgroup_tree, temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
 from agent.bench.processes import (
+    HEALTH_METHOD,
     UNIT_ENVIRONMENT,
     FakeNvml,
     FakeNvmlUnavailable,
@@ -409,6 +410,21 @@ def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
                 crowd.wait(timeout_s=0.2)
             for connection in connections:
                 connection.close()
+
+
+@pytest.mark.parametrize("kind", ["frames", "follow"])
+def test_client_waits_for_a_socket_that_exists_and_does_not_listen(kind: str) -> None:
+    with temporary_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        path = directory / "late.sock"
+        with start_module("agent.bench.subscribers", path, kind, HEALTH_METHOD, "") as client:
+            client.send_line("1")
+            listener.bind(str(path))
+            with pytest.raises(ProcessError, match="no expected line within"):
+                client.wait(lambda line: "client" not in line, timeout_s=1.5)
+            client.require_running()
+            listener.listen()
+            listener.settimeout(PATIENCE_S)
+            listener.accept()[0].close()
 
 
 def test_publisher_sends_to_each_client_whose_connect_returned() -> None:

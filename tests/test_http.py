@@ -38,7 +38,7 @@ from wire.raw import (
     RawClient,
     frame,
 )
-from wire.serving import eventually, fail_once, report
+from wire.serving import eventually, fail_once, is_served, report
 
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.agent_view import SILENT_HEARTBEATS
@@ -133,15 +133,6 @@ def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path
             HttpServer([ListenAddress("127.0.0.1", port)], fake.app)
         with pytest.raises(ResourceBusyError, match="another process serves it; stop that process"):
             HttpServer([unix], fake.app)
-
-
-def is_served(path: Path) -> bool:
-    """Return True if a process listens on the socket; the file exists shortly before."""
-    try:
-        connect(path).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_removed_socket_file_is_created_again(fake: FakeAgent, short_tmp: Path) -> None:

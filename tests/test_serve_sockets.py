@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from other_user import OTHER_USER, become_other_user, give_to_other_user
 from patience import PATIENCE_S
-from wire.serving import Serving, eventually, fail_once, remove_tree
+from wire.serving import Serving, eventually, fail_once, is_served, remove_tree
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
@@ -148,11 +148,6 @@ def bind_stale(path: Path) -> None:
     """Create a socket that no process serves, in a time before which a server may start to listen."""
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-
-
-def is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
 
 
 def test_socket_that_replaced_a_stale_one_is_not_removed_by_another_server(

@@ -117,12 +117,9 @@ def count_heartbeat_waits() -> Mapping[str, float]:
         heartbeat = '[stream]\nheartbeat = "250ms"\n'
         agent = stack.enter_context(start_agent(root, flags, heartbeat, fake.environment))
         sockets = {driver_socket(root): HEALTH_METHOD, agent_socket(root): AGENT_METHOD}
-        deadline = time.monotonic() + BEGIN_S
-        while not all(socket.exists() for socket in sockets) and time.monotonic() < deadline:
-            agent.require_running()
-            time.sleep(0.05)
         for socket, method in sockets.items():
             client = stack.enter_context(start_module("agent.bench.subscribers", socket, "frames", method))
+            client.server = agent
             client.send_line("1")
             client.wait(lambda line: "subscribers" in line)
         tracer = stack.enter_context(trace_threads(agent.pid, "-ttt"))

@@ -15,9 +15,11 @@ MessageCounter understands just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541)
 messages. It decodes no message and costs next to nothing, so that the server's cost dominates a measurement.
 """
 
+import errno
 import importlib
 import importlib.util
 import json
+import os
 import re
 import selectors
 import socket
@@ -26,7 +28,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -89,14 +90,20 @@ class MessageCounter:
         return self._count_complete_messages(), reply
 
     def _is_one_message(self, data: bytes) -> bool:
-        """Return whether received bytes are one DATA frame that contains one message.
+        """Return whether received bytes are one DATA frame that contains one message and ends no stream.
 
         This is the usual case, in which a subscriber costs little more than a bare socket: the headers and
         the size are those of the message before.
         """
         if len(data) == self._size and data.startswith(self._heads):
             return True
-        if not _is_one_message(data):
+        size = len(data) - HEAD
+        if not (
+            size >= MESSAGE_HEAD
+            and data[3:5] == bytes((DATA, 0))
+            and int.from_bytes(data[:3], "big") == size
+            and int.from_bytes(data[HEAD + 1 : HEAD + MESSAGE_HEAD], "big") == size - MESSAGE_HEAD
+        ):
             return False
         self._heads, self._size = data[: HEAD + MESSAGE_HEAD], len(data)
         return True
@@ -126,18 +133,6 @@ class MessageCounter:
             del self._data[:end]
             count += 1
         return count
-
-
-def _is_one_message(data: bytes) -> bool:
-    """Return whether received bytes are one DATA frame that contains one message and does not end the
-    stream."""
-    size = len(data) - HEAD
-    return (
-        size >= MESSAGE_HEAD
-        and data[3:5] == bytes((DATA, 0))
-        and int.from_bytes(data[:3], "big") == size
-        and int.from_bytes(data[HEAD + 1 : HEAD + MESSAGE_HEAD], "big") == size - MESSAGE_HEAD
-    )
 
 
 def subscription_request(method: str) -> bytes:
@@ -283,12 +278,25 @@ def _polled_adder(
                     connection.sendall(reply)
 
     def add() -> None:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(path)
+        connection = connect_when_served(path)
         selector.register(connection, selectors.EVENT_READ, begin(connection))
 
     threading.Thread(target=read, daemon=True).start()
     return add
+
+
+def connect_when_served(path: str) -> socket.socket:
+    """Return a connection to a socket, at once when a server listens on it: its file exists shortly before.
+    Blocks without limit."""
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        code = connection.connect_ex(path)
+        if code == 0:
+            return connection
+        connection.close()
+        if code not in {errno.ENOENT, errno.ECONNREFUSED}:
+            raise OSError(code, os.strerror(code), path)
+        time.sleep(0.001)
 
 
 ADDERS: Final = {"grpcio": grpcio_adder, "frames": frames_adder, "bare": bare_adder}
@@ -299,12 +307,12 @@ def follow_stream(path: str, method: str, marker: str) -> None:
     pattern = re.compile(marker.encode(), re.DOTALL)
     grpc = importlib.import_module("grpc") if importlib.util.find_spec("grpc") else None
     _print_json(client=f"grpcio {grpc.__version__}" if grpc else "a client that only reads HTTP/2 frames")
-    while not Path(path).exists():  # after a failed attempt, grpcio waits a second
-        time.sleep(0.001)
+    connection = connect_when_served(path)
     if grpc:
+        connection.close()  # it only waited: after a failed attempt, grpcio waits a second
         _follow_grpcio(grpc, path, method, pattern)
     else:
-        _follow_frames(path, method, pattern)
+        _follow_frames(connection, method, pattern)
 
 
 def _find_markers(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
@@ -318,11 +326,10 @@ def _follow_grpcio(grpc: Any, path: str, method: str, pattern: re.Pattern[bytes]
         _print_json(t_ns=t_ns, size=len(data), found=_find_markers(pattern, data))
 
 
-def _follow_frames(path: str, method: str, pattern: re.Pattern[bytes]) -> None:
+def _follow_frames(connection: socket.socket, method: str, pattern: re.Pattern[bytes]) -> None:
     messages: list[bytes] = []
     counter = MessageCounter(messages)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+    with connection:
         connection.sendall(subscription_request(method))
         while data := connection.recv(1 << 16):
             t_ns = time.monotonic_ns()
@@ -332,7 +339,7 @@ def _follow_frames(path: str, method: str, pattern: re.Pattern[bytes]) -> None:
             for message in messages:
                 _print_json(t_ns=t_ns, size=len(message), found=_find_markers(pattern, message))
             messages.clear()
-    raise StreamEnded(f"socket {path}: the server closed the connection")
+    raise StreamEnded("server: closed the connection")
 
 
 def main(path: str, kind: str, argument: str, marker: str = "") -> None:

@@ -15,7 +15,7 @@ from kubelet import allocated_claim
 from test_embed_processes import CARD, Program, config_of, generated
 from test_embed_processes import PAGES as PAGES_DRIVER
 from wire.plugin import Kubelet
-from wire.serving import eventually
+from wire.serving import eventually, is_served
 
 from conform.actions import Actions
 from conform.running import ConformRun, Runs, checked_run, concurrent_runs, conform
@@ -142,7 +142,7 @@ def _embedded(
 
 def _wait_registration(root: Path) -> None:
     registry = root / "plugins_registry"
-    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "the driver registers")
+    eventually(lambda: any(map(is_served, registry.glob("*.sock"))), "the driver registers")
     [socket] = registry.iterdir()
     with Kubelet(socket) as kubelet:
         kubelet.get_info()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import psutil
+from wire.serving import is_served
 
 from agent.bench.suites.soak import growth_of_medians, growth_per_hour
 from faults import save_figures
@@ -125,7 +126,7 @@ def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int,
     log = (directory / "log").open("rb")
     try:
         process = psutil.Process(agent.pid)
-        while not node.driver_socket.exists():
+        while not is_served(node.driver_socket):
             raise_if_failed(agent, log)
             time.sleep(0.1)
         rest_s = began_s + REST_EVERY_S

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -119,6 +120,12 @@ class Serving(ServerThread):
     def publish(self, *devices: DeviceHealth) -> None:
         """Publish a report of these devices."""
         self.latest.publish(current_report(devices))
+
+
+def is_served(path: Path) -> bool:
+    """Return True if a process listens on the socket; the file exists shortly before."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def eventually(
