@@ -231,9 +231,12 @@ class Node:
         return {name.removeprefix(f"{HOSTDEV}-device_").removesuffix(".json") for name in names}
 
     def resources(self, pod: Pod) -> dict[str, tuple[str, str]]:
-        """Return health and message of each device in a pod's status, by resourceID."""
-        resources = self.kubelet.pod_status(pod).resources["main"].values()
-        return {one.resource_id: (one.health, one.message) for entry in resources for one in entry}
+        """Return health and message of each device in a pod's status, by resourceID.
+
+        The status has no containers until a restarted kubelet has read them.
+        """
+        resources = self.kubelet.pod_status(pod).resources.get("main", {})
+        return {one.resource_id: (one.health, one.message) for entry in resources.values() for one in entry}
 
     def wait_resources(self, pod: Pod, expected: Iterable[tuple[str, str]]) -> None:
         """Wait until the pod's status has these pairs of health and message."""
