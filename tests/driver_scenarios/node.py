@@ -223,7 +223,11 @@ class Node:
 
     def wait_prepared(self, claim: str) -> None:
         """Wait until the claim is recorded as prepared, which is saved a moment later."""
-        self.kubelet.wait_for(lambda: self.prepares()[claim]["state"] == "prepared", f"{claim} is prepared")
+
+        def is_prepared() -> bool:
+            return bool(self.prepares().get(claim, {}).get("state") == "prepared")
+
+        self.kubelet.wait_for(is_prepared, f"{claim} is prepared")
 
     def cdi_files(self) -> set[str]:
         """Return the UIDs of claims with a CDI file, and the names of other files."""
