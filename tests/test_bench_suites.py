@@ -441,9 +441,7 @@ def test_publisher_sends_to_each_client_whose_connect_returned() -> None:
                 publisher.send_line("bare")
                 os.kill(publisher.pid, signal.SIGCONT)
                 publisher.wait()
-                assert [len(client.recv(2 * size, socket.MSG_DONTWAIT)) for client in clients] == [
-                    size
-                ] * len(clients)
+                assert {len(client.recv(2 * size, socket.MSG_DONTWAIT)) for client in clients} == {size}
 
 
 def test_lower_bound_reports_a_change_of_a_file(tmp_path: Path) -> None:

@@ -48,15 +48,19 @@ def read_figures() -> dict[str, dict[str, Any]]:
 
 def save_runs(seconds: dict[str, float], observers: dict[str, str]) -> None:
     """Replace the saved times of the tests [s], and what saw their results."""
-    saved = read_figures() | {"seconds": seconds, "seen_by": observers}
-    FIGURES.write_text(json.dumps(saved, indent=2) + "\n", "utf-8")
+    _save({"seconds": seconds, "seen_by": observers})
 
 
 def save_figures(run: str, figures: dict[str, Any]) -> None:
     """Replace the saved figures of one long run, and their section of docs/reliability.md."""
-    saved = read_figures() | {run: figures}
+    PAGE.write_text(with_figures(PAGE.read_text("utf-8"), _save({run: figures})), "utf-8")
+
+
+def _save(new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Replace some of the saved figures; return all of them."""
+    saved = read_figures() | new
     FIGURES.write_text(json.dumps(saved, indent=2) + "\n", "utf-8")
-    PAGE.write_text(with_figures(PAGE.read_text("utf-8"), saved), "utf-8")
+    return saved
 
 
 def with_figures(page: str, figures: dict[str, dict[str, Any]]) -> str:
