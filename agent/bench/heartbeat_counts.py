@@ -37,7 +37,7 @@ GPUS: Final = 8
 GROUPS: Final = 30
 HEARTBEATS: Final = 12
 BEGIN_S: Final = 10.0
-"""Longest time until the sockets exist [s]."""
+"""Time that the trace has until the first heartbeat [s]."""
 SLOW_HEARTBEAT_S: Final = 5.0
 """Longest time to wait for one heartbeat, since a busy machine delays it; one is due each 250 ms [s]."""
 ENDED: Final = "ended"
