@@ -420,7 +420,7 @@ class ResponseProgress:
         self.is_aborted = True
         if self.task is not None:
             self.task.cancel()
-        self.writer.transport.abort()
+        self._socket.abort()
 
     async def respond(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         """Respond to a request through the wrapped application, with Hypercorn's arguments."""
