@@ -599,8 +599,11 @@ def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
 
 
 def test_agent_without_tls_loads_no_openssl(agent: Agent) -> None:
+    unwanted = {"_hashlib", "_ssl", "_bz2", "_lzma"}
+    if built_in := unwanted.intersection(sys.builtin_module_names):
+        pytest.skip(f"{', '.join(sorted(built_in))}: part of this Python's program, not a file")
     with agent.kubelet() as kubelet:
         assert names(kubelet.next()) == [CPU, MEMORY, POOL]
         loaded = Path(f"/proc/{agent.pid}/maps").read_text()
-    assert "/_socket" in loaded, "the compiled modules of Python are files"
-    assert not re.findall(r"\S*(?:libcrypto|libssl|_hashlib|_ssl|_bz2|_lzma)\S*", loaded)
+    assert "/_cffi_backend" in loaded, "loaded compiled modules are in the list"
+    assert not re.findall(rf"\S*(?:libcrypto|libssl|{'|'.join(unwanted)})\S*", loaded)
