@@ -363,7 +363,7 @@ static void test_oom_kill_is_read_at_once_and_a_late_one_in_the_next_pass(void)
     done(&f);
 }
 
-static void test_oom_loop_costs_at_most_five_reads_per_pass(void)
+static void test_oom_loop_costs_a_limited_number_of_reads_per_pass(void)
 {
     uint64_t reads;
     struct fx f;
@@ -376,7 +376,7 @@ static void test_oom_loop_costs_at_most_five_reads_per_pass(void)
         notify(&f, UID);
         handle_notifications(&f);
     }
-    CHECK(f.s->reads - reads <= 4 * 2); /* with the limit: at once, and up to three times by the timer */
+    CHECK(f.s->reads - reads <= (1 + DH_CG_OOM_READS) * 2); /* with the limit: at once, and by the timer */
     fx_pass(&f);
     CHECK_U64(kills(&f, ""), 100);
     oom_control(POD, 101); /* the last notification comes right before the pass */
@@ -398,7 +398,7 @@ static void test_oom_kill_after_its_notification_is_read_by_the_timer(void)
     notify(&f, UID);
     handle_notifications(&f);
     CHECK_U64(kills(&f, ID), 0);
-    for (int kill = 1; kill <= 3; kill++) {
+    for (int kill = 1; kill <= DH_CG_OOM_READS; kill++) {
         oom_control(POD "/" ID, kill);
         fx_must(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 10000) == 1, "the timer");
         handle_notifications(&f);
@@ -406,10 +406,10 @@ static void test_oom_kill_after_its_notification_is_read_by_the_timer(void)
         CHECK(fx_woken(&f));
     }
     fx_must(!timerfd_gettime(f.s->cgroups->oom_timer_fd, &timer), "the timer");
-    CHECK_INT(timer.it_value.tv_nsec, 0); /* it fires three times */
-    oom_control(POD "/" ID, 4);
+    CHECK_INT(timer.it_value.tv_nsec, 0); /* no further read is due */
+    oom_control(POD "/" ID, DH_CG_OOM_READS + 1);
     fx_pass(&f);
-    CHECK_U64(kills(&f, ID), 4); /* the timer did not reduce the reads of the next pass */
+    CHECK_U64(kills(&f, ID), DH_CG_OOM_READS + 1); /* the timer did not reduce the reads of the next pass */
     done(&f);
 }
 
@@ -431,7 +431,7 @@ static void test_oom_kill_after_a_pass_is_read_by_the_timer(void)
 }
 
 /* Pods that run out of memory one after the other share the timer. */
-static void test_oom_timer_reads_each_pod_three_times_at_most(void)
+static void test_oom_timer_reads_each_pod_a_limited_number_of_times(void)
 {
     uint64_t reads;
     struct fx f;
@@ -443,12 +443,12 @@ static void test_oom_timer_reads_each_pod_three_times_at_most(void)
     for (int i = 0; i < 2; i++) {
         notify(&f, i ? UID_2 : UID);
         handle_notifications(&f);
-        for (int expiry = 0; expiry < 3; expiry++) {
+        for (int expiry = 0; expiry < DH_CG_OOM_READS; expiry++) {
             fx_must(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 10000) == 1, "the timer");
             handle_notifications(&f);
         }
     }
-    CHECK_U64(f.s->reads - reads, 2 * 4); /* at once, and three times by the timer */
+    CHECK_U64(f.s->reads - reads, 2 * (1 + DH_CG_OOM_READS)); /* at once, and by the timer */
     done(&f);
 }
 
@@ -592,8 +592,8 @@ int main(void)
     test_oom_kill_is_read_at_once_and_a_late_one_in_the_next_pass();
     test_oom_kill_after_its_notification_is_read_by_the_timer();
     test_oom_kill_after_a_pass_is_read_by_the_timer();
-    test_oom_timer_reads_each_pod_three_times_at_most();
-    test_oom_loop_costs_at_most_five_reads_per_pass();
+    test_oom_timer_reads_each_pod_a_limited_number_of_times();
+    test_oom_loop_costs_a_limited_number_of_reads_per_pass();
     test_group_is_registered_once_with_its_pods_eventfd();
     test_notification_of_a_removed_pod_reaches_no_other_pod();
     test_oom_without_registration_is_found_by_the_sweep();

@@ -6,8 +6,8 @@
  * has memory.events instead, which is watched like any other file.
  *
  * A notification only means that the counters must be read. The kernel notifies before it kills a process, so
- * the pod is read at once, again after each of PAUSES_NS, and in the next pass: the kill follows after 0.03 ms,
- * or tens of milliseconds on a busy machine. The kernel also notifies about removed groups. It does not notify
+ * the pod is read at once, again after each of PAUSES_NS, and in the next pass: the kill follows after 0.03 to
+ * 0.2 ms, or up to tens of milliseconds if the kernel must search for memory or prints to a slow console. The kernel also notifies about removed groups. It does not notify
  * about a process that it kills because the whole machine is out of memory, though oom_kill counts it: so the
  * sweep reads memory.oom_control as well. If the registration fails, for example in a container with a
  * read-only cgroupfs, only the sweep remains.
@@ -25,10 +25,15 @@
 
 #define BATCH 16
 #define TIMER_SLOT UINT32_MAX          /* above the slots of all pods */
-#define PAUSES (sizeof(PAUSES_NS) / sizeof(*PAUSES_NS))
+#define MS 1000000l
 
-/* Pauses before the reads after a notification, in which the kernel chooses a process and kills it. */
-static const long PAUSES_NS[] = { 1000000l, 4000000l, 16000000l };
+/*
+ * Pauses before the reads after a notification, in which the kernel chooses a process and kills it: the pod is
+ * read after 0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 12, 16 and 24 ms.
+ */
+static const long PAUSES_NS[] = { MS / 4, MS / 4, MS / 2, MS, MS, MS, MS, MS, 2 * MS, 4 * MS, 4 * MS, 8 * MS };
+
+_Static_assert(sizeof(PAUSES_NS) / sizeof(*PAUSES_NS) == DH_CG_OOM_READS, "one pause before each read");
 
 static uint32_t pod_of(const struct dh_cgroups *c, uint32_t slot)
 {
@@ -180,7 +185,7 @@ static void timer_set(struct dh_cgroups *c)
 {
     struct itimerspec soon = { 0 };
 
-    if (c->oom_pauses == PAUSES)
+    if (c->oom_pauses == DH_CG_OOM_READS)
         return;
     soon.it_value.tv_nsec = PAUSES_NS[c->oom_pauses++];
     (void)timerfd_settime(c->oom_timer_fd, 0, &soon, NULL);
@@ -199,7 +204,7 @@ static void oom_notified(struct dh_sampler *s, uint32_t pod)
     p->oom_reads_due = 1;
     c->oom_pods_due++;
     mark_oom_file(s, pod);
-    p->oom_timed_reads = PAUSES;
+    p->oom_timed_reads = DH_CG_OOM_READS;
     c->oom_pauses = 0;
     timer_set(c);
 }
@@ -211,22 +216,28 @@ static void mark_pods_due(struct dh_sampler *s)
             mark_oom_file(s, slot);
 }
 
-/* Read the pods that the timer is for, also if a pass has read them since: the kill may follow that pass. */
-static void mark_timed_pods(struct dh_sampler *s)
+/*
+ * Read the pods that the timer is for, also if a pass has read them since: the kill may follow that pass.
+ * Return whether any of them is to be read again.
+ */
+static bool mark_timed_pods(struct dh_sampler *s)
 {
+    bool again = false;
+
     for (uint32_t slot = 0; slot < s->work->head.groups; slot++) {
         struct dh_cg_group *p = &s->cgroups->group[slot];
 
         if (p->oom_timed_reads) {
-            p->oom_timed_reads--;
+            again |= --p->oom_timed_reads > 0;
             mark_oom_file(s, slot);
         }
     }
+    return again;
 }
 
 /*
- * Handle eventfds and the timer. A pod in which processes are killed in a loop costs at most five reads
- * between two passes, whatever other pods do with the timer.
+ * Handle eventfds and the timer. A pod in which processes are killed in a loop costs at most DH_CG_OOM_READS + 2
+ * reads between two passes, whatever other pods do with the timer.
  */
 void dh_cg_oom_take_events(struct dh_sampler *s)
 {
@@ -240,8 +251,8 @@ void dh_cg_oom_take_events(struct dh_sampler *s)
 
         if (slot == TIMER_SLOT) {
             if (read(c->oom_timer_fd, &count, sizeof(count)) > 0) {
-                mark_timed_pods(s);
-                timer_set(c);
+                if (mark_timed_pods(s))
+                    timer_set(c);
             }
         } else if (c->group[slot].oom_fd && read(c->group[slot].oom_fd - 1, &count, sizeof(count)) > 0) {
             oom_notified(s, slot);

@@ -26,6 +26,7 @@
                               classes */
 #define DH_CG_WATCHES 16   /* of one pod: its directory in each hierarchy, its notified files */
 #define DH_CG_VALUES 4
+#define DH_CG_OOM_READS 12 /* reads of a pod by the timer after an OOM notification */
 #define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors and needs the others for
                               connections */
 #define DH_CG_OTHER_FDS (DH_CG_OOM_FDS + 128) /* descriptors for what is no connection and no held file */
