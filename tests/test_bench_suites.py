@@ -496,7 +496,7 @@ def test_child_of_memory_limit_hitter_is_killed_by_the_kernel() -> None:
     except OSError as error:
         pytest.skip(f"may not limit the memory of cgroups: {error}")
     assert line["is_hit"]
-    assert before_ns < line["t_ns"] < time.monotonic_ns()
+    assert before_ns < line["t_ns"] < line["ended_ns"] < time.monotonic_ns()
 
 
 def environ_of_agent(directory: Path, extra: dict[str, str]) -> set[str]:

@@ -379,8 +379,9 @@ for line in sys.stdin:
             pages[at] = 1
         os._exit(0)
     status = os.waitpid(child, 0)[1]
+    ended_ns = time.monotonic_ns()
     is_hit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    print(json.dumps({"t_ns": written_ns[0], "is_hit": is_hit}), flush=True)
+    print(json.dumps({"t_ns": written_ns[0], "ended_ns": ended_ns, "is_hit": is_hit}), flush=True)
 """
 
 
@@ -398,8 +399,9 @@ def start_memory_limit_hitter() -> contextlib.AbstractContextManager[ChildProces
     """Run a process in a ``with`` block whose children run out of the memory of cgroups.
 
     Each line on its standard input is the path of a cgroup, whose limit is below 64 MiB. A child joins the
-    cgroup and writes to new pages until the kernel kills it. Then the process prints a line of JSON: the time
-    just before the last write (CLOCK_MONOTONIC, ns), and whether the kernel killed the child.
+    cgroup and writes to new pages until the kernel kills it. Then the process prints a line of JSON: the
+    times just before the last write and after the end of the child (CLOCK_MONOTONIC, ns), and whether the
+    kernel killed the child.
     """
     return start_child("memory limit hitter", [sys.executable, "-c", _RUN_OUT_OF_MEMORY], ChildProcess)
 

@@ -46,6 +46,7 @@ BATCH: Final = 4
 """Number of containers of a pod, and of limit hits per agent; the agent's report grows with each hit."""
 LOG_BATCH: Final = 3
 """Number of log lines per agent, each about another filesystem; the agent's note lists as many."""
+SAME_EVENT: Final = "lower bound: the same event in a C program that does nothing else"
 FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report grows with each"
 
 
@@ -77,13 +78,14 @@ def _add_table(
     agent_ns: list[int],
     bound_ns: list[int],
     *notes: str,
+    bound_label: str = SAME_EVENT,
 ) -> None:
     """Add a table with a result row of the agent, and one of the lower bound if it was measured."""
     if not bound_ns:
         row = row_from_samples(key, label, seconds_from_ns(agent_ns), "s")
         outcome.tables.append(ResultTable(title, (row,), notes=notes))
         return
-    labels = {"agent": label, "floor": "lower bound: the same event in a C program that does nothing else"}
+    labels = {"agent": label, "floor": bound_label}
     agent_row, bound_row = rows_from_latencies(key, labels, {"agent": agent_ns, "floor": bound_ns})
     outcome.tables.append(
         ResultTable(title, (replace(agent_row, key=key), bound_row), labels["floor"], notes)
@@ -105,8 +107,10 @@ class CgroupLimit(NamedTuple):
     """Starts the process that hits the limits of cgroups."""
     set_limit: Callable[[CgroupTree, str, str], Path]
     """Sets the limit of a container and returns the cgroup that the process joins; raises OSError."""
+    bound_label: str
+    """Printed name of what the agent is compared with."""
     event_file: Callable[[CgroupTree, str], Path] | None
-    """Returns the file of a pod that changes with the event; None: the lower bound is not measured."""
+    """Returns the file of a pod that changes with the event; None: compare with the end of the process."""
 
 
 def _set_hugepage_limit(tree: CgroupTree, uid: str, container: str) -> Path:
@@ -148,6 +152,7 @@ HUGEPAGE_LIMIT: Final = CgroupLimit(
     " to 16 ms (HZ=250), and these events are further apart",
     start=start_hugepage_limit_hitter,
     set_limit=_set_hugepage_limit,
+    bound_label=SAME_EVENT,
     event_file=_hugepage_event_file,
 )
 MEMORY_LIMIT: Final = CgroupLimit(
@@ -155,9 +160,10 @@ MEMORY_LIMIT: Final = CgroupLimit(
     label="the kernel kills a process of a container that is out of memory",
     needs="memory",
     note="from before the write to the page that was too much, with the kernel's search for memory; v1"
-    " notifies before the kernel kills, and the agent reads the count again after 1, 5 and 21 ms",
+    " notifies before the kernel kills, and the agent reads the count again after 0.25 to 24 ms",
     start=start_memory_limit_hitter,
     set_limit=_set_memory_limit,
+    bound_label="the end of the killed process, as its parent sees it",
     event_file=None,
 )
 
@@ -188,6 +194,7 @@ def _measure_cgroup_events(count: int, outcome: SuiteOutcome, limit: CgroupLimit
         f"one subscriber of agent.sock, {library}",
         limit.note,
         FRESH_AGENT_NOTE.format(BATCH),
+        bound_label=limit.bound_label,
     )
 
 
@@ -202,7 +209,8 @@ def _hit_limits(
     """Hit the limits of containers while a new agent runs.
 
     ``groups`` has the cgroups of the containers. The detection latencies are appended to ``agent_ns`` (agent)
-    and ``bound_ns`` (lower bound). Returns the name of the subscriber's gRPC library.
+    and ``bound_ns`` (lower bound, or the end of a killed process). Returns the name of the subscriber's gRPC
+    library.
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory())
@@ -212,22 +220,28 @@ def _hit_limits(
             start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER, agent)
         )
         client.wait(lambda line: "found" in line)
+        ends_ns: list[int] = []
         for container, group in groups.items():
             if lower_bound:
                 lower_bound.discard_lines()
-            cause = partial(_hit_limit, hitter, group)
+            cause = partial(_hit_limit, hitter, group, ends_ns)
             latency = measure_latency(client, cause, partial(_found_contains, container))
             agent_ns.append(latency.took_ns)
             if lower_bound:
-                bound_ns.append(lower_bound.wait()["t_ns"] - latency.start_ns)
+                ends_ns.append(lower_bound.wait()["t_ns"])
+            bound_ns += [end_ns - latency.start_ns for end_ns in ends_ns]
+            ends_ns.clear()
         return client.library
 
 
-def _hit_limit(hitter: ChildProcess, group: Path) -> int:
+def _hit_limit(hitter: ChildProcess, group: Path, ends_ns: list[int]) -> int:
+    """Return the time before the hit; append the end of a process that the kernel killed to ``ends_ns``."""
     hitter.send_line(os.fspath(group))
     line = hitter.wait()
     if not line["is_hit"]:
         raise ProcessError(f"cgroup {group}: the kernel did not enforce its limit")
+    if "ended_ns" in line:
+        ends_ns.append(int(line["ended_ns"]))
     return int(line["t_ns"])
 
 
