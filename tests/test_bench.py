@@ -1,8 +1,10 @@
 """Benchmarks: statistics, parsers, baselines and budgets. Speed itself is not tested."""
 
+import itertools
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,7 @@ from agent.bench.timing import (
     paired_ratio,
     percentile,
     relative_deviation,
+    round_order,
     time_contenders,
 )
 from agent.native.sampler import Sampler, SamplerOptions
@@ -88,7 +91,15 @@ def test_outlier_affects_outlier_share_and_not_deviation() -> None:
     assert outlier_share([*steady, 1000.0]) == 1 / 8
 
 
-def test_race_rotates_contenders_and_times_each_in_every_round() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
+def test_contender_runs_after_each_other_one_equally_often(count: int) -> None:
+    orders = [round_order(count, index) for index in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    followed = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert followed == Counter(dict.fromkeys(itertools.permutations(range(count), 2), 2))
+
+
+def test_race_changes_the_order_and_times_each_contender_in_every_round() -> None:
     calls: list[str] = []
     run = time_contenders(
         [Contender("a", "", lambda: calls.append("a")), Contender("b", "", lambda: calls.append("b"))],
@@ -98,7 +109,7 @@ def test_race_rotates_contenders_and_times_each_in_every_round() -> None:
     )
     assert {key: len(timing.blocks) for key, timing in run.timed.items()} == {"a": 4, "b": 4}
     assert len(run.reference) == 4 * BLOCK_SAMPLES
-    assert calls[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"], "the order rotates"
+    assert calls[:8] == ["a", "b", "b", "a", "b", "a", "a", "b"]
 
 
 # --- baselines and trees ------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ TINY: Final = replace(
 )
 EXPECTED: Final = {
     "poll": {"poll.pass.warm.core", "poll.groups4.situ.floor", "poll.groups2.warm.plain"}
-    | {"poll.groups4.core_to_python", "poll.groups2.half_to_sum"},
+    | {"poll.groups4.core_to_python", "poll.groups4.floor_to_python", "poll.groups2.half_to_sum"},
     "decide": {"decide.devices1000.change", "decide.groups1000.decode"},
     "encode": {"encode.8.core", "encode.128.betterproto", "encode.1000.core"},
     "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"}

@@ -1,8 +1,8 @@
 """Timing of contenders (implementations of the same work) in turns, and statistics of the samples.
 
-Contenders run in small blocks, in a rotating order, so that other load or a change of the clock frequency
-affects all of them alike. A ratio is the median of the ratios within each round; pairing keeps it stable
-where absolute times vary.
+Contenders run in small blocks, in an order that changes with each round, so that other load, a change of the
+clock frequency, and what the contender before leaves in the CPU's caches affect all of them alike. A ratio is
+the median of the ratios within each round; pairing keeps it stable where absolute times vary.
 """
 
 import statistics
@@ -97,8 +97,8 @@ def time_contenders(
     rounds_done = 0
     deadline = time.monotonic() + limit_s
     while rounds_done < ROUNDS_MIN or (rounds_done < rounds and time.monotonic() < deadline):
-        for offset in range(len(contenders)):
-            contender = contenders[(offset + rounds_done) % len(contenders)]
+        for index in round_order(len(contenders), rounds_done):
+            contender = contenders[index]
             loops, samples, warm_ups = pace[contender.key]
             if pause_s:
                 time.sleep(pause_s)
@@ -115,6 +115,17 @@ def time_contenders(
     }
     labels = {contender.key: contender.label for contender in contenders}
     return InterleavedTimings(labels, timed, tuple(reference))
+
+
+def round_order(count: int, round_index: int) -> list[int]:
+    """Return the order of ``count`` contenders in a round, as their indices.
+
+    In 2 * ``count`` rounds, each contender runs directly after each other one equally often (a Williams
+    design). A contender that always ran after another that reads the same files would find them in the cache.
+    """
+    zigzag = [(step + 1) // 2 if step % 2 else -(step // 2) for step in range(count)]
+    order = [(offset + round_index) % count for offset in zigzag]
+    return order[::-1] if round_index // count % 2 else order
 
 
 class _BlockSize(NamedTuple):

@@ -149,6 +149,8 @@ def _ratio_rows(key: str, workload: str, timed: Mapping[str, ContenderSamples]) 
     if "good" in timed:
         label = f"{workload}, held files, to good Python"
         yield row_from_ratio(f"{key}.core_to_python", label, timed["core"], timed["good"])
+        label = f"{workload}, bare system calls, to good Python: no reader can be below"
+        yield row_from_ratio(f"{key}.floor_to_python", label, timed["floor"], timed["good"])
         label = f"{workload}, half of the files held, to half of both sweeps"
         yield row_from_ratio(f"{key}.half_to_sum", label, timed["half"], sum_of_halves(timed))
 
