@@ -28,9 +28,17 @@ from agent.model.time import Instant
 from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, report_verdicts
 from agent.record.recorder import RecordLimits, SnapshotRecorder
 from agent.record.replay import Replay, verdict_differences
-from agent.record.segment_file import SegmentReader, SegmentWriter, cut_torn_tail, segment_path, segment_paths
+from agent.record.segment_file import (
+    MAGIC,
+    SegmentReader,
+    SegmentWriter,
+    cut_torn_tail,
+    segment_path,
+    segment_paths,
+)
 from agent.record.value_codec import NO_CHANGE, CodecError, ValueClass, ValueDecoder, ValueEncoder
 from agent.serve.agent_api.encode import encode_report
+from agent.system.files import CheckedDirectory
 from agent.system.timing import CLOCK_TRUST_S
 
 HEAD = SegmentHead("0.1.0", "node-a", "boot-1")
@@ -201,6 +209,11 @@ def count_steps(path: Path) -> tuple[int, str]:
     return sum(1 for _ in reader.steps()), reader.problem.reason if reader.problem else ""
 
 
+def cut_tail(path: Path) -> object:
+    with CheckedDirectory(path.parent) as directory:
+        return cut_torn_tail(directory, path)
+
+
 def test_file_that_ends_anywhere_is_read_up_to_its_last_frame(short_day: list[Step], tmp_path: Path) -> None:
     path = segment_path(tmp_path, 1)
     write_segment(path, short_day, per_frame=1)
@@ -210,7 +223,7 @@ def test_file_that_ends_anywhere_is_read_up_to_its_last_frame(short_day: list[St
         path.write_bytes(data[:size])
         steps, reason = count_steps(path)
         assert reason in ("", "the last frame is incomplete")
-        problem = cut_torn_tail(path)
+        problem = cut_tail(path)
         assert bool(problem) == bool(reason)
         assert count_steps(path) == (steps, "")
         seen.add(steps)
@@ -277,6 +290,33 @@ def test_second_run_begins_a_segment_and_cuts_the_torn_one(
     assert len(segment_paths(tmp_path)) == 2
     assert path.read_bytes() == whole
     assert "not readable from byte" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path, victim: path.symlink_to(victim), "is a symbolic link"),
+        (lambda path, victim: path.hardlink_to(victim), "has a second name"),
+        (lambda path, _: os.mkfifo(path), "is not a regular file"),
+    ],
+    ids=["symlink", "hard-link", "fifo"],
+)
+def test_last_segment_that_is_another_file_is_not_cut(
+    make: Callable[[Path, Path], None],
+    reason: str,
+    short_day: list[Step],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record, victim = tmp_path / "record", tmp_path / "victim"
+    record.mkdir()
+    victim.write_bytes(MAGIC + b"torn")
+    make(segment_path(record, 1), victim)
+    record_all(record, short_day)
+    assert victim.read_bytes() == MAGIC + b"torn"
+    assert count_steps(segment_path(record, 2)) == (len(short_day), "")
+    assert f"record {record}: last segment not checked for an incomplete frame: " in caplog.text
+    assert reason in caplog.text
 
 
 def test_old_segments_are_deleted_beyond_the_limit_of_bytes(tmp_path: Path) -> None:

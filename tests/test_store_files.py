@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -71,6 +71,20 @@ def test_concurrent_writes_of_threads_leave_one_complete_file(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize(
+    "make", [Path.hardlink_to, lambda path, _: os.mkfifo(path)], ids=["hard-link", "fifo"]
+)
+def test_foreign_temporary_file_is_removed_and_not_written(
+    make: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "state.json"
+    victim.write_text("text")
+    make(tmp_path / "state.json.new", victim)
+    replace_file(path, b"state", 10)
+    assert (victim.read_text(), path.read_text()) == ("text", "state")
+    assert not (tmp_path / "state.json.new").exists()
+
+
 def test_created_directories_are_not_world_writable(tmp_path: Path) -> None:
     replace_file(tmp_path / "plugins" / "driver" / "drahealth" / "kept.json", b"{}", LIMIT)
     made = [tmp_path / name for name in ("plugins", "plugins/driver", "plugins/driver/drahealth")]

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,7 +27,7 @@ from agent.record.segment_file import (
     segment_path,
     segment_paths,
 )
-from agent.system.files import check_directory, make_directory
+from agent.system.files import CheckedDirectory, make_directory, open_error_reason
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.timing import LogRateLimiter, WallClockStepDetector
 
@@ -195,13 +194,16 @@ class SnapshotRecorder:
     def _repair_last_segment(self) -> None:
         """Cut an incomplete frame, which a killed agent left, from the end of the last segment's file."""
         try:
-            paths = segment_paths(self._directory) if self._directory.exists() else []
-            problem = cut_torn_tail(paths[-1]) if paths else None
+            with CheckedDirectory(self._directory) as directory:
+                paths = segment_paths(self._directory)
+                problem = cut_torn_tail(directory, paths[-1]) if paths else None
+        except FileNotFoundError:
+            return
         except OSError as error:
             log.warning(
                 "record %s: last segment not checked for an incomplete frame: %s; a replay may end there",
                 self._directory,
-                error.strerror,
+                open_error_reason(error),
             )
             return
         if problem:
@@ -270,8 +272,9 @@ class SnapshotRecorder:
 
     def _begin_segment(self, first: _Queued) -> None:
         make_directory(self._directory)
-        check_directory(self._directory)
-        self._others = {path: path.stat().st_size for path in segment_paths(self._directory)}
+        with CheckedDirectory(self._directory) as directory:
+            paths = segment_paths(self._directory)
+            self._others = {path: directory.stat(path.name).st_size for path in paths}
         number = max((segment_number(path) or 0 for path in self._others), default=0) + 1
         self._delete_old()
         path = segment_path(self._directory, number)
@@ -287,12 +290,11 @@ class SnapshotRecorder:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        writer.close()
         if writer.is_empty:
             self._lost += self._lost_before
-            with suppress(OSError):
-                writer.path.unlink()
+            writer.remove()
         else:
+            writer.close()
             self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
@@ -308,7 +310,8 @@ class SnapshotRecorder:
             path = next(iter(self._others))
             if sum(self._others.values()) + current <= self._limits.size and not _is_older(path, oldest_s):
                 return
-            path.unlink(missing_ok=True)
+            with CheckedDirectory(self._directory) as directory:
+                directory.unlink(path.name)
             del self._others[path]
 
 

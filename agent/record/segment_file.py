@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from agent.record.events import (
     SegmentHead,
 )
 from agent.record.value_codec import CodecError, ValueEncoder
-from agent.system.files import CheckedDirectory, is_current_file
+from agent.system.files import CheckedDirectory, is_current_file, own_file_problem
 
 MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
@@ -232,8 +232,7 @@ class SegmentWriter:
             self._write(MAGIC + self._frame([self._encoder.begin(head, state)]))
             self._head_size = self.size
         except BaseException:
-            path.unlink(missing_ok=True)
-            self.close()
+            self.remove()
             raise
 
     @property
@@ -255,6 +254,13 @@ class SegmentWriter:
             OSError: The frame could not be written; the file ends before it and takes no further frame.
         """
         self._write(self._frame([self._encoder.event(step) for step in steps]))
+
+    def remove(self) -> None:
+        """Close the segment's file and remove it; a file that cannot be removed is left."""
+        with suppress(OSError), CheckedDirectory(self.path.parent) as directory:
+            if directory.is_current_file(self._fd, self.path.name):
+                directory.unlink(self.path.name)
+        self.close()
 
     def close(self) -> None:
         """Close the segment's file."""
@@ -421,22 +427,26 @@ def _packed_frames(path: RecordPath, file: Any) -> Iterator[tuple[int, int, byte
         offset += _FRAME.size + size
 
 
-def cut_torn_tail(path: Path) -> SegmentProblem | None:
-    """Cut a segment's file after its last complete frame. Blocks on the disk.
+def cut_torn_tail(directory: CheckedDirectory, path: Path) -> SegmentProblem | None:
+    """Cut a segment's file in a directory after its last complete frame. Blocks on the disk.
 
     Returns the damage that was found; None: the file was complete.
 
-    Raises OSError.
+    Raises:
+        OSError: The file cannot be read or cut; ELOOP: it is a symbolic link; EPERM: it may be another
+            program's.
     """
-    try:
-        with open(path, "rb") as file:
+    with open(directory.open(path.name, os.O_RDWR | os.O_NONBLOCK), "rb") as file:
+        if problem := own_file_problem(file.fileno()):
+            raise OSError(errno.EPERM, f"{path.name} {problem}")
+        try:
             for _ in _packed_frames(path, file):
                 pass
-    except SegmentDamaged as damage:
-        os.truncate(path, damage.problem.offset)
-        return damage.problem
-    except CodecError as error:
-        return SegmentProblem(path, 0, path.stat().st_size, str(error))
+        except SegmentDamaged as damage:
+            os.ftruncate(file.fileno(), damage.problem.offset)
+            return damage.problem
+        except CodecError as error:
+            return SegmentProblem(path, 0, os.fstat(file.fileno()).st_size, str(error))
     return None
 
 

@@ -225,7 +225,7 @@ def _saved_runs(path: Path) -> int:
     Raises nothing.
     """
     try:
-        return decode_gpu_faults(read_bounded(path, SIZE_MAX).data).runs
+        return decode_gpu_faults(read_bounded(path, SIZE_MAX, is_own=True).data).runs
     except (ReadError, UnusableFile):
         return 0
 

@@ -22,6 +22,7 @@ from agent.system.files import (
     ReadError,
     UnsafeReadError,
     make_directory,
+    own_file_problem,
     read_bounded,
     unlock_and_close,
 )
@@ -222,10 +223,16 @@ def write_and_rename(
 
 @contextmanager
 def _locked_file(directory: OpenDirectory, name: str) -> Iterator[int]:
-    """Open a file for writing under an exclusive lock, which the kernel releases at process exit."""
+    """Open a file for writing under an exclusive lock, which the kernel releases at process exit.
+
+    A file that may be another program's, such as one with a second name, loses the name. Raises OSError.
+    """
     while True:
-        fd = directory.open(name, os.O_WRONLY | os.O_CREAT)
+        fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # O_WRONLY fails for a FIFO
         try:
+            if own_file_problem(fd):
+                directory.unlink(name)
+                continue
             fcntl.flock(fd, fcntl.LOCK_EX)
             if directory.is_current_file(fd, name):  # else the previous holder has renamed it
                 yield fd

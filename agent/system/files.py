@@ -355,15 +355,20 @@ def _lock_own_file(fd: int) -> None:
 
     Raises LockHeld, or ValueError if the file may be another program's.
     """
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("is not a regular file")
-    if found.st_nlink > 1:  # the content of the other name would be overwritten
-        raise ValueError("has a second name (hard link)")
+    if problem := own_file_problem(fd):
+        raise ValueError(problem)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise LockHeld(os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown") from None
+
+
+def own_file_problem(fd: int) -> str:
+    """Return why an open file may be another program's, so that it must not be written; empty: it is not."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    return "has a second name (hard link)" if found.st_nlink > 1 else ""
 
 
 def open_error_reason(error: OSError) -> str:
