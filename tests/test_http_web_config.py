@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import os
 import shutil
 import socket
 import ssl
@@ -314,6 +315,18 @@ def test_invalid_web_configuration_is_refused_with_its_key(tmp_path: Path, text:
     path = web_file(tmp_path, text)
     with pytest.raises(ConfigError, match=rf"^http.web-config: file {path}: .*{words}"):
         read_web_config(path)
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+def test_pipe_in_place_of_a_certificate_is_refused(name: str, short_tmp: Path) -> None:
+    """An open of the pipe would wait for a writer."""
+    write_certificate(short_tmp)
+    shutil.copy(short_tmp / "tls.crt", short_tmp / "ca.crt")
+    (short_tmp / name).unlink()
+    os.mkfifo(short_tmp / name)
+    text = f"{TLS}  client_ca_file: ca.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+    with pytest.raises(ConfigError, match=f"file {short_tmp}/{name}: cannot be used: is not a regular file"):
+        read_web_config(web_file(short_tmp, text))
 
 
 def test_client_needs_a_certificate_of_the_authority(short_tmp: Path) -> None:

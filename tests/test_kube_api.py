@@ -42,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(server: FakeKubeApi, **access: Any) -> drahealth.ApiServer:
-    return drahealth.ApiServer(drahealth.ApiAccess(server.url, ca_file=server.certificate, **access))
+    return drahealth.ApiServer(drahealth.ApiAccess(server.url, **{"ca_file": server.certificate, **access}))
 
 
 # --- credentials ---------------------------------------------------------------------------------------
@@ -215,6 +215,15 @@ def test_missing_ca_file_is_an_operator_error() -> None:
     access = drahealth.ApiAccess("https://127.0.0.1:1", ca_file="/missing/ca.crt")
     with pytest.raises(drahealth.ConfigError, match=r"certificates cannot be used: .*No such file"):
         drahealth.ApiServer(access)
+
+
+@pytest.mark.parametrize("key", ["ca_file", "client_certificate_files", "token_file"])
+def test_pipe_in_place_of_credentials_is_refused(key: str, tmp_path: Path, kube_api: FakeKubeApi) -> None:
+    """An open of the pipe would wait for a writer."""
+    os.mkfifo(tmp_path / "fifo")
+    value = (tmp_path / "fifo",) * 2 if key == "client_certificate_files" else tmp_path / "fifo"
+    with pytest.raises((drahealth.ConfigError, OSError), match=r"is not a regular file: '.*/fifo'"):
+        client(kube_api, **{key: value}).call("GET", f"{NODES}/{NODE}")
 
 
 # --- claims and errors -----------------------------------------------------------------------------------

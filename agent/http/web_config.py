@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agent.config.values import parse_bool
 from agent.errors import ConfigError, suggestion
 from agent.sources.yaml_text import parse_yaml
-from agent.system.files import ReadError, read_bounded
+from agent.system.files import ReadError, read_bounded, read_credentials
 
 FILE_BYTES: Final = 64 << 10
 """Largest accepted web configuration [bytes]."""
@@ -243,7 +243,7 @@ def _tls_context(
     files = [path for path in (certificate, key, authority) if path is not None]
     try:
         for path in files:
-            path.open("rb").close()
+            read_credentials(path)
         context.load_cert_chain(certificate, key, password=_refuse_password)
         if authority is not None:
             context.load_verify_locations(authority)

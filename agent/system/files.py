@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from errno import EACCES, ELOOP, ENOTDIR, EPERM
+from errno import EACCES, EINVAL, ELOOP, ENOTDIR, EPERM
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -78,6 +78,22 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent
     if len(data) > limit:
         raise ReadError(path, f"file is {max(found.st_size, len(data))} bytes, limit {limit}")
     return FileContent(data, found.st_mtime)
+
+
+CREDENTIALS_MAX: Final = 1 << 20
+"""Largest accepted file of a token or of certificates [bytes]; the CA certificates of Debian have 0.2 MiB."""
+
+
+def read_credentials(path: "StrPath") -> bytes:
+    """Read a file with a token, a key or certificates, which the configuration names.
+
+    Libraries such as OpenSSL open it by its path: a pipe would stop them, and a device has no end. Blocks on
+    the disk. Raises OSError with the path, also for what is not a regular file or is over CREDENTIALS_MAX.
+    """
+    try:
+        return read_bounded(Path(path), CREDENTIALS_MAX).data
+    except ReadError as error:
+        raise OSError(error.errno or EINVAL, error.reason, os.fspath(path)) from None
 
 
 def _open(path: str, flags: int) -> int:

@@ -12,7 +12,6 @@ import re
 import ssl
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -26,6 +25,7 @@ from agent.model.prepare import Operation
 from agent.prepare.claim_parser import parse_claim
 from agent.prepare.errors import TransientError, doing
 from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStream, is_stored
+from agent.system.files import StrPath, read_credentials
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -242,9 +242,8 @@ class ApiServer:
         """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
         if self._access.token_file is not None:
-            headers["Authorization"] = (
-                f"Bearer {Path(self._access.token_file).read_text(errors='replace').strip()}"
-            )
+            token = read_credentials(self._access.token_file).decode(errors="replace").strip()
+            headers["Authorization"] = f"Bearer {token}"
         elif self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         if data:
@@ -303,8 +302,7 @@ class ApiServer:
             return None
         access = self._access
         with self._tls_lock:
-            ca_files = () if access.ca_file is None else (access.ca_file,)
-            states = map(os.stat, (*ca_files, *access.client_certificate_files))
+            states = map(os.stat, _certificate_files(access))
             files = [(state.st_mtime_ns, state.st_ino) for state in states]
             if self._tls is None or files != self._tls_files:
                 self._tls, self._tls_files = _make_context(access), files
@@ -379,11 +377,18 @@ def _decode_answer(data: bytes) -> dict[str, Any]:
     return answer
 
 
+def _certificate_files(access: ApiAccess) -> tuple[StrPath, ...]:
+    """Return the files with the CA certificates and the client certificate of an API access."""
+    return (*(() if access.ca_file is None else (access.ca_file,)), *access.client_certificate_files)
+
+
 def _make_context(access: ApiAccess) -> ssl.SSLContext:
     """Return the TLS context for the CA and the certificate of an API access.
 
     Raises OSError or ValueError if a certificate cannot be used.
     """
+    for file in _certificate_files(access):
+        read_credentials(file)
     context = ssl.create_default_context(cafile=access.ca_file, cadata=access.ca_data or None)
     if access.insecure:
         context.check_hostname = False
