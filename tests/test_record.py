@@ -26,12 +26,13 @@ from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
 from agent.model.time import Instant
 from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, report_verdicts
-from agent.record.recorder import RecordLimits, SnapshotRecorder
+from agent.record.recorder import RecordLimits, SnapshotRecorder, _Queued
 from agent.record.replay import Replay, verdict_differences
 from agent.record.segment_file import (
     MAGIC,
     SegmentReader,
     SegmentWriter,
+    _packed_frames,
     cut_torn_tail,
     segment_path,
     segment_paths,
@@ -290,6 +291,21 @@ def test_second_run_begins_a_segment_and_cuts_the_torn_one(
     assert len(segment_paths(tmp_path)) == 2
     assert path.read_bytes() == whole
     assert "not readable from byte" in caplog.text
+
+
+def test_large_evaluations_are_written_to_a_frame_each(
+    short_day: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader refuses frames that are too large, also those of evaluations that waited for a slow disk."""
+    monkeypatch.setattr("agent.record.segment_file.FRAME_GOAL", 1)
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+    recorder._queue = [_Queued(*one) for one in short_day[:-1]]
+    recorder.record(*short_day[-1])
+    assert recorder.close(PATIENCE_S)
+    (path,) = segment_paths(tmp_path)
+    assert count_steps(path) == (len(short_day), "")
+    with path.open("rb") as file:
+        assert len(list(_packed_frames(path, file))) == 1 + len(short_day)
 
 
 @pytest.mark.parametrize(

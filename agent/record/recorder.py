@@ -244,8 +244,10 @@ class SnapshotRecorder:
                         continue
                     self._begin_segment(part[0])
                 assert self._writer is not None
-                self._writer.append([self._step(queued) for queued in part])
-                written += len(part)
+                steps = [self._step(queued) for queued in part]
+                while steps:
+                    appended = self._writer.append(steps)
+                    written, steps = written + appended, steps[appended:]
             self._delete_old()
         except OSError as error:
             self._lost += len(queue) - written

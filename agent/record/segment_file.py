@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,8 +35,10 @@ SUFFIX: Final = ".drahrec"
 _NAME: Final = re.compile(r"record-(\d{8})\.drahrec")
 _FRAME: Final = struct.Struct("<III")
 """Layout of a frame's head: size, size before compression, and CRC-32 of the compressed data."""
-FRAME_MAX: Final = 64 << 20
-"""Largest size of a frame before compression [bytes]: hundreds of times that of 4,096 devices."""
+FRAME_MAX: Final = 16 << 20
+"""Largest size of a frame before compression [bytes]; a damaged one takes up to 1 GiB of memory."""
+FRAME_GOAL: Final = 1 << 20
+"""Size before compression beyond which no further evaluation is written to a frame [bytes]."""
 LEVEL: Final = 6
 WINDOW_LOG: Final = 20
 """Binary logarithm of the zstd window's size: 1 MiB finds equal objects in earlier events."""
@@ -247,13 +249,23 @@ class SegmentWriter:
         """
         return is_current_file(self._fd, self.path)
 
-    def append(self, steps: list[RecordedStep]) -> None:
-        """Append recorded evaluations as one frame. Blocks on the disk.
+    def append(self, steps: Sequence[RecordedStep]) -> int:
+        """Append recorded evaluations as one frame, and return how many. Blocks on the disk.
+
+        Large evaluations (FRAME_GOAL) are not all appended; the caller appends the others with further calls.
 
         Raises:
             OSError: The frame could not be written; the file ends before it and takes no further frame.
         """
-        self._write(self._frame([self._encoder.event(step) for step in steps]))
+        events: list[msgspec.Raw] = []
+        size = 0
+        for step in steps:
+            events.append(msgspec.Raw(self._packer.encode(self._encoder.event(step))))
+            size += memoryview(events[-1]).nbytes
+            if size > FRAME_GOAL:
+                break
+        self._write(self._frame(events))
+        return len(events)
 
     def remove(self) -> None:
         """Close the segment's file and remove it; a file that cannot be removed is left."""
