@@ -45,6 +45,7 @@ def test_quota_period_is_a_duration(text: str, expected: int) -> None:
         ({"kind": "Pod"}, "kind: 'Pod' is not KubeletConfiguration"),
         ({"featureGates": {"MemoryQoS": "yes"}}, "featureGates.MemoryQoS: 'yes' is neither true nor false"),
         ({"memoryThrottlingFactor": 1.5}, "memoryThrottlingFactor: 1.5 is not a number above 0 and up to 1"),
+        ({"cpuCFSQuotaPeriod": "9" * 400 + "s"}, "is not a duration, such as 100ms"),
         ({"cpuCFSQuotaPeriod": "soon"}, "cpuCFSQuotaPeriod: 'soon' is not a duration, such as 100ms"),
         ({"cgroupsPerQOS": "yes"}, "cgroupsPerQOS: 'yes' is neither true nor false"),
         ({"kubeReserved": {"memory": "much"}}, "kubeReserved.memory: 'much' is not a quantity"),

@@ -28,7 +28,7 @@ SYSTEM_RESERVED: Final = "system-reserved"
 TIERED: Final = "TieredReservation"
 """Value of ``memoryReservationPolicy``: Guaranteed pods get memory.min, Burstable pods memory.low."""
 LIMITED_SWAP: Final = "LimitedSwap"
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s)", re.ASCII | re.IGNORECASE)
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(us|µs|ms|s)", re.ASCII | re.IGNORECASE)
 _MICROSECONDS: Final = {"us": 1, "µs": 1, "ms": 1000, "s": 1_000_000}
 
 

@@ -172,15 +172,13 @@ def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
     CLAIM_MAX_BYTES or CLAIM_PARTS_MAX.
     """
     try:
-        envelope = msgspec.json.decode(data)
+        checkpoint = msgspec.json.decode(data, type=_Checkpoint)  # makes no objects of other values
+    except msgspec.ValidationError as error:
+        raise ValueError(f"is not in the format of kubelets since 1.32: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompleteCheckpoint(f"is not JSON: {error}") from None
     except RecursionError:
         raise ValueError("JSON is nested too deeply to be parsed") from None
-    try:
-        checkpoint = msgspec.convert(envelope, _Checkpoint)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"is not in the format of kubelets since 1.32: {error}") from None
     found = zlib.crc32(checkpoint.Data.encode("utf-8", "surrogatepass"))
     if found != checkpoint.Checksum:
         raise IncompleteCheckpoint(

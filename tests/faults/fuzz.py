@@ -387,6 +387,7 @@ def open_targets() -> Iterator[dict[str, Target]]:
         "items": [pod_object("p", "c"), claim_object("c", "gpu-0", reserved_for=[])],
     }
     kubelet = {"kind": "KubeletConfiguration", "systemReserved": {"cpu": "500m"}, "reservedSystemCPUs": "0-1"}
+    kubelet["cpuCFSQuotaPeriod"] = "100ms"
     cdi = {
         "cdiVersion": "0.6.0",
         "kind": "example.com/gpu",
