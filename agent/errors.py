@@ -5,10 +5,15 @@ agent has no class here: it ends the process with its traceback.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 
 class DrahealthError(Exception):
     """Base class of all errors that an operator or a caller can fix."""
+
+
+CONFIG_ERROR_CHARS: Final = 2000
+"""Largest length of a ConfigError; a longer text, which quotes a long value, loses its middle."""
 
 
 class ConfigError(DrahealthError, ValueError):
@@ -17,6 +22,8 @@ class ConfigError(DrahealthError, ValueError):
     def __init__(self, text: str, *, key: str = "") -> None:
         """Create the error; ``key`` is the key of the setting in the configuration file, e.g.
         ``agent.period``, or empty."""
+        if len(text) > CONFIG_ERROR_CHARS:
+            text = f"{text[: CONFIG_ERROR_CHARS // 2]} ... {text[-CONFIG_ERROR_CHARS // 2 :]}"
         super().__init__(f"{key}: {text}" if key else text)
         self.text = text
         self.key = key

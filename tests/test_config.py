@@ -634,6 +634,15 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             "are not "
             "resolved",
         ),
+        (
+            '[http]\nlisten = ["a\\u0000b:80"]',
+            "http.listen: address 'a\\x00b:80': 'a\\x00b' is neither localhost nor an IP address; host names "
+            "are not resolved",
+        ),
+        (
+            "[[rules]]\ncode = 'cpu.offline'\nseverity = [1]",
+            "rules: rule 1: severity: a list is not one of info, degraded, unhealthy; or set off",
+        ),
         ("[http]\nlisten = ['[::1]:65536']", "http.listen: 65536 is over the limit of 65535"),
         (
             "[http]\nlisten = ['::1']",
@@ -693,6 +702,14 @@ def test_binary_file_is_refused_with_byte_offset(setup):
 )
 def test_unknown_or_invalid_setting_is_refused_by_name(setup, text, words):
     assert setup.refusal(text) == f"FILE: {words}"
+
+
+def test_error_about_a_long_value_keeps_its_beginning_and_end(setup):
+    lines = "\n".join(["x" * 4000] * 60)
+    refusal = setup.refusal(f"[agent]\nlog-format = '''{lines}'''")
+    assert refusal.startswith("FILE: agent.log-format: log format 'xxx")
+    assert refusal.endswith("xxx' is not one of text, json")
+    assert len(refusal) < 2100
 
 
 # --- embedding programs -------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from agent.health.gpu.rule_state import gpu_rules
 from agent.health.host.verdicts import ALL_HOST_RULES
 from agent.health.rules import FAMILY, SXID_PREFIX, XID_PREFIX, Rule, matches_code
 from agent.model.health import Repair, Severity
+from agent.model.json_values import format_short
 from agent.model.settings import CustomCheck, GpuLimits, RuleOverride
 
 RULES_MAX: Final = 64
@@ -147,9 +148,10 @@ def _device(entry: Mapping[str, Any]) -> str:
 def _rule_severity(entry: Mapping[str, Any]) -> Severity | None:
     if "severity" not in entry:
         return None
-    if entry["severity"] not in SEVERITIES:
-        raise ValueError(f"severity: {entry['severity']!r} is not one of {', '.join(SEVERITIES)}; or set off")
-    return SEVERITIES[entry["severity"]]
+    try:
+        return _severity(entry["severity"])
+    except ValueError as error:
+        raise ValueError(f"severity: {error}; or set off") from None
 
 
 def _probation_s(entry: Mapping[str, Any]) -> int | None:
@@ -336,9 +338,9 @@ def _timeout_s(value: object) -> float:
 
 
 def _severity(value: object) -> Severity:
-    if value not in SEVERITIES:
-        raise ValueError(f"{value!r} is not one of {', '.join(SEVERITIES)}")
-    return SEVERITIES[str(value)]
+    if not isinstance(value, str) or value not in SEVERITIES:
+        raise ValueError(f"{format_short(value)} is not one of {', '.join(SEVERITIES)}")
+    return SEVERITIES[value]
 
 
 def _advice(value: object) -> str:

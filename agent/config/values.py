@@ -174,7 +174,7 @@ def _parse_listen_address(text: str) -> ListenAddress:
     host = "127.0.0.1" if host == "localhost" else host
     try:
         socket.inet_pton(socket.AF_INET6 if found["ipv6"] else socket.AF_INET, host)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL character
         raise ValueError(
             f"address {text!r}: {host!r} is neither localhost nor an IP address; host names are not resolved"
         ) from None
