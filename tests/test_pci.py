@@ -105,6 +105,18 @@ def test_virtual_function_is_found_if_declared(bus: Bus) -> None:
     assert addresses(bus.read("0000:3b:00.4")) == ["0000:3b:00.4"]
 
 
+@pytest.mark.parametrize("listed", [{}, {GPU: "H100"}], ids=["nothing", "one of two"])
+def test_function_that_libudev_leaves_out_is_found(
+    listed: dict[str, str], bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libudev lists nothing in some containers, and too little while the process lacks descriptors."""
+    bus.plug(GPU)
+    bus.plug("0000:5e:00.0")
+    monkeypatch.setattr(pci, "UDEV_SYSFS_ROOT", bus.root)
+    monkeypatch.setattr(pci, "_list_by_udev", lambda _: listed)
+    assert {sample.address: sample.model for sample in bus.read()} == {GPU: "", "0000:5e:00.0": ""} | listed
+
+
 def test_function_removed_during_read_is_skipped(bus: Bus) -> None:
     (bus.root / "bus/pci/devices" / GPU).symlink_to("../gone")
     assert bus.read(GPU) == ()

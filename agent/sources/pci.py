@@ -68,8 +68,9 @@ def read_pci_functions(
     try:
         names = _list_by_sysfs(bus, declared)
         if names and udev and sysfs_root == UDEV_SYSFS_ROOT:
-            # libudev may list nothing in a container
-            names = _list_by_udev(declared) or names
+            # libudev has model names; in a container, or without descriptors, it lists too few functions
+            models = _list_by_udev(declared)
+            names = {address: models.get(address, "") for address in names}
         samples = [_read_pci_function(bus / address, model) for address, model in names.items()]
     except OSError as error:
         return missing_from_error(error)
