@@ -156,6 +156,23 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
     assert after.nvml.passes > before.nvml.passes
 
 
+def test_event_that_the_process_stored_just_before_its_end_is_kept(
+    watched: Watched, fake: FakeNvml, may_start: threading.Event
+) -> None:
+    """NVML does not repeat it, and the engine reads up to a tenth of a second after the event."""
+    watched.until(lambda s: len(s.gpus) == 2 and all(gpu.event_mask for gpu in s.gpus))
+    may_start.clear()
+    fake.send("gpu 1 xid 48")
+    child = watched.nvml._child
+    assert child is not None
+    eventually(lambda: [xid.code for xid in child.watch.read().gpus[1].xids] == [48], "the event is stored")
+    watched.child.send_signal(signal.SIGKILL)
+    eventually(lambda: watched.nvml._child is None, "the process has ended")
+    last, away = watched.nvml.read(), watched.nvml.read()
+    assert [(xid.code, xid.times) for xid in last.gpus[1].xids] == [(48, 1)]
+    assert (last.process, away.process) == ("", "the NVML process was killed by SIGKILL")
+
+
 def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
     watched: Watched, fake: FakeNvml, may_start: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,8 @@ class NvmlProcess:
         """Identity of the loaded kernel module when GPUs were last read; see :meth:`_module_id`."""
         self._was_reloaded = False
         """Whether the driver was reloaded between the last child process that read GPUs and this one."""
+        self._unread: NvmlSample | None = None
+        """Last sample of an ended child process, which :meth:`read` has yet to return."""
         self._first_call_ns = 0
         """CLOCK_MONOTONIC at which this child process was first seen to call NVML [ns]; 0: not yet."""
         self._requests = threading.Lock()
@@ -140,21 +142,27 @@ class NvmlProcess:
         """Return the newest record of each GPU. Blocks up to 10 ms while the child is preempted in a
         write."""
         with self._lock:
-            found = self._read_child(self._child) if self._child else None
-            if found is None or not self._replaces_last(found):
-                return self._without_child()
-            if self._before is not None and not found.gpus and found.nvml.state is not SourceState.OK:
-                return self._without_gpus(found, self._before)
-            if self._raw is None:  # the first sample of this child process
-                self._was_reloaded = self._is_reloaded(found)
-            if found is not self._raw or self._last is None:
-                self._raw = found
-                self._last = (
-                    _continued(found, self._before, reloads=int(self._was_reloaded))
-                    if self._before
-                    else found
-                )
-            return self._last
+            if self._unread is not None:  # the next read has the end of the process
+                unread, self._unread = self._unread, None
+                self._wake()
+                return unread
+            return self._read_newest()
+
+    def _read_newest(self) -> NvmlSample:
+        """Return the sample of :meth:`read`, under the lock."""
+        found = self._read_child(self._child) if self._child else None
+        if found is None or not self._replaces_last(found):
+            return self._without_child()
+        if self._before is not None and not found.gpus and found.nvml.state is not SourceState.OK:
+            return self._without_gpus(found, self._before)
+        if self._raw is None:  # the first sample of this child process
+            self._was_reloaded = self._is_reloaded(found)
+        if found is not self._raw or self._last is None:
+            self._raw = found
+            self._last = (
+                _continued(found, self._before, reloads=int(self._was_reloaded)) if self._before else found
+            )
+        return self._last
 
     def _is_reloaded(self, found: NvmlSample) -> bool:
         """Return whether the driver was reloaded since the last child process: it has another version, or its
@@ -375,6 +383,9 @@ class NvmlProcess:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
+            before = self._last
+            self._read_newest()  # NVML does not repeat the events that the child stored since the last read
+            self._unread = self._last if self._last is not before else None
             self._child = None
             end = self._set_end(_reap(child.pid))
             self._before, self._raw, self._first_call_ns = self._last, None, 0
