@@ -14,13 +14,17 @@ from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 from agents import Agent, run_command, short_tmp
 from machine import unified_root
 from no_threads import no_threads
 from other_user import skip_unless_user_can_change
 from patience import PATIENCE_S
-from wire.serving import eventually
+from wire.serving import at, eventually
+from wire.serving import report as report_of
 
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.report import Report
 from agent.model.settings import CustomCheck, CustomCheckResult
 from agent.node.custom_check_runner import NO_OUTPUT, RUNS_MAX, CustomCheckRunner
 from agent.sources.check_command import (
@@ -369,11 +373,11 @@ class Results:
         self.newest = {result[:2]: result for result in results}
         self._changed.set()
 
-    async def wait(self, name: str, passes: int = 1, text: str = "") -> CustomCheckResult:
+    async def wait(self, name: str, passes: int = 1, text: str = "", device: str = "") -> CustomCheckResult:
         """Wait until a check has ended a number of runs, and has no result for a reason with a text."""
         with trio.fail_after(PATIENCE_S):
             while (
-                (result := self.newest.get((name, ""))) is None
+                (result := self.newest.get((name, device))) is None
                 or result.passes < passes
                 or text not in result.no_result_reason
             ):
@@ -451,6 +455,33 @@ async def test_changed_checks_keep_the_results_of_others() -> None:
         runner.reconfigure([kept._replace(command=("/bin/true",))])
         result = await results.wait("kept", 2)
         assert result.finding is None
+        nursery.cancel_scope.cancel()
+
+
+def gpu(*attributes: tuple[str, str]) -> Report:
+    """Return a report of one GPU with these attributes."""
+    health = DeviceHealth("node-a", "gpu-0", "gpu", Health.HEALTHY, Severity.OK, "", at(1), at(1), 30)
+    return report_of([health._replace(attributes=attributes)])
+
+
+async def test_check_of_a_replaced_device_runs_again_at_once() -> None:
+    results = Results()
+    check = shell("fabric", "exit 1 # {device}", devices="gpu-*", period_s=1000)
+    runner = CustomCheckRunner([check], "node-a", results.set, lambda: (None, ""))
+    uuid, bus, other_bus = ("uuid", "GPU-1"), ("pciBusId", "0000:3b:00.0"), ("pciBusId", "0000:5e:00.0")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        runner.note_report(gpu(bus))
+        first = await results.wait("fabric", device="gpu-0")
+        for same in (gpu(uuid, bus), gpu(uuid, other_bus), gpu(), gpu(uuid, bus)):
+            runner.note_report(same)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert results.newest["fabric", "gpu-0"] is first
+        runner.note_report(gpu(("uuid", "GPU-2"), bus))
+        await trio.testing.wait_all_tasks_blocked()
+        assert results.newest.get(("fabric", "gpu-0")) is not first
+        second = await results.wait("fabric", device="gpu-0")
+        assert (second.passes, second.beat_ns > first.beat_ns) == (1, True)
         nursery.cancel_scope.cancel()
 
 

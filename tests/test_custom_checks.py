@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from paper import PaperNode, codes, device_of
+from paper_gpus import GpuNode
 
 from agent.config.config import load_with_origins
 from agent.config.tables import CHECKS_MAX, parse_checks, show_checks
@@ -66,6 +67,19 @@ class Node(PaperNode):
             saved = replace(saved, start=replace(saved.start, boot_id="boot-1"))
         self.state = initial_state(self.state.settings, None, saved, "boot-1")
         self.results.clear()
+
+
+class CheckedGpuNode(GpuNode):
+    """Node with GPUs, and results of one custom check."""
+
+    results: tuple[CustomCheckResult, ...] = ()
+
+    def __init__(self, check: CustomCheck) -> None:
+        super().__init__()
+        self.state = with_settings(self.state, replace(self.settings, checks=(check,)), self.now)
+
+    def snapshot(self) -> Snapshot:
+        return replace(super().snapshot(), custom_checks=self.results)
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------
@@ -204,6 +218,31 @@ def test_declared_device_is_checked_by_its_name_in_reports() -> None:
     after = device_of(node.run(check, "down"), "dev-0")
     assert (before.health, after.health) == (Health.HEALTHY, Health.UNHEALTHY)
     assert after.timeout_s == before.timeout_s, "a slow check lengthens no lease"
+
+
+def test_result_for_replaced_hardware_does_not_count() -> None:
+    check = FABRIC._replace(devices="*/dev-0", command=("/opt/check", "{device}"))
+    node = Node(check, part=DeclaredCpuDevice(0b10, 0, exclusive=False, isolated=False))
+    name = "a.example.com/node-a/dev-0"
+    node.next(3)
+    assert codes(device_of(node.run(check, "down", device=name), "dev-0")) == [check.code]
+    node.part = DeclaredCpuDevice(0b01, 0, exclusive=False, isolated=False)
+    report = node.next()
+    assert check.code not in codes(device_of(report, "dev-0"))
+    assert NotApplicable(name, check.code, NOT_RUN_YET) in report.not_evaluated
+
+
+def test_fault_of_a_check_ends_with_its_replaced_gpu() -> None:
+    check = CustomCheck("fabric", ("/opt/check", "{device}"), "gpu-*", severity=Severity.UNHEALTHY)
+    node = CheckedGpuNode(check)
+    node.results = (
+        CustomCheckResult("fabric", "gpu-0", Finding(check.code, check.severity, "down", ""), "", 1, 1),
+    )
+    assert check.code in codes(device_of(node.next(), "gpu-0"))
+    node.results = ()
+    assert check.code in codes(device_of(node.next(), "gpu-0"))
+    node.change(0, uuid="GPU-new", serial="new")
+    assert check.code not in codes(device_of(node.next(), "gpu-0"))
 
 
 def test_custom_check_is_enough_for_a_device_without_other_checks() -> None:

@@ -259,7 +259,8 @@ def step(
     is_starting = any(source.vital or not is_late for source in starting)
 
     # 3. Clear the latched faults that operators state to be repaired; a later report answers early requests
-    conditions = _previous_conditions(state, gpus, declared)
+    changed = _changed_devices(state, gpus, declared)
+    conditions = _conditions_without(state.conditions, changed)
     clears = ClearOutcome(gpus, host, state.driver_faults, state.last_clear_request)
     verdict_cache, ok_cache = state.verdict_cache, state.ok_cache
     if snapshot.clear_requests and not is_starting:
@@ -283,7 +284,8 @@ def step(
     own = dict(host_verdicts(evaluation, previous, host))
     found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)
     own.update(found_gpus)
-    custom = CustomCheckEvaluation(evaluation, settings.checks, snapshot.custom_checks)
+    results = (result for result in snapshot.custom_checks if result.device not in changed)
+    custom = CustomCheckEvaluation(evaluation, settings.checks, results)
     custom.add_to_host(previous, own)
     if settings.checks:
         of_declared = [sample for subject in declared.devices for sample in custom.samples(subject)]
@@ -433,18 +435,20 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
     return 1 - state.lease_salt_s if gap_ns > lease_s * NS else state.lease_salt_s
 
 
-def _previous_conditions(
+def _changed_devices(
     state: EngineState, gpus: GpuEvaluationResult, declared: DeclaredState
-) -> Conditions:
-    """Return the raised and pending faults (conditions) of the last evaluation.
-
-    Those of replaced GPUs and of devices that were declared again are left out.
-    """
+) -> frozenset[str]:
+    """Return the names of devices that are other hardware than before: declared again, or replaced GPUs."""
     names = redeclared_devices(state.declared.devices, declared.devices)
-    names |= {check_conditions_subject(name) for name in names}
-    if gpus.replaced:
-        known = gpu_devices(state.gpus.rule_state)
-        names |= {device.name for device in known if device.gpu_number in gpus.replaced}
-    if not names:
-        return state.conditions
-    return {key: condition for key, condition in state.conditions.items() if key[0] not in names}
+    if not gpus.replaced:
+        return names
+    known = gpu_devices(state.gpus.rule_state)
+    return names | {device.name for device in known if device.gpu_number in gpus.replaced}
+
+
+def _conditions_without(conditions: Conditions, devices: frozenset[str]) -> Conditions:
+    """Return conditions (raised and pending faults) without those of some devices."""
+    if not devices:
+        return conditions
+    subjects = devices | {check_conditions_subject(name) for name in devices}
+    return {key: condition for key, condition in conditions.items() if key[0] not in subjects}

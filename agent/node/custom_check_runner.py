@@ -72,7 +72,10 @@ class CustomCheckRunner:
         self._open_cgroups = open_cgroups
         self._cgroups: CheckCgroups | None = None
         self._has_cgroups = False
-        self._devices: frozenset[str] = frozenset()
+        self._devices: dict[str, tuple[str, str]] = {}
+        """Devices of the newest report by name, each with its last known UUID and PCI address."""
+        self._replaced: set[str] = set()
+        """Devices whose hardware was replaced, and whose results are to be dropped."""
         self._results: dict[_Key, CustomCheckResult] = {}
         self._same_results: dict[_Key, int] = {}
         self._tasks: dict[_Key, _Task] = {}
@@ -91,10 +94,14 @@ class CustomCheckRunner:
         """Store the devices of the newest health report, for checks that run once for each device."""
         if not any(check.is_per_device for check in self._checks):
             return
-        devices = frozenset(
-            "/".join(filter(None, device.key)) if device.driver else device.device
-            for device in report.devices
-        )
+        devices: dict[str, tuple[str, str]] = {}
+        for device in report.devices:
+            name = "/".join(filter(None, device.key)) if device.driver else device.device
+            before = self._devices.get(name, ("", ""))
+            known = dict(device.attributes)
+            devices[name] = known.get("uuid") or before[0], known.get("pciBusId") or before[1]
+            if _is_other_hardware(before, devices[name]):
+                self._replaced.add(name)
         if devices != self._devices:
             self._devices = devices
             self._changed.set()
@@ -141,11 +148,12 @@ class CustomCheckRunner:
     def _update_tasks(self, nursery: trio.Nursery) -> None:
         wanted = {key: check for check in self._checks for key in self._keys(check)}
         for key, task in list(self._tasks.items()):
-            if wanted.get(key) != task.check:
+            if wanted.get(key) != task.check or key[1] in self._replaced:
                 del self._tasks[key]
                 task.scope.cancel()
         self._commands = {key: run for key, run in self._commands.items() if not run.is_ended()}
-        gone = self._results.keys() - wanted.keys()
+        gone = {key for key in self._results if key not in wanted or key[1] in self._replaced}
+        self._replaced.clear()
         for key in gone:
             del self._results[key]
             self._same_results.pop(key, None)
@@ -226,6 +234,13 @@ class CustomCheckRunner:
         self._results[key] = result
         # while results still count the core must see each one; later ones can wait for its heartbeat
         self._on_results(tuple(self._results.values()), same <= max(check.raise_after, check.clear_after))
+
+
+def _is_other_hardware(before: tuple[str, str], now: tuple[str, str]) -> bool:
+    """Compare a device's UUID and PCI address, empty if unknown; the address only without an earlier UUID."""
+    if before[0]:
+        return before[0] != now[0]
+    return bool(before[1]) and before[1] != now[1]
 
 
 async def _wait_for_end(command: CheckCommand) -> bool:
