@@ -1,6 +1,8 @@
 /*
  * Tests of the resync of groups: all files are read, also without events. What a live watch reports is not looked for.
  */
+#include <sys/syscall.h>
+
 #include "check.h"
 #include "fixture.h"
 
@@ -9,6 +11,17 @@
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define ID_2 "2222222222222222222222222222222222222222222222222222222222222222"
 #define MM "sys/kernel/mm/hugepages/hugepages-2048kB"
+
+static int faccessat_errno; /* of every faccessat(2); 0: it is the kernel's */
+
+int faccessat(int fd, const char *path, int mode, int flags)
+{
+    (void)flags;
+    if (!faccessat_errno)
+        return (int)syscall(SYS_faccessat, fd, path, mode);
+    errno = faccessat_errno;
+    return -1;
+}
 
 static void group_make(const char *at)
 {
@@ -122,6 +135,24 @@ static void test_replaced_pod_is_listed_and_read_by_its_names(void)
     done(&f);
 }
 
+/* A group that counted as removed would be found again as a new one, and its old OOM kills would be new. */
+static void test_group_whose_directory_cannot_be_looked_up_is_kept(void)
+{
+    struct fx f = running();
+    uint64_t id = fx_group(&f, UID, "")->id;
+
+    file_set_aside("cg/" POD "/memory.events");
+    faccessat_errno = ENOMEM;
+    resync(&f);
+    CHECK_U64(fx_group(&f, UID, "")->id, id);
+    faccessat_errno = 0;
+    fx_write("low 0\nhigh 0\nmax 0\noom 0\noom_kill 7\n", "cg/" POD "/memory.events");
+    resync(&f);
+    CHECK_U64(fx_group(&f, UID, "")->id, id);
+    CHECK_U64(fx_group(&f, UID, "")->mem_oom_kill, 7);
+    done(&f);
+}
+
 /* A controller was disabled and enabled again: the kernel creates its files again, and says nothing to their watches. */
 static void test_file_that_was_created_again_is_watched_after_a_resync(void)
 {
@@ -161,6 +192,7 @@ int main(void)
     fx_begin();
     test_resync_reads_all_files_and_opens_those_not_held();
     test_replaced_pod_is_listed_and_read_by_its_names();
+    test_group_whose_directory_cannot_be_looked_up_is_kept();
     test_file_that_was_created_again_is_watched_after_a_resync();
     test_limits_of_a_size_are_read_when_it_has_pages();
     return check_done("test_cgroups_resync");

@@ -193,11 +193,18 @@ int dh_cg_base_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier, size_t *sk
     return c->base_fd[hier];
 }
 
+/*
+ * Return whether a path below a hierarchy does not exist. Another error, such as ENOMEM, says nothing of it: a group
+ * that counted as removed would be found again as a new one, whose counts are all new.
+ */
+bool dh_cg_missing(const struct dh_cgroups *c, uint8_t hier, const char *path)
+{
+    return faccessat(c->hier[hier].fd, path, F_OK, 0) && (errno == ENOENT || errno == ENOTDIR || errno == ENODEV);
+}
+
 bool dh_cg_dir_exists(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 {
-    struct dh_cgroups *c = s->cgroups;
-
-    return faccessat(c->hier[hier].fd, c->group[slot].path, F_OK, 0) == 0;
+    return !dh_cg_missing(s->cgroups, hier, s->cgroups->group[slot].path);
 }
 
 /*

@@ -76,7 +76,7 @@ static int watch_add(struct dh_sampler *s, uint8_t hier, const char *path, uint3
     int wd;
 
     if (s->inotify_fd < 0)
-        return faccessat(c->hier[hier].fd, path, F_OK, 0) ? -ENOENT : -EMFILE;
+        return dh_cg_missing(c, hier, path) ? -ENOENT : -EMFILE;
     snprintf(full, sizeof(full), "/proc/self/fd/%d/%s", c->hier[hier].fd, path);
     wd = inotify_add_watch(s->inotify_fd, full, mask);
     if (wd < 0)
@@ -544,7 +544,7 @@ static const char *dir_path(const struct dh_cg_dir *d)
 /* Whether a directory that was missing still is: cheaper than a watch, whose path begins in /proc. */
 static bool is_still_missing(const struct dh_cgroups *c, const struct dh_cg_dir *d)
 {
-    return d->wd < 0 && !d->unwatched && faccessat(c->hier[d->hier].fd, dir_path(d), F_OK, 0) && errno == ENOENT;
+    return d->wd < 0 && !d->unwatched && dh_cg_missing(c, d->hier, dir_path(d));
 }
 
 /* Watch a directory. Return: true if it has another watch than before, or none. */

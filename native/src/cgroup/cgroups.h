@@ -10,6 +10,7 @@ void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before);
 void dh_cg_sizes_init(struct dh_sampler *s, struct dh_group *g);
 bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file, bool hold); /* false: the group is
                                                                                          gone */
+bool dh_cg_missing(const struct dh_cgroups *c, uint8_t hier, const char *path);
 bool dh_cg_dir_exists(struct dh_sampler *s, uint32_t slot, uint8_t hier);
 void dh_cg_hier_clear(struct dh_sampler *s, uint32_t slot, uint8_t hier);
 int dh_cg_base_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier, size_t *skip);
