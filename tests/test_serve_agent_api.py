@@ -3,6 +3,7 @@
 import os
 import select
 import struct
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -69,6 +70,23 @@ def test_every_report_is_complete(serving: Serving) -> None:
             message = watcher.next()
             assert [entry.name for entry in message.devices] == ["a", "b"]
             assert message.at.mono_ns == at(second).mono_ns
+
+
+def test_stalled_watcher_does_not_keep_an_old_report(serving: Serving) -> None:
+    class TracedReport(Report):
+        """Report whose end can be observed: those of the base class have no weak references."""
+
+    with RawClient(serving.agent, window=0) as client, RawClient(serving.agent) as other:
+        old = TracedReport(node="node-a", at=at(1), devices=(device("a"),))
+        is_kept = weakref.ref(old)
+        serving.latest.publish(old)
+        for one in (client, other):
+            one.call(path=WATCH)
+        other.next_of(DATA, 1)
+        del old
+        serving.latest.publish(report([device("a")], second=2))
+        other.next_of(DATA, 1)
+        eventually(lambda: is_kept() is None, "the end of the report")
 
 
 def test_late_watcher_gets_newest_report_at_once(serving: Serving) -> None:

@@ -4,8 +4,10 @@ import logging
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from patience import PATIENCE_S
 from wire.google import described, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
+from wire.raw import DATA, END_STREAM, RawClient, frame, request_headers
+from wire.raw import message as raw_message
 from wire.serving import eventually
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import DeviceRef
 from agent.model.health import Effect, Taint, Taints
+from agent.serve import grpc_servers
 from agent.serve.driver_link.handler_interface import TooManyDevices
 from agent.serve.driver_link.service import QUERY_THREADS, DriverLinkService
 from agent.serve.grpc.gen.driver_link.drahealth import v1
+from agent.serve.grpc.hardened import UnsentMessages
 from agent.store.state_files import StateWriteError
 from agent.system.threads.worker_threads import QUEUE_MAX
 
@@ -344,16 +350,81 @@ def test_method_of_a_later_version_is_unimplemented(driver: Driver) -> None:
     assert raised.value.code() is Status.UNIMPLEMENTED
 
 
+# --- drivers that do not read -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unsent_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages that wait for clients take 64 KiB; to be used before the server starts."""
+    monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 64 << 10))
+
+
+def ended(client: RawClient, stream: int) -> tuple[str, str]:
+    """Return status and text of a call that has ended."""
+    headers = client.next_headers(stream)
+    while "grpc-status" not in headers:
+        headers = client.next_headers(stream)
+    return headers["grpc-status"], headers["grpc-message"]
+
+
+@pytest.mark.usefixtures("unsent_64_kib")
+def test_stalled_taint_streams_above_the_limit_end_the_longest_wait(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving, RawClient(serving.socket, window=0) as client:
+        for number in range(3):
+            refs = [DeviceRef("d", "p" * 253, f"{index:063d}") for index in range(100)]
+            serving.handler.newest.publish(Taints(dict.fromkeys(refs, taints(number + 1).devices[B])))
+            client.call(2 * number + 1, f"/{API}/WatchTaints")
+            if not number:
+                client.next_headers(1)
+            with RawClient(serving.socket) as reader:  # the stream before has got the message, too
+                reader.call(path=f"/{API}/WatchTaints")
+                reader.next_of(DATA, 1)
+        status, text = ended(client, 1)
+        assert status == "8"
+        assert "limit 65536; connect again" in text
+
+
+@pytest.mark.usefixtures("unsent_64_kib")
+def test_unread_replies_above_the_limit_end_the_longest_wait(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving, RawClient(serving.socket, window=0) as client:
+        serving.handler.blocked_uids = {f"{number:04d}" for number in range(64)}
+        claims = [claim(uid) for uid in sorted(serving.handler.blocked_uids)]
+        request = message("CheckClaimsRequest", claims=claims).SerializeToString()
+        for stream in range(1, 17, 2):
+            client.headers(stream, request_headers(f"/{API}/CheckClaims"))
+            client.send(frame(DATA, END_STREAM, stream, raw_message(request)))
+        status, text = ended(client, 1)
+        assert status == "8"
+        assert "limit 65536; connect again" in text
+
+
+def test_stalled_taint_stream_does_not_keep_old_taints(serving: Serving) -> None:
+    class TracedTaints(Taints):
+        """Taints whose end can be observed: those of the base class have no weak references."""
+
+    with RawClient(serving.socket, window=0) as client, RawClient(serving.socket) as other:
+        old = TracedTaints(taints(1).devices)
+        is_kept = weakref.ref(old)
+        serving.handler.newest.publish(old)
+        for one in (client, other):
+            one.call(path=f"/{API}/WatchTaints")
+        other.next_of(DATA, 1)
+        del old
+        serving.handler.newest.publish(taints(2))
+        other.next_of(DATA, 1)
+        eventually(lambda: is_kept() is None, "the end of the taints")
+
+
 # --- taints -------------------------------------------------------------------------------------------------
+
+B = DeviceRef("d", "p", "b")
 
 
 def taints(*added: int) -> Taints:
     """Return taints of two devices; the first has one for each time."""
     key = "test.drahealth.example/gpu.lost"
     taints_of_b = tuple(Taint(key, "", Effect.NO_SCHEDULE, one) for one in added)
-    return Taints(
-        {DeviceRef("d", "p", "b"): taints_of_b, DeviceRef("d", "p", "a"): (), DeviceRef("d", "o", "z"): ()}
-    )
+    return Taints({B: taints_of_b, DeviceRef("d", "p", "a"): (), DeviceRef("d", "o", "z"): ()})
 
 
 def test_watch_taints_sends_current_taints_and_changes(serving: Serving, driver: Driver) -> None:

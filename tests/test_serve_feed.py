@@ -201,7 +201,7 @@ class SentLists:
         self.lists.setdefault(stream, []).append(message)
         return True
 
-    async def _send(self, stream: str, message: bytes) -> None:
+    async def _send(self, stream: str, message: bytes, held: Sequence[bytes]) -> None:
         self._send_nowait(stream, message)
 
 

@@ -638,6 +638,32 @@ def test_stalled_readers_of_different_reports_are_ended(
         assert still_serves(serving)
 
 
+def status_of(client: RawClient, stream: int) -> tuple[str, str]:
+    """Return status and text of a stream whose client reads no message."""
+    headers = client.next_headers(stream)
+    while "grpc-status" not in headers:
+        headers = client.next_headers(stream)
+    return headers["grpc-status"], headers["grpc-message"]
+
+
+def test_stalled_reader_of_several_lists_holds_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The health of 2,000 devices is four lists of a megabyte, of which the first one waits."""
+    monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 6 << 20))
+    many = [device(f"cpu-node{number}", message="x" * 2000) for number in range(2000)]
+    with Serving(tmp_path) as serving, RawClient(serving.health, window=0) as client:
+        for number in range(2):
+            serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+            client.call(2 * number + 1)
+            if not number:
+                client.next_headers(1)
+                with RawClient(serving.health) as reader:  # the stream before has got its lists, too
+                    reader.call()
+                    reader.next_of(DATA, 1)
+        assert status_of(client, 1)[0] == "8"
+
+
 def test_request_that_is_reset_at_once_releases_its_window(serving: Serving) -> None:
     """Four such requests would fill the connection's window."""
     with RawClient(serving.health) as client:

@@ -13,14 +13,15 @@ import psutil
 import pytest
 from agents import Agent, short_tmp
 from http_client import connect
-from wire.raw import RawClient
-from wire.serving import eventually
+from wire.raw import DATA, RawClient
+from wire.serving import DRIVER, eventually
 
 from agent.serve.grpc.hardened import UNSENT_LIMIT
 
 __all__ = ["short_tmp"]
 
 WATCH = "/drahealth.v1.Agent/Watch"
+WATCH_TAINTS = "/drahealth.v1.DriverLink/WatchTaints"
 DEVICES = 1000
 HEALTHY = 1
 """Health.HEALTHY of drahealth.v1."""
@@ -36,15 +37,31 @@ with Serving(Path(sys.argv[1])) as serving:
         print(second, flush=True)
 """
 """Program that publishes a report of which all devices changed, for each line that it reads."""
+LINK_SERVER = """
+import sys
+from pathlib import Path
+from agent.model.claim import DeviceRef
+from agent.model.health import Effect, Taint, Taints
+from wire.link import Serving
+
+refs = [DeviceRef("d", "p" * 253, f"{number:063d}") for number in range(4096)]
+with Serving(Path(sys.argv[1])) as serving:
+    for second, line in enumerate(sys.stdin, 2):
+        taint = Taint(f"{'d' * 63}/{'n' * 63}", "v" * 63, Effect.NO_SCHEDULE, second)
+        serving.handler.newest.publish(Taints(dict.fromkeys(refs, (taint,))))
+        print(second, flush=True)
+"""
+"""Program that publishes taints of 4,096 devices with long names for each line that it reads."""
 
 
 class ServerProcess:
     """Process with the agent's servers, and its memory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, program: str = SERVER) -> None:
         self.agent_socket = directory / "agent.sock"
+        self.driver_socket = directory / "drivers" / f"{DRIVER}.sock"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(directory)],
+            [sys.executable, "-c", program, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,7 +76,7 @@ class ServerProcess:
         self._process.communicate()
 
     def publish(self) -> None:
-        """Publish a report in which all devices changed."""
+        """Publish a report, or taints, in which all devices changed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -91,6 +108,25 @@ def test_stalled_readers_of_a_thousand_devices_share_one_limit_of_memory(tmp_pat
             one.next_headers(stream)
             server.publish()
         assert server.rss_bytes() - before < 2 * UNSENT_LIMIT
+
+
+def test_stalled_taint_streams_share_one_message(tmp_path: Path) -> None:
+    """The message of 2 MiB would be held 128 times."""
+    with ServerProcess(tmp_path, LINK_SERVER) as server, ExitStack() as clients:
+        server.publish()
+        with RawClient(server.driver_socket, window=1 << 24) as client:
+            client.call(path=WATCH_TAINTS)
+            client.next_of(DATA, 1)
+        before = server.rss_bytes()
+        for _ in range(2):
+            stalled = clients.enter_context(RawClient(server.driver_socket, window=0))
+            for stream in range(1, 129, 2):
+                stalled.call(stream, path=WATCH_TAINTS)
+                stalled.next_headers(stream)
+        with RawClient(server.driver_socket, window=1 << 24) as client:
+            client.call(path=WATCH_TAINTS)
+            client.next_of(DATA, 1)  # the streams before have got the message, too
+        assert server.rss_bytes() - before < UNSENT_LIMIT
 
 
 @contextmanager

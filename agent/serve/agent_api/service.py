@@ -172,13 +172,17 @@ class AgentService:
         try:
             version = 0
             while True:
-                version, report = await self._latest.wait_newer(version)
-                version, data = await self._encoded_report(version, report)
+                version, data = await self._encoded_report(version)
                 await send_shared_message(stream, data)
         finally:
             self.streams -= 1
 
-    async def _encoded_report(self, version: int, report: Report) -> tuple[int, bytes]:
+    async def _encoded_report(self, version: int) -> tuple[int, bytes]:
+        """Wait for a report newer than a version, and encode the report, once for all streams.
+
+        Returns its version and the message, or those of a newer report that is encoded already.
+        """
+        version, report = await self._latest.wait_newer(version)
         async with self._encoding:
             if self._encoded[0] < version:
                 chunks = []

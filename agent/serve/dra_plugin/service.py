@@ -39,7 +39,7 @@ from agent.serve.dra_plugin.prepared_devices import (
 )
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
-from agent.serve.grpc.hardened import HardenedStream
+from agent.serve.grpc.hardened import HardenedStream, send_shared_message
 from agent.serve.grpc.wire import message_field
 from agent.system.timing import LogRateLimiter
 
@@ -291,9 +291,8 @@ class DraPluginService:
             if reason := self._closed or self._claims.unavailable_reason():
                 raise GRPCError(Status.UNAVAILABLE, reason)
             claims = [ClaimRef(claim.namespace, claim.name, claim.uid) for claim in request.claims]
-            await stream.send_message(
-                self._encode(operation, module, await self._outcomes(operation, claims, until_s))
-            )
+            answer = self._encode(operation, module, await self._outcomes(operation, claims, until_s))
+            await send_shared_message(stream, answer)
         finally:
             self._calls.discard(task)
 

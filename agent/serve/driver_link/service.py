@@ -20,7 +20,7 @@ from grpclib.exceptions import GRPCError
 from agent.errors import ConfigError, DrahealthError, ResourceBusyError
 from agent.model.health import Taints
 from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooManyDevices
-from agent.serve.grpc.hardened import HardenedStream
+from agent.serve.grpc.hardened import HardenedStream, send_shared_message
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import PoolFull, WorkerPool
 from agent.system.timing import LogRateLimiter
@@ -114,7 +114,7 @@ class DriverLinkService:
         reply = await self._call(
             pool, partial(self._reply, method, data), run_even_if_abandoned=pool is self._reports
         )
-        await stream.send_message(reply)
+        await send_shared_message(stream, reply)
 
     async def _watch(self, stream: "grpclib.server.Stream[bytes, bytes]") -> None:
         data = await stream.recv_message()
@@ -125,18 +125,18 @@ class DriverLinkService:
             latest = await self._call(self._taints, partial(self._newest_taints, data))
             version = 0
             while True:
-                version, taints = await latest.wait_newer(version)
-                version, message = await self._encoded_taints(version, taints)
-                await stream.send_message(message)
+                version, message = await self._encoded_taints(latest, version)
+                await send_shared_message(stream, message)
         finally:
             self.streams -= 1
 
-    async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
-        """Encode the driver's taints with a version number, once for all streams.
+    async def _encoded_taints(self, latest: LatestValue[Taints], version: int) -> tuple[int, bytes]:
+        """Wait for taints newer than a version, and encode them, once for all streams.
 
-        Returns the version and the message. If newer taints are encoded already, both are those of the newer
-        taints.
+        Returns their version and the message. If newer taints are encoded already, both are those of the
+        newer taints.
         """
+        version, taints = await latest.wait_newer(version)
         async with self._encoding:
             if self._encoded[0] < version:
                 self._encoded = version, await self._call(self._taints, partial(_encode_taints, taints))

@@ -30,7 +30,8 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -192,26 +193,27 @@ class OpenRequestBytes:
 
 
 class UnsentMessages:
-    """Messages that a process's servers cannot send until a client reads, with a limit on their memory.
+    """Messages that servers cannot send until a client reads, with a limit on their memory.
 
     Streams that wait to send the same bytes object share its memory. Above the limit, of the streams of the
-    uid that holds most bytes, the one that has waited longest is ended first. Used only in the event loop.
+    uid that holds most bytes, the one that has waited longest is ended first. Used only in the event loop of
+    the servers.
     """
 
     def __init__(self, limit_bytes: int = UNSENT_LIMIT) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: dict[HardenedStream, tuple[bytes, float]] = {}
-        """Waiting message and start of the wait [s] by stream; the longest wait is first."""
+        self._waiting: dict[HardenedStream, tuple[tuple[bytes, ...], float]] = {}
+        """Waiting messages and start of the wait [s] by stream; the longest wait is first."""
         self._log_limit = LogRateLimiter()
 
-    def add(self, stream: "HardenedStream", message: bytes) -> None:
-        """Count the message of a stream that waits for its client to read.
+    def add(self, stream: "HardenedStream", *messages: bytes) -> None:
+        """Count the messages of a stream that waits for its client to read.
 
         If the messages exceed UNSENT_LIMIT, streams of the uid that holds most bytes are ended, the longest
         wait first. Call :meth:`discard` after the wait.
         """
         now_s = asyncio.get_running_loop().time()
-        self._waiting[stream] = message, now_s
+        self._waiting[stream] = messages, now_s
         while (used := self._used_bytes(self._waiting)) > self._limit_bytes and len(self._waiting) > 1:
             slowest = self._choose_stream_to_end()
             _, since_s = self._waiting.pop(slowest)
@@ -232,7 +234,7 @@ class UnsentMessages:
                 )
 
     def discard(self, stream: "HardenedStream") -> None:
-        """Stop counting the message of a stream, whose wait for its client has ended."""
+        """Stop counting the messages of a stream, whose wait for its client has ended."""
         self._waiting.pop(stream, None)
 
     def _choose_stream_to_end(self) -> "HardenedStream":
@@ -246,8 +248,8 @@ class UnsentMessages:
         """Return the size of the messages and write buffers of waiting streams together [bytes]."""
         messages, transports = dict[int, int](), set[asyncio.Transport]()
         for stream in streams:
-            message, _ = self._waiting[stream]
-            messages[id(message)] = len(message)
+            waiting, _ = self._waiting[stream]
+            messages.update((id(message), len(message)) for message in waiting)
             transports.add(stream.write_buffer)
         return sum(messages.values()) + sum(transport.get_write_buffer_size() for transport in transports)
 
@@ -294,7 +296,7 @@ class HardenedStream(protocol.Stream):
     memory: OpenRequestBytes | None = None
     """Counter of the size of the server's open requests; None: a client's stream."""
     unsent: UnsentMessages | None = None
-    """Messages of the process that wait for clients to read; None: a client's stream."""
+    """Messages of the server that wait for clients to read; None: a client's stream."""
     uid = -1
     """User id of the client's process; -1: not known, or a client's stream."""
     _held = 0
@@ -376,14 +378,20 @@ class HardenedStream(protocol.Stream):
         """Send headers or trailers; add the content-type if an answer lacks it."""
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
-    async def send_data(self, data: bytes, end_stream: bool = False, *, offset: int = 0) -> None:
-        """Send all data from the offset on; wait for the peer to read if its window has no room.
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Send all data; wait for the peer to read if its window has no room.
 
-        Copies only the bytes that are sent at once.
+        A server's data are counted while they wait. Raises GRPCError if the peer reads too slowly: see
+        :class:`UnsentMessages`.
         """
         if end_stream:
-            await super().send_data(data[offset:], end_stream=True)
-            return
+            await super().send_data(data, end_stream=True)
+        elif len(data) > WRITE_LIMIT or not self.send_nowait(data):
+            with self.counted_unsent(data):
+                await self._send_parts(data)
+
+    async def _send_parts(self, data: bytes, offset: int = 0) -> None:
+        """Send all data from the offset on. Copies only the bytes that are sent at once."""
         assert self.id is not None
         while offset < len(data):
             await self.connection.write_ready.wait()
@@ -396,25 +404,25 @@ class HardenedStream(protocol.Stream):
                 self.window_updated.clear()
                 await self.window_updated.wait()
 
-    async def send_shared_message(self, message: bytes) -> None:
-        """Send an encoded message with its prefix; the message is not copied while the peer does not read.
-
-        Raises GRPCError if the peer reads too slowly: see :class:`UnsentMessages`.
-        """
-        if self.send_message_nowait(message):
-            return
+    @contextmanager
+    def counted_unsent(self, *messages: bytes) -> Iterator[None]:
+        """Count a server's messages in ``unsent`` in a ``with`` block, which waits for the peer to read."""
         if self.unsent is None:
-            await self._send_whole(message)
+            yield
             return
-        self.unsent.add(self, message)
+        self.unsent.add(self, *messages)
         try:
-            await self._send_whole(message)
+            yield
         finally:
             self.unsent.discard(self)
 
-    async def _send_whole(self, message: bytes) -> None:
-        await self.send_data(PREFIX.pack(0, len(message)) + message[:HEAD_SIZE])
-        await self.send_data(message, offset=HEAD_SIZE)
+    async def send_uncounted_message(self, message: bytes) -> None:
+        """Send an encoded message with its prefix; the message is not copied while the peer does not read.
+
+        Call it in a block of :meth:`counted_unsent`.
+        """
+        await self._send_parts(PREFIX.pack(0, len(message)) + message[:HEAD_SIZE])
+        await self._send_parts(message, HEAD_SIZE)
 
     @property
     def write_buffer(self) -> asyncio.Transport:
@@ -495,17 +503,30 @@ class HardenedStream(protocol.Stream):
         return True
 
 
-async def send_shared_message(stream: server.Stream[Any, Any], message: bytes) -> None:
-    """Send an encoded message from the request's own task, after the initial metadata.
+async def send_shared_message(
+    stream: server.Stream[Any, Any], message: bytes, held: Sequence[bytes] = ()
+) -> None:
+    """Send an encoded message from the request's own task, and the initial metadata if they are not sent yet.
 
-    Streams that wait to send the same bytes object share its memory. Raises GRPCError if the client reads too
-    slowly.
+    Replaces ``stream.send_message()``, which copies the message. Streams that wait to send the same bytes
+    object share its memory. Raises GRPCError if the client reads too slowly: see :class:`UnsentMessages`.
+
+    Args:
+        stream: Request.
+        message: Encoded message.
+        held: Other messages that the caller keeps during the wait, which are counted, too.
     """
     h2_stream = stream._stream
-    if isinstance(h2_stream, HardenedStream):
-        await h2_stream.send_shared_message(message)
-    else:  # a server of the driver
+    if not isinstance(h2_stream, HardenedStream):  # a server of the driver
         await stream.send_message(message)
+        return
+    is_begun = stream._send_initial_metadata_done
+    if not (is_begun and h2_stream.send_message_nowait(message)):
+        with h2_stream.counted_unsent(message, *held):
+            if not is_begun:
+                await stream.send_initial_metadata()  # waits if the client does not read the socket
+            await h2_stream.send_uncounted_message(message)
+    stream._send_message_done = True  # grpclib refuses the status OK of a unary call without a message
 
 
 def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:

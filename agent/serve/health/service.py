@@ -366,7 +366,7 @@ class HealthSubscribers:
                 continue
             for message in pending.messages:
                 subscriber.has_sent = True
-                await send_shared_message(subscriber.stream, message)
+                await send_shared_message(subscriber.stream, message, pending.messages)
                 self._count(message)
                 await asyncio.sleep(0)  # a peer that reads everything at once must not occupy the loop
             subscriber.number, subscriber.resend_count = pending.number, pending.resend_count
