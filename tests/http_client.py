@@ -31,14 +31,19 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connect(self._address)
 
 
-def connect(address: Address, **options: int) -> socket.socket:
-    """Return a connected socket; `options` may have ``receive_buffer`` [bytes]."""
+def connect(address: Address, *, source: str = "", **options: int) -> socket.socket:
+    """Return a connected socket; `options` may have ``receive_buffer`` [bytes].
+
+    ``source`` is the address of this end; empty: the kernel chooses.
+    """
     is_unix = isinstance(address, Path)
     sock = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
     if "receive_buffer" in options:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["receive_buffer"])
     sock.settimeout(PATIENCE_S)
     try:
+        if source:
+            sock.bind((source, 0))
         sock.connect(str(address) if is_unix else address)
     except BaseException:
         sock.close()

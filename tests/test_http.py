@@ -1,6 +1,7 @@
 """HTTP server of the agent: probes, report, sockets, limits of connections, and what it needs."""
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -41,6 +42,7 @@ from wire.raw import (
 from wire.serving import eventually, fail_once, is_served, report
 
 from agent.errors import ConfigError, ResourceBusyError
+from agent.http import server as http_server
 from agent.http.agent_view import SILENT_HEARTBEATS
 from agent.http.app import COMMENT_S, RenderTurns
 from agent.http.server import (
@@ -57,6 +59,7 @@ from agent.http.server import (
 )
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
+from agent.serve.sockets import PeerCredentials
 
 __all__ = ["short_tmp"]
 
@@ -214,6 +217,105 @@ def test_silent_connections_give_way_to_new_ones_and_are_counted(fake: FakeAgent
         assert get(address, "/healthz").status == 200
         assert server.refused == 1
         eventually(lambda: server.connections == server.connections_max - 1, "the end of the last one")
+
+
+async def answer_and_wait(scope: Any, receive: Any, send: Any) -> None:
+    """Application whose response never ends, except for the path ``/short``."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] != "/short":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await asyncio.Event().wait()
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+def begin_response(client: socket.socket, path: str = "/") -> bytes:
+    """Send a request, and return the begin of the response."""
+    client.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+    return client.recv(1 << 16)
+
+
+def is_open(client: socket.socket) -> bool:
+    """Return True if the server has not closed a connection; data that have arrived are dropped."""
+    client.setblocking(False)
+    with suppress(ConnectionError):
+        try:
+            while client.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_flood_of_one_address_ends_no_connection_of_another() -> None:
+    with serving(answer_and_wait, connections_max=8) as server, ExitStack() as clients:
+        address = server.addresses[0]
+        silent, busy = (clients.enter_context(connect(address, source="127.0.0.2")) for _ in range(2))
+        assert begin_response(busy)
+        for number in range(40):
+            flood = clients.enter_context(connect(address))
+            if number % 2:
+                begin_response(flood)
+        eventually(lambda: server.refused >= 34 and server.connections == 8, "the end of the others")
+        assert is_open(busy)
+        assert b"200" in begin_response(silent, "/short")
+
+
+def test_flood_of_one_uid_ends_no_connection_of_another(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = itertools.chain([1, 1], itertools.repeat(2))
+    monkeypatch.setattr(
+        http_server, "peer_credentials", lambda _: PeerCredentials(1, next(uids)), raising=False
+    )
+    path = short_tmp / "http.sock"
+    address = ListenAddress("", path=str(path))
+    with serving(answer_and_wait, address, connections_max=8) as server, ExitStack() as clients:
+        silent, busy = (clients.enter_context(connect(path)) for _ in range(2))
+        eventually(lambda: server.connections == 2, "accepted connections")
+        assert begin_response(busy)
+        for _ in range(40):
+            clients.enter_context(connect(path))
+        eventually(lambda: server.refused >= 34 and server.connections == 8, "the end of the others")
+        assert is_open(busy)
+        assert b"200" in begin_response(silent, "/short")
+
+
+def test_full_server_ends_connections_without_a_response_first() -> None:
+    with serving(answer_and_wait, connections_max=3) as server, ExitStack() as clients:
+        address = server.addresses[0]
+        busy = clients.enter_context(connect(address))
+        assert begin_response(busy)
+        silent = [clients.enter_context(connect(address)) for _ in range(2)]
+        eventually(lambda: server.connections == 3, "accepted connections")
+        assert b"200" in begin_response(clients.enter_context(connect(address)), "/short")
+        assert is_open(busy)
+        assert sum(map(is_open, silent)) == 1
+
+
+def test_unread_documents_of_the_client_with_most_bytes_end_first(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = iter([1, 2, 2])
+    monkeypatch.setattr(
+        http_server, "peer_credentials", lambda _: PeerCredentials(1, next(uids)), raising=False
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": memoryview(bytes(1 << 20))})
+
+    path = short_tmp / "http.sock"
+    with (
+        serving(app, ListenAddress("", path=str(path)), unsent_limit=5 << 19) as server,
+        ExitStack() as clients,
+    ):
+        patient, *greedy = opened = [clients.enter_context(connect(path)) for _ in range(3)]
+        for client in opened:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.recv(1)
+        eventually(lambda: server.connections == 2, "the end of one connection")
+        sizes = [len(read_until_end(client)) for client in (patient, *greedy)]
+        assert [size > 1 << 20 for size in sizes] == [True, False, True]
 
 
 def test_sockets_of_grpc_and_http_share_half_of_the_descriptors(short_tmp: Path) -> None:

@@ -2,7 +2,8 @@
 
 The server runs in an event loop and a thread of its own, so that its clients delay neither a verdict nor the
 kubelet's health streams. A client that does not read, or that sends nothing, is disconnected by the kernel or
-after IDLE_S, or earlier if others need its place or its memory.
+after IDLE_S, or earlier if others need its place or its memory. Then the client gives way that has most
+connections, or whose responses take most memory: one address, or one uid on a unix socket.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +39,9 @@ from agent.serve.sockets import (
     UnixListener,
     close_server,
     connection_limit,
+    largest_peers,
     make_socket_directory,
+    peer_credentials,
 )
 from agent.system.timing import LogRateLimiter
 
@@ -49,8 +52,8 @@ CLOSING_MAX: Final = ACCEPT_LIMIT * 8
 """Largest number of connections in the process of closing for a new one to be accepted: a closed one takes
 a few steps of the event loop to end, and each step accepts up to ACCEPT_LIMIT."""
 UNSENT_LIMIT: Final = 24 << 20
-"""Largest size of all documents and buffers that wait for clients to read [bytes]: a sixteenth of the memory
-limit in the systemd unit."""
+"""Largest size of all documents and buffers that wait for clients of the HTTP server to read [bytes]: a
+sixteenth of the memory limit in the systemd unit. The gRPC servers have their own limit of the same size."""
 WAITING_BYTES: Final = 96 << 10
 """Memory of a response that waits for its client, without its document [bytes]: Hypercorn's and the write
 buffer."""
@@ -229,17 +232,31 @@ class HttpServer:
             writer.transport.abort()
             self._note_closed()
             return
-        served = [one for one in self._connections.values() if not one.is_aborted]
-        if len(served) >= self.connections_max:
-            min(served, key=lambda one: (not one.paced.is_too_fast, one.newest_s)).abort()
-            self._note_closed()
         paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
         progress = ResponseProgress(self._asgi, writer, self._unsent, paced)
+        served = [one for one in self._connections.values() if not one.is_aborted]
+        if len(served) >= self.connections_max:
+            self._choose_connection_to_end(served, progress).abort()
+            self._note_closed()
         task = asyncio.get_running_loop().create_task(self._serve(paced, writer, progress))
         progress.task = task
         self._connections[task] = progress
         self._received.connections = len(self._connections)
         task.add_done_callback(self._forget)
+
+    def _choose_connection_to_end(
+        self, served: list["ResponseProgress"], new: "ResponseProgress"
+    ) -> "ResponseProgress":
+        """Return the connection to end because the limit of connections is reached, for a new one.
+
+        It is one of the client with most connections: first one that sends too fast, then one without a
+        response in progress, then the one without progress for the longest.
+        """
+        theirs, _ = largest_peers([*served, new], lambda one: one.peer)
+        return min(
+            (one for one in theirs if one is not new),
+            key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
+        )
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         del self._connections[task]
@@ -283,8 +300,9 @@ class HttpServer:
         self.refused += 1
         if count := self._complaints.tick():
             log.warning(
-                "http: limit of %d open connections reached: closed %d connections, first those that send "
-                "too fast, then those without progress for the longest; a client may leak them",
+                "http: limit of %d open connections reached: closed %d connections of the clients with most "
+                "connections, first those that send too fast, then those without a response; a client may "
+                "leak them",
                 self.connections_max,
                 count,
             )
@@ -337,8 +355,8 @@ class HttpServer:
 class UnsentResponses:
     """Responses of an HTTP server that wait for clients to read, with a limit on their memory.
 
-    Above the limit the connection is aborted whose client has not read for the longest time. Used only in the
-    event loop.
+    Above the limit, of the connections of the client whose responses take most memory, the one is aborted
+    that has not read for the longest time. Used only in the event loop.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -362,9 +380,13 @@ class UnsentResponses:
             self._waiting.pop(wait, None)
 
     def _limit_memory(self) -> None:
-        """Abort the connections that have waited longest until the others are within the limit."""
-        while (used := self._used_bytes()) > self._limit_bytes and len(self._waiting) > 1:
-            slowest, _ = next(iter(self._waiting.values()))
+        """Abort the connections that have waited longest, of the clients whose responses take most memory,
+        until the others are within the limit."""
+        while (used := _size_of(self._waiting.values())) > self._limit_bytes and len(self._waiting) > 1:
+            by_peer: dict[str, list[tuple[ResponseProgress, Any]]] = {}
+            for progress, document in self._waiting.values():  # the longest wait is first
+                by_peer.setdefault(progress.peer, []).append((progress, document))
+            slowest, _ = max(by_peer.values(), key=_size_of)[0]
             self._waiting = {wait: one for wait, one in self._waiting.items() if one[0] is not slowest}
             slowest.abort()
             if count := self._log_limit.tick():
@@ -376,10 +398,11 @@ class UnsentResponses:
                     self._limit_bytes,
                 )
 
-    def _used_bytes(self) -> int:
-        """Return the size of the documents and buffers of waiting responses together [bytes]."""
-        documents = {id(document): len(document) for _, document in self._waiting.values()}
-        return sum(documents.values()) + len(self._waiting) * WAITING_BYTES
+
+def _size_of(waiting: Collection[tuple["ResponseProgress", Any]]) -> int:
+    """Return the size of the documents and buffers of waiting responses together [bytes]."""
+    documents = {id(document): len(document) for _, document in waiting}
+    return sum(documents.values()) + len(waiting) * WAITING_BYTES
 
 
 class ResponseProgress:
@@ -395,6 +418,8 @@ class ResponseProgress:
         self._loop = asyncio.get_running_loop()
         self._unsent = unsent
         self.writer = writer
+        self.peer = _peer_of(writer)
+        """Client of the connection: its address, or the uid of its process on a unix socket."""
         self._socket = writer.transport
         """Transport below that of TLS, which seems empty while this one still has to send."""
         self.newest_s = self._loop.time()
@@ -403,12 +428,18 @@ class ResponseProgress:
         """Task that serves the connection; None: not started yet."""
         self.is_aborted = False
         """True: the connection is being closed, whatever its client does."""
+        self._responses = 0
 
     @property
     def is_lost(self) -> bool:
         """True: the connection is closed and all that the client gets is sent, but its task may not have
         ended."""
         return self._socket.is_closing() and not self.unsent_bytes
+
+    @property
+    def is_responding(self) -> bool:
+        """True: a response on the connection is in progress."""
+        return self._responses > 0 or self.unsent_bytes > 0
 
     @property
     def unsent_bytes(self) -> int:
@@ -431,7 +462,11 @@ class ResponseProgress:
 
         self.newest_s = self._loop.time()
         self.paced.charge(REQUEST_BYTES)
-        await self._app(scope, receive, send_and_note, sync_spawn, call_soon)
+        self._responses += 1
+        try:
+            await self._app(scope, receive, send_and_note, sync_spawn, call_soon)
+        finally:
+            self._responses -= 1
 
 
 class ReceiveBudget:
@@ -616,6 +651,18 @@ def _with_web_config(app: Any, path: Path) -> tuple[Any, "WebConfigFile"]:
 
 def _socket_of(listener: Listener) -> socket.socket:
     return listener.sock if isinstance(listener, UnixListener) else listener
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> str:
+    """Return the client of a connection: its address, or the uid of its process on a unix socket."""
+    connection = writer.get_extra_info("socket")
+    if connection.family != socket.AF_UNIX:
+        host, *_ = writer.get_extra_info("peername") or ("unknown",)  # None: it is closed already
+        return str(host)
+    try:
+        return f"uid {peer_credentials(connection).uid}"
+    except OSError:
+        return "unknown"
 
 
 def _is_tunnel(headers: Iterable[tuple[bytes, bytes]]) -> bool:

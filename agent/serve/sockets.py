@@ -14,10 +14,11 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
@@ -32,6 +33,8 @@ from agent.system.files import (
 
 if TYPE_CHECKING:
     import asyncio.trsock
+
+Connection = TypeVar("Connection")
 
 SOCKET_MODE: Final = 0o660
 
@@ -167,6 +170,20 @@ def peer_credentials(connection: "socket.socket | asyncio.trsock.TransportSocket
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(data)
     return PeerCredentials(pid, uid)
+
+
+def largest_peers(
+    connections: Iterable[Connection], peer_of: Callable[[Connection], Hashable]
+) -> tuple[list[Connection], int]:
+    """Return all connections of the peers that have most of them, in the given order.
+
+    Also returns the number of connections that each of these peers has. A full server ends one of these
+    connections, so that no peer can take the place of one that has fewer.
+    """
+    connections = tuple(connections)
+    numbers = Counter(map(peer_of, connections))
+    most = max(numbers.values(), default=0)
+    return [connection for connection in connections if numbers[peer_of(connection)] == most], most
 
 
 def connection_limit(sockets: int) -> int:

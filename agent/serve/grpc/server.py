@@ -32,7 +32,14 @@ from agent.serve.grpc.hardened import (
     UnsentMessages,
     h2_config,
 )
-from agent.serve.sockets import ACCEPT_LIMIT, BACKLOG, close_server, connection_limit, peer_credentials
+from agent.serve.sockets import (
+    ACCEPT_LIMIT,
+    BACKLOG,
+    close_server,
+    connection_limit,
+    largest_peers,
+    peer_credentials,
+)
 from agent.system.timing import LogRateLimiter
 
 CLOSING_LIMIT: Final = 16
@@ -329,17 +336,16 @@ class HardenedServer(server.Server):
     def _choose_connection_to_end(self, new: _ServerProtocol) -> _ServerProtocol:
         """Return the connection to end because the limit of connections is reached; ``new``: refuse that one.
 
-        Of the uid that has most connections, the result is the connection that has been idle longest. If none
-        is idle, the result is the newest connection of that uid if the uid of ``new`` has at least two
+        Of the uids that have most connections, the result is the connection that has been idle longest. If
+        none is idle, the result is the newest connection of these uids if the uid of ``new`` has at least two
         connections less; otherwise the result is ``new``.
         """
-        numbers = Counter(connection.uid for connection in self.connections if not connection.ends)
-        uid, _ = numbers.most_common(1)[0]
-        theirs = [one for one in self.connections if one.uid == uid and one is not new and not one.ends]
-        idle = [one for one in theirs if one.requests.is_idle]
+        served = [connection for connection in self.connections if not connection.ends]
+        theirs, most = largest_peers(served, lambda connection: connection.uid)
+        idle = [one for one in theirs if one is not new and one.requests.is_idle]
         if idle:
             return min(idle, key=lambda one: one.requests.idle_since_s)
-        if theirs and numbers[uid] > numbers[new.uid] + 1:
+        if most > sum(one.uid == new.uid for one in served) + 1:
             return theirs[-1]
         return new
 
