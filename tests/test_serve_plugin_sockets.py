@@ -8,6 +8,7 @@ import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,6 +23,7 @@ from wire.serving import current_report, device, eventually, fail_once, remove_t
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import SOCKET_PATH_LIMIT
+from agent.serve.dra_plugin import instance_server
 from agent.serve.dra_plugin.instance_server import plugin_paths
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.sockets import UnixListener
@@ -122,6 +124,22 @@ def kubelet_dir() -> Iterator[Path]:
 def serving(kubelet_dir: Path) -> Iterator[Serving]:
     with Serving(kubelet_dir) as serving:
         yield serving
+
+
+def test_servers_of_an_instance_share_one_limit_of_unsent_messages(
+    kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    class RecordedServer(HardenedServer):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            limits.append(self.unsent)
+
+    monkeypatch.setattr(instance_server, "HardenedServer", RecordedServer)
+    with Serving(kubelet_dir):
+        service, registration = limits
+    assert service is registration
 
 
 def inode(path: Path) -> int | None:

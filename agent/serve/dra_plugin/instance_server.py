@@ -35,6 +35,7 @@ from agent.serve.dra_plugin.service import (
 )
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.registration_v1 import pluginregistration as wire
+from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES
@@ -396,15 +397,15 @@ class DriverInstanceServer:
         publisher = HealthPublisher(self._latest, encode_device_health, [self._driver])
         plugin = DraPluginService(self._claims, self._wire)
         registration = RegistrationService(self._driver, str(self._paths.service), self._on_status)
+        open_server = partial(HardenedServer, sockets=SOCKETS, unsent=UnsentMessages())
         sockets = PluginSockets(
             self._paths,
-            HardenedServer(
+            open_server(
                 [plugin, HealthService(publisher.subscribers_of(self._driver))],
                 codec=Codec(ENTRIES_LIMIT),
                 stream_class=SizeLimitedDraPluginStream,
-                sockets=SOCKETS,
             ),
-            HardenedServer([registration], sockets=SOCKETS),
+            open_server([registration]),
             files,
         )
         try:

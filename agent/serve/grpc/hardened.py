@@ -141,8 +141,12 @@ UNREAD_LIMIT: Final = 2 << 20
 """Amount of data in the write buffer at which the connection to a peer that does not read is aborted
 [bytes]."""
 UNSENT_LIMIT: Final = 24 << 20
-"""Maximum size of all data of a server's process that wait for clients to read [bytes]: a sixteenth of the
-memory limit in the systemd unit."""
+"""Maximum size of all data of gRPC servers with one :class:`UnsentMessages` that wait for clients to read
+[bytes]: a sixteenth of the memory limit in the systemd unit.
+
+The gRPC servers of the agent share one such object, and so do those of a driver instance. The agent's HTTP
+server has its own limit of the same size, because its clients must not end the streams of the kubelet.
+"""
 
 
 def h2_config(*, client_side: bool) -> H2Configuration:

@@ -275,7 +275,7 @@ class HardenedServer(server.Server):
         services: gRPC services of the socket.
         codec: Codec of the messages; None: Codec without a limit on entries.
         stream_class: Class of the request streams, which has the size limit of a request.
-        unsent: Messages that wait for clients, shared by all servers of the process; None: not shared.
+        unsent: Messages that wait for clients, shared by servers of one event loop; None: not shared.
         memory: Bytes of the socket's open requests, with those of other sockets; None: the only socket.
         sockets: Number of sockets that the process serves, see :func:`connection_limit`.
     """
