@@ -1,5 +1,9 @@
-"""The documentation site has every page and every public name; `make docs` builds it, without warnings."""
+"""The documentation site has every page and every public name; `make docs` builds it, without warnings.
 
+Documents name only commands, source files and C functions that exist.
+"""
+
+import functools
 import json
 import re
 from pathlib import Path
@@ -49,3 +53,61 @@ def test_commands_of_a_page_have_existing_verbs_and_flags(page: Path) -> None:
             assert given <= {*VERBS[verb]["flags"]}, f"drahealth {verb}{rest}"
     for verb in re.findall(r"`drahealth ([a-z-]+)", text):
         assert verb in {*VERBS, "help"}, f"drahealth {verb}"
+
+
+# --- names of the sources ----------------------------------------------------------------------------------
+
+OTHER_FILES = {
+    "/etc/drahealth/config.toml",
+    "/etc/drahealth/config.d/*.toml",
+    "config.toml",
+    "devices.d/<driver>.toml",
+    "/run/drahealth/devices.d/gpu.example.com.toml",
+    ".gpu.example.com.toml",
+}
+"""Files in the documents that an operator or a driver writes."""
+
+SOURCE_DOCUMENTS = [
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+SOURCE_DIRECTORIES = (
+    "agent", "benchmarks", "deploy", "drahealth", "examples", "go", "native", "tests", "tools",
+)  # fmt: skip
+
+
+def code_spans(document: Path) -> list[str]:
+    """Return the texts in backticks of a document, without its code blocks."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`]+)`", text)
+
+
+@functools.cache
+def source_files() -> tuple[Path, ...]:
+    files = [file for name in SOURCE_DIRECTORIES for file in (ROOT / name).rglob("*.*")]
+    files += ROOT.glob("*.*")
+    return tuple(file for file in files if file.suffix in {".py", ".c", ".h", ".toml"})
+
+
+def is_source_file(name: str) -> bool:
+    """Return whether a file of the tree has the name, which may have directories; ``<theme>`` is any one."""
+    pattern = re.sub("<[a-z]+>", "*", name)
+    return any(file.relative_to(ROOT).match(pattern) for file in source_files())
+
+
+@pytest.mark.parametrize("document", SOURCE_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_source_files_that_a_document_names_exist(document: Path) -> None:
+    names = {
+        name
+        for span in code_spans(document)
+        for name in re.findall(r"[\w./<>*-]+\.(?:py|c|h|toml)(?![\w.])", span)
+    }
+    assert sorted(name for name in names - OTHER_FILES if not is_source_file(name)) == []
+
+
+@pytest.mark.parametrize("document", SOURCE_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_c_functions_that_a_document_names_exist(document: Path) -> None:
+    names = {name for span in code_spans(document) for name in re.findall(r"\b(dh_\w+)\(", span)}
+    sources = [file for file in source_files() if file.suffix in {".c", ".h"}] if names else []
+    text = "".join(file.read_text() for file in sources)
+    assert sorted(name for name in names if not re.search(rf"\b{name}\(", text)) == []

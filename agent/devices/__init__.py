@@ -1,1 +1,1 @@
-"""Devices of the machine: inventory, stable names, taints, and the pods that use them. No I/O."""
+"""Devices of the machine: inventory, taints, and the pods that use them. No I/O."""
