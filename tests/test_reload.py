@@ -1,6 +1,7 @@
 """Reload of the configuration: applied as a whole or not at all; systemd, log and status get the result."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,15 @@ def test_setting_of_sockets_roots_and_threads_is_refused_by_name(setting: object
     after = Config(**{**fields, field: FIXED_VALUES.get(key, Path("/other"))})
     with pytest.raises(ConfigError, match=rf"^{key}: .* to .*: only a restart of the agent"):
         check_reloadable(before, LoadedConfig(after, {}, ()))
+
+
+def test_configuration_page_lists_each_setting_that_needs_a_restart() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+    (text,) = re.findall(r"refused with its name:(.*?)\. `drahealth config", page, re.DOTALL)
+    listed = set(re.findall(r"`([a-z0-9.-]+)`", text))
+    for table in re.findall(r"`\[([a-z0-9]+)\]`", text):
+        listed |= {setting.key for setting in SETTINGS if setting.key.startswith(f"{table}.")}
+    assert sorted(listed) == sorted(setting.key for setting in SETTINGS if setting.is_fixed)
 
 
 def test_changes_show_values_as_in_a_file() -> None:
