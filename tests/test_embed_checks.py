@@ -435,7 +435,7 @@ async def test_check_whose_thread_is_refused_has_no_result_until_the_next_run() 
         await found.until(lambda checks: checks["d-0"].passes >= 1)
         with no_threads():
             seen = await found.until(lambda checks: bool(checks["d-0"].no_result_reason))
-        assert seen["d-0"].no_result_reason == "can't start new thread: dh-check"
+        assert seen["d-0"].no_result_reason == "can't start new thread: dh-driver-check"
         await found.until(lambda checks: not checks["d-0"].no_result_reason)
 
 

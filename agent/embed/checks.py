@@ -501,7 +501,7 @@ class _CheckCall:
                 if self._check.is_async:
                     self.result = await self._call_async()
                 else:
-                    self.result = await call_in_thread(self._call_plain, "dh-check")
+                    self.result = await call_in_thread(self._call_plain, "dh-driver-check")
         except ThreadStartError as error:
             self.returned.set()
             self.result = HealthCheckResult(unread=str(error))
