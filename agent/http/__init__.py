@@ -1,2 +1,4 @@
-"""HTTP server of the agent for metrics, report and probes. Needs the extra ``http``; imported only with
-``--listen``."""
+"""HTTP server of the agent: metrics, the page of the node, report and probes.
+
+Needs the extra ``http``; imported only with ``--listen``.
+"""

@@ -1,1 +1,1 @@
-"""``drahealth history``: past uses of devices by pods, and the health of the devices during these uses."""
+"""``drahealth history``: changes of verdicts, availability of devices, and their past uses by pods."""
