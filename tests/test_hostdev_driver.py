@@ -13,6 +13,7 @@ import yaml
 from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.containers import devices_for
 from hostdev_driver.driver import HostDriver
+from hostdev_driver.grant_store import GrantStore
 from hostdev_driver.grants import Grant, Holdings, check_pages, held, hold, release, taken_pages
 from hostdev_driver.host import (
     CpuPlace,
@@ -25,7 +26,6 @@ from hostdev_driver.host import (
     parse_cpus,
     parse_size_kib,
 )
-from hostdev_driver.ledger import Ledger
 from hostdev_driver.parameters import requested_grant
 from hostdev_driver.saved_hardware import offered_hardware, read_boot_id
 from hostdev_samples import (
@@ -394,7 +394,7 @@ def test_hardware_that_claims_hold_stays_offered_over_a_boot(paper: Path) -> Non
     assert offered(paper, boot_id="boot-4") == find_hardware(paper / "sys", paper / "proc"), "released"
 
 
-def test_pages_of_the_ledger_are_offered_without_a_saved_file(paper: Path) -> None:
+def test_pages_of_the_store_are_offered_without_a_saved_file(paper: Path) -> None:
     pool(paper / "sys", 0, 2048, 300)
     holdings = hold({}, claim_of(), (page_grant(200),))
     assert offered(paper, holdings, shares=2).pages[TWO_MI] == 400, "200 in each of two shares"
@@ -450,18 +450,18 @@ def test_boot_id_of_a_real_host_is_known() -> None:
     assert read_boot_id(Path("/nowhere")) == ""
 
 
-# --- the ledger on disk ------------------------------------------------------------------------------------
+# --- the store of grants -----------------------------------------------------------------------------------
 
 
 def test_grants_survive_a_restart(tmp_path: Path, paper: Path) -> None:
     claim, grants = claim_of(("r", PAGES)), (page_grant(512), cpu_grant("0-3", exclusive=True))
-    Ledger(tmp_path / "state/ledger.json").hold(claim, grants, host_of(paper))
+    GrantStore(tmp_path / "state/ledger.json").hold(claim, grants, host_of(paper))
     pool(paper / "sys", 0, 2048, 512, free=0)  # the claim's own pods use them now
-    again = Ledger(tmp_path / "state/ledger.json")
+    again = GrantStore(tmp_path / "state/ledger.json")
     assert again.hold(claim, (page_grant(1),), host_of(paper)) == grants
     again.release(claim.uid)
     again.release(claim.uid)
-    assert Ledger(tmp_path / "state/ledger.json").read() == {}
+    assert GrantStore(tmp_path / "state/ledger.json").read() == {}
 
 
 @pytest.mark.parametrize(
@@ -474,31 +474,31 @@ def test_grants_survive_a_restart(tmp_path: Path, paper: Path) -> None:
         (b'{"version": 2, "holds": []}', "state.version_newer", "has version 2, this driver reads version 1"),
     ],
 )
-def test_corrupt_ledger_grants_nothing_and_is_not_changed(
+def test_corrupt_store_grants_nothing_and_is_not_changed(
     tmp_path: Path, paper: Path, data: bytes, code: str, text: str
 ) -> None:
     path = tmp_path / "ledger.json"
     path.write_bytes(data)
-    ledger = Ledger(path)
+    store = GrantStore(path)
     with pytest.raises(drahealth.PermanentError, match=text) as caught:
-        ledger.hold(claim_of(), (page_grant(1),), host_of(paper))
+        store.hold(claim_of(), (page_grant(1),), host_of(paper))
     assert caught.value.code == code
     assert caught.value.scope is drahealth.Scope.DRIVER
     assert path.read_bytes() == data
     path.unlink()  # read and removed
-    assert ledger.hold(claim_of(), (page_grant(1),), host_of(paper)) == (page_grant(1),)
+    assert store.hold(claim_of(), (page_grant(1),), host_of(paper)) == (page_grant(1),)
 
 
 def test_unsaved_grant_is_not_held(tmp_path: Path, paper: Path) -> None:
     (tmp_path / "state").write_text("a file where a directory should be")
-    ledger = Ledger(tmp_path / "state/ledger.json")
+    store = GrantStore(tmp_path / "state/ledger.json")
     with pytest.raises(OSError, match="state") as caught:
-        ledger.hold(claim_of(), (page_grant(1),), host_of(paper))
+        store.hold(claim_of(), (page_grant(1),), host_of(paper))
     mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is drahealth.Operation.STATE
     (tmp_path / "state").unlink()
-    assert ledger.read() == {}
+    assert store.read() == {}
 
 
 # --- what containers see ---------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def hostdev(tmp_path: Path, paper: Path) -> HostDriver:
     monitor = drahealth.Monitor(
         DRIVER, config=drahealth.Config(node_name=NODE), hardware=False, state_dir=None
     )
-    return HostDriver(monitor, host_of(paper), Ledger(tmp_path / "ledger.json"), tmp_path / "cdi")
+    return HostDriver(monitor, host_of(paper), GrantStore(tmp_path / "ledger.json"), tmp_path / "cdi")
 
 
 def test_prepared_claim_has_a_cdi_file_and_an_id_per_device(tmp_path: Path, hostdev: HostDriver) -> None:
@@ -568,7 +568,7 @@ def test_prepared_claim_has_a_cdi_file_and_an_id_per_device(tmp_path: Path, host
     hostdev.unprepare(claim.ref)
     hostdev.unprepare(claim.ref)
     assert not file.exists()
-    assert hostdev.ledger.read() == {}
+    assert hostdev.store.read() == {}
 
 
 def test_failed_cdi_write_causes_no_second_grant(tmp_path: Path, hostdev: HostDriver) -> None:
@@ -589,7 +589,7 @@ def test_use_of_unclaimed_pages_is_reported(paper: Path, hostdev: HostDriver) ->
     finding = hostdev.pages_left(device)
     assert finding is not None
     assert (finding.code, finding.severity) == ("hostdev.pages_taken", drahealth.Severity.DEGRADED)
-    hostdev.ledger.hold(claim_of(), (page_grant(1),), hostdev.host)
+    hostdev.store.hold(claim_of(), (page_grant(1),), hostdev.host)
     assert hostdev.pages_left(device) is None
 
 

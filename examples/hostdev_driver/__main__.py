@@ -13,9 +13,9 @@ import drahealth
 from hostdev_driver.arguments import parser
 from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.driver import HostDriver
+from hostdev_driver.grant_store import GrantStore
 from hostdev_driver.grants import Holdings
 from hostdev_driver.host import Hardware, Host, find_hardware
-from hostdev_driver.ledger import Ledger
 from hostdev_driver.saved_hardware import offered_hardware, read_boot_id
 from hostdev_driver.slices import slice_device
 
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -
     driver, kubelet_dir = options.driver_name, options.kubelet_dir
     plugin_dir = options.plugin_dir or kubelet_dir / "plugins" / driver
     state_dir = options.state_dir or plugin_dir
-    ledger = Ledger(state_dir / "ledger.json")
+    store = GrantStore(state_dir / "ledger.json")
     host = Host(
         options.node_name,
         options.sysfs_root,
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -
         shares=options.hugepage_shares,
         cpus_each=options.cpus_each,
         reserved=options.reserved_cpus,
-        hardware=_hardware(options, ledger, state_dir / "hardware.json"),
+        hardware=_hardware(options, store, state_dir / "hardware.json"),
     )
     config = drahealth.Config(
         node_name=options.node_name, sysfs_root=options.sysfs_root, procfs_root=options.procfs_root
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -
         policy=drahealth.TaintPolicy(evict=frozenset(options.evict)),
         on_error=failed,
     )
-    hostdev = HostDriver(monitor, host, ledger, options.cdi_dir)
+    hostdev = HostDriver(monitor, host, store, options.cdi_dir)
     api = None
     if options.kubeconfig or not options.claims:
         api = drahealth.ApiServer(drahealth.find_api_access(options.kubeconfig))
@@ -98,11 +98,11 @@ def _run(options: argparse.Namespace, failed: Callable[[BaseException], None]) -
         server.run()
 
 
-def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardware:
+def _hardware(options: argparse.Namespace, store: GrantStore, saved: Path) -> Hardware:
     """Return the hardware to offer: what the host has, what it had before, and what claims hold."""
     holdings: Holdings = {}
     try:
-        holdings = ledger.read()
+        holdings = store.read()
     except (drahealth.PermanentError, OSError) as error:  # each claim fails with it, too
         log.warning("%s", error)
     return offered_hardware(

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import drahealth
 from hostdev_driver.containers import devices_for
+from hostdev_driver.grant_store import GrantStore
 from hostdev_driver.grants import taken_pages
 from hostdev_driver.host import Host
-from hostdev_driver.ledger import Ledger
 from hostdev_driver.parameters import requested_grant
 
 
 class HostDriver:
     """Driver of the host's devices. Each call runs in a thread of its own and may block."""
 
-    def __init__(self, monitor: drahealth.Monitor, host: Host, ledger: Ledger, cdi_dir: Path) -> None:
-        self.monitor, self.host, self.ledger, self.cdi_dir = monitor, host, ledger, cdi_dir
+    def __init__(self, monitor: drahealth.Monitor, host: Host, store: GrantStore, cdi_dir: Path) -> None:
+        self.monitor, self.host, self.store, self.cdi_dir = monitor, host, store, cdi_dir
         self.kind = f"{monitor.driver}/device"
         monitor.add(*host.devices)
         monitor.check(every_s=5, timeout_s=2, devices="hugepages-*", name="pages-left")(self.pages_left)
@@ -24,7 +24,7 @@ class HostDriver:
         for device in claim.devices:
             self.monitor.require_healthy(device)
         grants = tuple(requested_grant(claim, device, self.host) for device in claim.devices)
-        grants = self.ledger.hold(claim, grants, self.host)
+        grants = self.store.hold(claim, grants, self.host)
         ids = drahealth.write_cdi_spec(self.cdi_dir, self.kind, claim.uid, devices_for(grants))
         return [
             drahealth.PreparedDevice(
@@ -40,13 +40,13 @@ class HostDriver:
     def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Unprepare a claim; does nothing for a claim that was never prepared."""
         drahealth.remove_cdi_spec(self.cdi_dir, self.kind, ref.uid)
-        self.ledger.release(ref.uid)
+        self.store.release(ref.uid)
 
     def pages_left(self, device: drahealth.Device) -> drahealth.Finding | None:
         """Report pages in use without a claim: the device works, but the next claim may find too few
         pages."""
         assert isinstance(device.part, drahealth.Hugepages)
         size, numa = device.part.size, device.part.numa
-        if not taken_pages(self.ledger.read(), self.host, size, numa):
+        if not taken_pages(self.store.read(), self.host, size, numa):
             return None
         return drahealth.degraded("hostdev.pages_taken", f"pages of {size} that no claim holds are in use")

@@ -1,4 +1,4 @@
-"""Grants of claims, as values; hostdev_driver.ledger saves them."""
+"""Grants of claims, as values; hostdev_driver.grant_store saves them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self

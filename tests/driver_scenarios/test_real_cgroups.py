@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import pytest
 from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.driver import HostDriver
+from hostdev_driver.grant_store import GrantStore
 from hostdev_driver.host import Host
-from hostdev_driver.ledger import Ledger
 from machine import hugepages, kubepods_tree
 from patience import PATIENCE_S
 from private_mounts import within_mounts
@@ -72,7 +72,7 @@ def stage(node: Node) -> Iterator[Stage]:
         state = node.root / "state"
         config = drahealth.Config(node_name=NODE, kubelet_cgroup_root=pods.cgroup_root)
         monitor = drahealth.Monitor(HOSTDEV, config=config, state_dir=state)
-        driver = HostDriver(monitor, Host(NODE), Ledger(state / "ledger.json"), node.cdi)
+        driver = HostDriver(monitor, Host(NODE), GrantStore(state / "ledger.json"), node.cdi)
         stack.enter_context(monitor)
         claims = ClaimFiles(node.claims, HOSTDEV)
         server = drahealth.PluginServer(monitor, driver, get_claim=claims, kubelet_dir=node.kubelet.root)

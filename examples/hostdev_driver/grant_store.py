@@ -1,4 +1,4 @@
-"""Ledger on disk: what each claim holds survives a restart, and two prepares never get the same resources."""
+"""Store of grants on disk: what each claim holds survives a restart; two claims never get one resource."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     claims: dict[str, Holding]
 
 
-class Ledger:
+class GrantStore:
     """File of what claims hold. Thread-safe.
 
     The file is read at each call: during a rolling update two instances of the driver use it one after the
