@@ -193,7 +193,7 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert client.recv(1) == b""
     assert [record.getMessage() for record in caplog.records if path in record.getMessage()] == [
-        f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed, retrying"
+        f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed; will retry"
     ]
     assert thread.stop(PATIENCE_S)
 

@@ -236,7 +236,7 @@ async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
     ] == [
         logging.WARNING  # once, since it is always the same
     ]
-    assert "driver gpu.example.com: publishing taints failed: RuntimeError: no API server; retrying" in (
+    assert "driver gpu.example.com: publishing taints failed: RuntimeError: no API server; will retry" in (
         caplog.text
     )
 
@@ -261,7 +261,7 @@ async def test_different_failure_is_logged_again(
         one.update(report(), clock())
         await trio.sleep(1000)
     assert [record.getMessage().rpartition("failed: ")[2] for record in caplog.records] == [
-        "RuntimeError: one; retrying", "RuntimeError: two; retrying", "RuntimeError: one; retrying",
+        "RuntimeError: one; will retry", "RuntimeError: two; will retry", "RuntimeError: one; will retry",
         "driver gpu.example.com: taints published after earlier failures",
     ]  # fmt: skip
 
@@ -318,7 +318,7 @@ async def test_hung_async_callback_is_cancelled_and_retried(
     assert driver.calls == [(DEBOUNCE_S, ["a"]), (again_s, ["a", "b"])]
     assert (
         "publishing taints failed: TimeoutError: callback that publishes taints did not return within 60 s; "
-        "retrying" in caplog.text
+        "will retry" in caplog.text
     )
 
 

@@ -212,7 +212,7 @@ class TaintCallbackPublisher:
             text = traceback.format_exception_only(error)[-1].strip()
             if text != logged:
                 log.warning(
-                    "driver %s: publishing taints failed: %s; retrying", self._driver, text, exc_info=error
+                    "driver %s: publishing taints failed: %s; will retry", self._driver, text, exc_info=error
                 )
             logged = text
             self._changed.set()  # even if nothing changed: the failed call may have done a part
@@ -269,7 +269,7 @@ class TaintCallbackPublisher:
                     await call_in_thread_when_possible(write, "dh-taints")
                 except StateWriteError as error:
                     if error.errno != logged_errno:
-                        log.warning("%s; new taints get another timeAdded after a restart; retrying", error)
+                        log.warning("%s; new taints get another timeAdded after a restart; will retry", error)
                     logged_errno = error.errno
                     await trio.sleep(SAVE_RETRY_S)
                     self._unsaved.set()

@@ -171,7 +171,7 @@ class AsyncioThread(LoopThread):
         elif count := self._complaints.tick():
             path = context["socket"].getsockname()
             log.error(
-                "socket %s: cannot accept connections: %s; %d attempts failed, retrying",
+                "socket %s: cannot accept connections: %s; %d attempts failed; will retry",
                 path,
                 error.strerror,
                 count,
