@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from allocatable_pods import UID, claim, container, pod_object
+from cgroup_audit_pods import UID, claim, container, pod_object
 
 CONTAINER: Final = "c0de" * 16
 LONG_AGO: Final = "2026-01-02T03:04:05Z"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from allocatable_pods import UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status, write_pod_list
+from cgroup_audit_pods import UID, claim, container, pod_object
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as claim_prepared
 from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from agents import short_tmp
-from allocatable_pods import UID
 from audit_samples import (
     CONTAINER,
     CONTAINER_KNOBS,
@@ -32,6 +31,7 @@ from audit_samples import (
     write_pod_list,
     write_process,
 )
+from cgroup_audit_pods import UID
 from kubelet_files import DRIVER, checkpoint, claim, device, devices
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, message_class

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from allocatable_pods import UID
 from audit_samples import kep_pod, sysfs_tree, v2_tree, write_cgroup
+from cgroup_audit_pods import UID
 
 from agent.cgroup_audit.kubelet_config import CgroupDriver
 from agent.cgroup_audit.pod_parser import parse_pod

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from agents import short_tmp
-from allocatable_pods import UID
 from audit_samples import CONTAINER, CONTAINER_KNOBS, kep_pod, sysfs_tree, systemd_path, v2_tree, write_cgroup
+from cgroup_audit_pods import UID
 from claim_samples import known_pod, prepared, source_answers, use
 from explain_node import Node as Kubelet
 from explain_node import listing, pods_answer, prepared_claim, silent_servers

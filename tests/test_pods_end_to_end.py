@@ -17,8 +17,8 @@ from agents import (
     wait_for_health,
     wait_for_message,
 )
-from allocatable_pods import UID
 from audit_samples import CONTAINER
+from cgroup_audit_pods import UID
 from explain_node import Node as Kubelet
 from kubelet_files import claim, device
 from machine import Kubepods, kubepods_tree

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from allocatable_pods import claim, container, pod_object
 from audit_samples import running_status, write_pod_list
+from cgroup_audit_pods import claim, container, pod_object
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as prepared
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 HERE: Final = Path(__file__).resolve().parent
 SCRIPTS: Final = (
     *(HERE / name for name in ("init", "guest.py", "guest_audit.py")),
-    *(HERE.parent / name for name in ("audit_samples.py", "allocatable_pods.py", "kubelet_files.py")),
+    *(HERE.parent / name for name in ("audit_samples.py", "cgroup_audit_pods.py", "kubelet_files.py")),
 )
 MODULES: Final = ("mce-inject", "hwpoison-inject")
 """Kernel modules that inject hardware errors."""

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from allocatable_pods import UID, claim, container, pod, pod_object, resources, sidecar
+from cgroup_audit_pods import UID, claim, container, pod, pod_object, resources, sidecar
 
 from agent.cgroup_audit.pod_model import (
     ClaimResources,

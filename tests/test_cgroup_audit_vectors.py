@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from allocatable_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources, values
+from cgroup_audit_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources, values
 
 from agent.cgroup_audit.cgroup_settings import SettingKind
 from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups

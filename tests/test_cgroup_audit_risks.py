@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from allocatable_pods import V2, claim, container, pod, pod_object, resources
+from cgroup_audit_pods import V2, claim, container, pod, pod_object, resources
 
 from agent.cgroup_audit.audit import ADVICE, PodRisk, pod_risks, shared_claim_risks
 from agent.cgroup_audit.kubelet_config import CgroupDriver, ExclusiveCpus, NodeFacts

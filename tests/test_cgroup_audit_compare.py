@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import pytest
-from allocatable_pods import GI, MI, SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources
+from cgroup_audit_pods import GI, MI, SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources
 from hypothesis import given
 from hypothesis import strategies as st
 

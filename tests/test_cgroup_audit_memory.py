@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from allocatable_pods import GI, MI, V1, V2, claim, container, exact, knob, pod_object, sidecar, values
+from cgroup_audit_pods import GI, MI, V1, V2, claim, container, exact, knob, pod_object, sidecar, values
 
 from agent.cgroup_audit.audit import PodAudit, audit_findings
 from agent.cgroup_audit.audit_verdicts import ActualCgroup, AuditVerdict

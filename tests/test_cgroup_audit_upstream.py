@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import pytest
-from allocatable_pods import (
+from cgroup_audit_pods import (
     GI,
     MI,
     SIZES,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from allocatable_pods import (
+from cgroup_audit_pods import (
     MI,
     SIZES,
     SYSTEMD,

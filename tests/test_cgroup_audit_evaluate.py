@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 import pytest
-from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status
+from cgroup_audit_pods import SYSTEMD, UID, claim, container, pod_object
 
 from agent.cgroup_audit.audit import (
     VANISHED_CGROUP,

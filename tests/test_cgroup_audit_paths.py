@@ -4,7 +4,7 @@ A docstring that names a Go test marks rows from that test of kubelet v1.37.1.
 """
 
 import pytest
-from allocatable_pods import UID
+from cgroup_audit_pods import UID
 from hypothesis import given
 from hypothesis import strategies as st
 
