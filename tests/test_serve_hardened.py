@@ -874,7 +874,7 @@ def test_flood_of_control_frames_ends_with_enhance_your_calm(
         assert goaway_of(client, floods[kind]) == ENHANCE_YOUR_CALM
         serving.publish(device(verified=9))
         assert names(other.next()) == ["cpu-node0"]
-    assert caplog.text.count("control frames (PING, RST_STREAM and others) or refused requests at once") == 1
+    assert caplog.text.count("control frames (PING, RST_STREAM and others) and refused requests exceed") == 1
 
 
 def test_refused_requests_end_with_enhance_your_calm(serving: Serving) -> None:

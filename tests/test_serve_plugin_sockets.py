@@ -290,7 +290,7 @@ def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCa
     other.path.rename(path)  # in one step: the driver would soon replace a missing socket
     try:
         eventually(
-            lambda: "plugin sockets: removed by another process and not created again" in caplog.text,
+            lambda: ": removed by another process and not created again" in caplog.text,
             "the error is logged",
         )
         with socket.socket(socket.AF_UNIX) as client:

@@ -172,7 +172,7 @@ def plot_comparison(comparison: RevisionComparison) -> str:
     Each figure has the ratios (after / before) of all pairs of runs, their median, and its interval.
     """
     figures = comparison.figures
-    ratios = [value for figure in figures for value in (*figure.ratio, *figure.pairs)]
+    ratios = [value for figure in figures for value in (*figure.ratio, *figure.pair_ratios)]
     edge = max(EDGE_MIN, *ratios, *(1 / ratio for ratio in ratios)) * 1.02
     step = next((step for step in COMPARISON_STEPS if step**TICKS_PER_SIDE >= edge), COMPARISON_STEPS[-1])
     with mpl.rc_context(STYLE):
@@ -183,7 +183,7 @@ def plot_comparison(comparison: RevisionComparison) -> str:
         for line, figure in enumerate(figures):
             colour = VERDICT_COLOURS[figure.verdict]
             low, middle, high = figure.ratio
-            axes.scatter(figure.pairs, [line] * len(figure.pairs), s=4, color=GREY)
+            axes.scatter(figure.pair_ratios, [line] * len(figure.pair_ratios), s=4, color=GREY)
             axes.hlines(line, low, high, color=colour)
             axes.scatter(middle, line, s=20, color=colour)
             text = f" {middle - 1:+.1%} {figure.verdict}"

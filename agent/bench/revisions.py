@@ -52,19 +52,19 @@ class FigureComparison(NamedTuple):
         return statistics.median(self.before), statistics.median(self.after)
 
     @property
-    def pairs(self) -> tuple[float, ...]:
+    def pair_ratios(self) -> tuple[float, ...]:
         """Ratio of this checkout to the other revision, for each pair of runs."""
         return tuple(after / before for before, after in zip(self.before, self.after, strict=True))
 
     @property
     def ratio(self) -> MedianInterval:
         """Median of the ratios of all pairs of runs, with its confidence interval."""
-        return median_interval(self.pairs)
+        return median_interval(self.pair_ratios)
 
     @property
     def p_value(self) -> float:
         """Two-sided p-value of the sign test over the pairs of runs."""
-        signs = [pair > 1 for pair in self.pairs if pair != 1]
+        signs = [ratio > 1 for ratio in self.pair_ratios if ratio != 1]
         fewer = min(sum(signs), len(signs) - sum(signs))
         tail: float = sum(math.comb(len(signs), k) for k in range(fewer + 1)) / 2 ** len(signs)
         return min(1.0, 2 * tail)
@@ -240,7 +240,7 @@ def _comparison_cells(figure: FigureComparison) -> tuple[str, ...]:
         format_value(after, figure.unit),
         f"{middle - 1:+.1%}",
         f"[{low - 1:+.1%}, {high - 1:+.1%}]",
-        f"{sum(pair > 1 for pair in figure.pairs)} of {len(figure.pairs)}",
+        f"{sum(ratio > 1 for ratio in figure.pair_ratios)} of {len(figure.pair_ratios)}",
         f"{figure.p_value:.3f}",
         figure.verdict,
     )

@@ -456,7 +456,8 @@ def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:
         path = container_path(path, ident, container.runtime, node.facts.cgroup_driver)
     if parse_path(path, node.root) != CgroupOwner(group.level, pod.qos, pod.cgroup_uid, ident):
         raise ProbeError(
-            f"pod {pod}: {path[:256]!a} is not the path of its cgroup; check the UID and container ids"
+            f"pod {pod}: {path[:256]!a} is not the path of its cgroup: the UID or a container id has "
+            "an invalid form; check both in the pod's object"
         )
     return path
 

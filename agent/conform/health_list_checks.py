@@ -82,7 +82,7 @@ POOL_LIMIT: Final = 253
 def check_stable_text(session: SessionRecord) -> CheckOutcome:
     """Compares each message with the message before, where the health is the same."""
 
-    def changing(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def changed_messages(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, reports in reports_by_device(stream).items():
             pairs = [
                 (before.message, after.message)
@@ -103,7 +103,7 @@ def check_stable_text(session: SessionRecord) -> CheckOutcome:
     compared = [pair for stream in session.main.streams for pair in consecutive_reports(stream)]
     if not any(before.health == after.health for _, (_, before), (_, after) in compared):
         return not_run(REPORTED_ONCE)
-    return evaluate_streams(session, changing, passed("no text changed while the health stayed"))
+    return evaluate_streams(session, changed_messages, passed("no text changed while the health stayed"))
 
 
 def _without_numbers(message: bytes) -> bytes:

@@ -277,7 +277,7 @@ def check_cdi_files(session: SessionRecord) -> CheckOutcome:
 # --- repeated prepares -------------------------------------------------------------------------------------
 
 
-def _canonical(answer: ClaimReply | None) -> list[ReturnedDevice]:
+def _devices_in_fixed_order(answer: ClaimReply | None) -> list[ReturnedDevice]:
     devices = answer.devices if answer else ()
     return sorted(device._replace(requests=tuple(sorted(device.requests))) for device in devices)
 
@@ -285,7 +285,8 @@ def _canonical(answer: ClaimReply | None) -> list[ReturnedDevice]:
 def _describe_answer(answer: ClaimReply | None) -> str:
     return (
         join_first(
-            " ".join([_device_name(device), *map(shorten, device.cdi_ids)]) for device in _canonical(answer)
+            " ".join([_device_name(device), *map(shorten, device.cdi_ids)])
+            for device in _devices_in_fixed_order(answer)
         )
         or "no device"
     )
@@ -302,7 +303,7 @@ def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_goo
     for call in record.calls[stage]:
         for ref in set(call.claims) & set(_refs(record)):
             now, before = call.answer(ref.uid), first.answer(ref.uid)
-            if not call.error_of(ref) and _canonical(now) != _canonical(before):
+            if not call.error_of(ref) and _devices_in_fixed_order(now) != _devices_in_fixed_order(before):
                 was, is_ = _describe_answer(before), _describe_answer(now)
                 found.append(failed(f"{shorten(str(ref))}: {is_}, was {was}"))
     return worst_outcome(found, passed(observation_if_good))

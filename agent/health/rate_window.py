@@ -118,7 +118,11 @@ def next_counter(before: WindowedCounter, reading: Reading, t_ns: int, window_s:
 
 
 def repeated_counter(before: WindowedCounter, until_ns: int, window_s: int) -> WindowedCounter:
-    """Return the counter after readings of its last value until ``until_ns``, which were not stored."""
+    """Return ``before`` as if its last value had been read until ``until_ns``, with its growth within
+    ``window_s``.
+
+    For readings that were left out because they did not change.
+    """
     if not before.window:
         return before  # it could not be read, and still cannot
     window = repeat_last_value(before.window, until_ns, window_s * NS)

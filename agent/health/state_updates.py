@@ -212,14 +212,18 @@ def host_with_settings(host: HostRuleState, before: EngineSettings, after: Engin
     unexpected = before.expect_pools.keys() - after.expect_pools.keys()
     return host._replace(
         devices=tuple(device for device in host.devices if device.name not in unexpected),
-        cpus=_cpus(host.cpus, before, after),
-        pools=_pools(host.pools, unexpected),
-        memory=host.memory._replace(errors=_edac(host.memory.errors, before.host, after.host)),
-        nics=_nics(host.nics, before.host, after.host),
+        cpus=_cpu_state_with_settings(host.cpus, before, after),
+        pools=_pool_state_without(host.pools, unexpected),
+        memory=host.memory._replace(
+            errors=_edac_state_with_settings(host.memory.errors, before.host, after.host)
+        ),
+        nics=_nic_state_with_settings(host.nics, before.host, after.host),
     )
 
 
-def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) -> CpuRuleState:
+def _cpu_state_with_settings(
+    state: CpuRuleState, before: EngineSettings, after: EngineSettings
+) -> CpuRuleState:
     if before.expect_cpus is not None and after.expect_cpus is None:
         state = state._replace(expected={})
     window_s = (before.throttle_window_s, after.throttle_window_s)
@@ -242,14 +246,14 @@ def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) ->
     )
 
 
-def _pools(state: PoolRuleState, unexpected: set[str]) -> PoolRuleState:
+def _pool_state_without(state: PoolRuleState, unexpected: set[str]) -> PoolRuleState:
     if not unexpected:
         return state
     expected = {name: pages for name, pages in state.expected.items() if name not in unexpected}
     return state._replace(expected=expected)
 
 
-def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
+def _edac_state_with_settings(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
     window_s = (before.correctable_window_s, after.correctable_window_s)
     if window_s[0] == window_s[1]:
         return state
@@ -260,7 +264,7 @@ def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
     return state._replace(sources=(), counters=counters)  # without sources: computed again
 
 
-def _nics(state: NicRuleState, before: HostLimits, after: HostLimits) -> NicRuleState:
+def _nic_state_with_settings(state: NicRuleState, before: HostLimits, after: HostLimits) -> NicRuleState:
     errors_s = (before.nic_error_window_s, after.nic_error_window_s)
     link_s = (before.nic_link_window_s, after.nic_link_window_s)
     if errors_s[0] == errors_s[1] and link_s[0] == link_s[1]:

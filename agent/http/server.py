@@ -199,8 +199,10 @@ class HttpServer:
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
         """Create files of unix sockets again that another process removed. Open connections stay open."""
         for index, listener in enumerate(self._listeners):
+            if not isinstance(listener, UnixListener):
+                continue
             try:
-                if not isinstance(listener, UnixListener) or listener.is_intact():
+                if listener.is_intact():
                     continue
                 make_socket_directory(listener.path.parent, flag="--listen")
                 new = UnixListener(listener.path)
@@ -218,8 +220,9 @@ class HttpServer:
             except (DrahealthError, OSError) as error:
                 if count := self._file_complaints.tick():
                     log.warning(
-                        "http: a socket was removed by another process and not created again: %s; clients "
+                        "socket %s: removed by another process and not created again: %s; HTTP clients "
                         "cannot connect to it; %d attempts; will retry",
+                        listener.path,
                         error,
                         count,
                     )

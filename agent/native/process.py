@@ -1,7 +1,7 @@
-"""Start of a command in a child process with its own user, cgroup and descriptors; control of the heap.
+"""Calls of the native core: start of a command in a child process, and control of this process's heap.
 
-``subprocess`` cannot put a child into a cgroup before it runs, except through Python code between fork and
-exec, which can deadlock in a process with threads.
+A command gets its own user, cgroup and descriptors. ``subprocess`` cannot put a child into a cgroup before it
+runs, except through Python code between fork and exec, which can deadlock in a process with threads.
 """
 
 import os

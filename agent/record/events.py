@@ -227,20 +227,18 @@ class SegmentDecoder:
 
 
 def _wall_difference(before: Instant, now: Instant) -> int | float:
-    """Return the wall time of an evaluation as its difference to a predicted wall time.
+    """Return the wall time of ``now`` as its distance from the predicted wall time, in ULPs.
 
-    The prediction adds the time that the monotonic clock measured to the wall time of the evaluation before.
-    The difference is the number of representable floating-point values between both times. If they are far
-    apart, the wall time itself is returned.
-
-    Args:
-        before: Time of the evaluation before.
+    The predicted wall time is that of ``before`` plus the monotonic time since then. A ULP is the step from a
+    floating-point number to the next one, so the distance is a small integer. If it is larger than
+    _WALL_ULPS_MAX, as after a change of the clock, the result is the wall time itself [s], a float.
     """
     ulps = _bits(now.wall_s) - _bits(_predicted_wall(before, now.mono_ns))
     return ulps if abs(ulps) <= _WALL_ULPS_MAX and math.isfinite(now.wall_s) else now.wall_s
 
 
 def _wall_after(before: Instant, mono_ns: int, difference: int | float) -> float:
+    """Return the wall time [s] that _wall_difference() returned ``difference`` for."""
     if isinstance(difference, float):
         return difference
     return float(

@@ -112,7 +112,7 @@ def _hostdev_rolling() -> ConformRun:
         node.wait_healthy(PAGES, CPU_0, CPU_1)
         node.hostdev("--pod-uid", NEW_POD)
         node.kubelet.wait_registered(HOSTDEV, count=2)
-        old.logs("a newer instance of the driver leads; this one sends no health")
+        old.logs("a newer instance leads; this instance sends no health")
         return _conform_all(node.kubelet.root)
 
 

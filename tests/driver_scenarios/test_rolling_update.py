@@ -47,7 +47,7 @@ def update(request: pytest.FixtureRequest, make_node: Callable[..., Node]) -> It
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     new = node.hostdev("--pod-uid", NEW_POD)
     node.kubelet.wait_registered(HOSTDEV, count=2)
-    old.logs("a newer instance of the driver leads; this one sends no health")
+    old.logs("a newer instance leads; this instance sends no health")
     return Update(node, old, new)
 
 

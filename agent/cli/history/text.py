@@ -474,15 +474,15 @@ def _device_document(one: DeviceAvailability) -> dict[str, Any]:
         "shares": {name: round(part / whole, 6) if whole else 0.0 for name, part in seconds.items()},
         "changes": one.changes,
         "faults": one.faults,
-        "meanTimeBetweenFaultsSeconds": _rounded(one.mean_between_faults_s),
-        "meanTimeToRecoverSeconds": _rounded(one.mean_to_recover_s),
+        "meanTimeBetweenFaultsSeconds": _round_seconds(one.mean_between_faults_s),
+        "meanTimeToRecoverSeconds": _round_seconds(one.mean_to_recover_s),
         "lostHours": round(one.lost_s / 3600, 4),
         "interruptionsPerHour": one.interruptions,
         "flapping": one.is_flapping,
     }
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 

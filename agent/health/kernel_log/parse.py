@@ -87,18 +87,18 @@ def _numbered(kind: str, number: str, *values: str) -> _Parsed:
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
 
-def _machine_check(match: _Match, text: str) -> _Parsed:
+def _parse_machine_check(match: _Match, text: str) -> _Parsed:
     if match.re.groups == 1:  # the line names no CPU
         return "", ()
     bank = _BANK.search(text) or _AMD_BANK.search(text)
     return _numbered("cpu", match[1], *bank.groups() if bank else ())
 
 
-def _hardware_error(_: _Match, text: str) -> _Parsed:
+def _parse_hardware_error(_: _Match, text: str) -> _Parsed:
     return "", (text.rpartition(": ")[2].strip(),)
 
 
-def _soft_lockup(match: _Match, text: str) -> _Parsed:
+def _parse_soft_lockup(match: _Match, text: str) -> _Parsed:
     stuck = _STUCK.search(text)
     return _numbered("cpu", match[1], *stuck.groups() if stuck else ())
 
@@ -106,7 +106,7 @@ def _soft_lockup(match: _Match, text: str) -> _Parsed:
 _LOCKED: Final = LateExpression(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog detected")
 
 
-def _hard_lockup(match: _Match, text: str) -> _Parsed:
+def _parse_hard_lockup(match: _Match, text: str) -> _Parsed:
     if not _LOCKED.match(text):
         return None
     return _numbered("cpu", match.groups()[-2])
@@ -115,13 +115,13 @@ def _hard_lockup(match: _Match, text: str) -> _Parsed:
 _STALLED: Final = LateExpression(r"(?:rcu: )?INFO: rcu_[a-z_]+ (?:self-)?detected (?:expedited )?stall")
 
 
-def _rcu_stall(match: _Match, text: str) -> _Parsed:
+def _parse_rcu_stall(match: _Match, text: str) -> _Parsed:
     if not _STALLED.match(text):
         return None
     return "", (match[1],)
 
 
-def _hung_task(_: _Match, text: str) -> _Parsed:
+def _parse_hung_task(_: _Match, text: str) -> _Parsed:
     hung = _HUNG.match(text)
     return (hung[1], (hung[2],)) if hung else None
 
@@ -130,7 +130,7 @@ _OLD_LIMIT: Final = LateExpression(r"Task in (.*) killed as a result of limit of
 _OLD_KILL: Final = LateExpression(r"(?:Memory cgroup o|O)ut of memory: Kill process [0-9]+ \((.*)\)")
 
 
-def _oom_kill(_: _Match, text: str) -> _Parsed:
+def _parse_oom_kill(_: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line of an OOM kill. The kernel may have cut off the end of the line. None if a
     cgroup's limit caused the kill but the cgroup's name is missing."""
     if limit := _OLD_LIMIT.match(text):
@@ -143,7 +143,7 @@ def _oom_kill(_: _Match, text: str) -> _Parsed:
     return _unescaped(found[2] or ""), (found[1].lower(), found[4] or "", _unescaped(found[3] or ""))
 
 
-def _oom_victim(_: _Match, text: str) -> _Parsed:
+def _parse_oom_victim(_: _Match, text: str) -> _Parsed:
     found = _OLD_KILL.match(text)
     return (found[1], ()) if found else None
 
@@ -153,31 +153,31 @@ def _unescaped(cgroup: str) -> str:
     return cgroup.replace("\\x5c", "\\")
 
 
-def _memory_failure(match: _Match, _: str) -> _Parsed:
+def _parse_memory_failure(match: _Match, _: str) -> _Parsed:
     """Parse the kernel-log line about a page with a hardware error; None: the page was already out of use."""
     return None if match[2].startswith(_ALREADY) else ("", (match[3], match[2]))
 
 
-def _edac(match: _Match, text: str) -> _Parsed:
+def _parse_edac(match: _Match, text: str) -> _Parsed:
     found = _MODULE.search(text)
     label = found[2] if found else ""
     parsed = _numbered("mc", match[1], *found.groups()[:1] if found else ())
     return parsed if parsed is None or label in _NAMELESS else (f"{parsed[0]} {label}", parsed[1])
 
 
-def _aer(match: _Match, text: str) -> _Parsed:
+def _parse_aer(match: _Match, text: str) -> _Parsed:
     layer = _LAYER.search(text)
     return normal_pci_address(match[2]), layer.groups() if layer else ()
 
 
-def _pci_fault(match: _Match, text: str) -> _Parsed:
+def _parse_pci_fault(match: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery
     failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1]
     return normal_pci_address(match[2]), (event.partition(",")[0],)
 
 
-def _nvme(match: _Match, text: str) -> _Parsed:
+def _parse_nvme(match: _Match, text: str) -> _Parsed:
     event = re.split("[;:,]", text[match.end(1) + 2 :], maxsplit=1)[0]
     if match.re.groups == 5 and not event.startswith(("Removing after ", "Disabling device after ")):
         return None
@@ -193,7 +193,7 @@ def _filesystem_type(text: str) -> str:
     return found[1] if found else ""
 
 
-def _read_only(match: _Match, text: str) -> _Parsed:
+def _parse_read_only(match: _Match, text: str) -> _Parsed:
     kind = _filesystem_type(text)
     if not kind or (kind == "XFS" and match.re.groups == 4 and not _SHUT_DOWN.search(text)):
         return None
@@ -211,7 +211,7 @@ _JOURNAL: Final = LateExpression(
 """Line of a journal. Its name is the device and, if a file is the journal, the number of the file's inode."""
 
 
-def _filesystem(match: _Match, text: str) -> _Parsed:
+def _parse_filesystem(match: _Match, text: str) -> _Parsed:
     if text.startswith("XFS") and not _METADATA.match(text):
         return None
     if kind := _filesystem_type(text):
@@ -239,7 +239,7 @@ def _disk(device: str) -> str:
     return re.sub(_PATH_OF, r"\1\2", (found["letters"] or found["digits"]) if found else device)
 
 
-def _io_error(_: _Match, text: str) -> _Parsed:
+def _parse_io_error(_: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about a disk's I/O error; None: the error is not a fault of the disk. Errors
     without a fault of the disk are a missing medium, a reservation of another node, no space, and an
     unsupported operation."""
@@ -249,7 +249,7 @@ def _io_error(_: _Match, text: str) -> _Parsed:
     return None if _REMOVABLE.fullmatch(device) or not kind else (_disk(device), (kind,))
 
 
-def _nvme_path(match: _Match, text: str) -> _Parsed:
+def _parse_nvme_path(match: _Match, text: str) -> _Parsed:
     found = re.match(r"block (nvme[^ :]*): no (?:usable|available) path - (.*)", text)
     return (_disk(found[1]), (found[2],)) if found else None
 
@@ -257,7 +257,7 @@ def _nvme_path(match: _Match, text: str) -> _Parsed:
 _ARRAY: Final = LateExpression(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^:]+):?$")
 
 
-def _raid(match: _Match, text: str) -> _Parsed:
+def _parse_raid(match: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about a RAID array that lost a disk. In lines about RAID 0 and linear arrays,
     no colon follows the array's name."""
     array = _ARRAY.match(f"md/{match[1]}")
@@ -273,7 +273,7 @@ _BEYOND: Final = LateExpression(
 )
 
 
-def _beyond_end(_: _Match, text: str) -> _Parsed:
+def _parse_beyond_end(_: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about an access behind the end of a disk. A task's name has at most 15
     characters."""
     found = _BEYOND.match(text)
@@ -283,7 +283,7 @@ def _beyond_end(_: _Match, text: str) -> _Parsed:
     return found[2] or "", (task,)
 
 
-def _nfs(match: _Match, text: str) -> _Parsed:
+def _parse_nfs(match: _Match, text: str) -> _Parsed:
     if match.re.groups < 4:
         return ("", ("locks lost",)) if "4_reclaim_open_state: Lock" in text else None
     if match[1] not in {"nfs:", "lockd:", "nfsacl:"}:
@@ -293,7 +293,7 @@ def _nfs(match: _Match, text: str) -> _Parsed:
     return (match[2], ("down",)) if match[4].startswith(" responding, ") else None
 
 
-def _panic(_: _Match, text: str) -> _Parsed:
+def _parse_panic(_: _Match, text: str) -> _Parsed:
     return "", (text.removeprefix("Kernel panic - not syncing: ").strip(),)
 
 
@@ -307,25 +307,25 @@ _OOPS: Final = LateExpression(
 _ADDRESS: Final = r"(?:[:,]| at| at virtual address) [0-9a-f]{4,}\b| \[#"
 
 
-def _oops(_: _Match, text: str) -> _Parsed:
+def _parse_oops(_: _Match, text: str) -> _Parsed:
     if not _OOPS.match(text):
         return None
     return "", (re.split(_ADDRESS, text, maxsplit=1)[0],)
 
 
-def _table_full(_: _Match, text: str) -> _Parsed:
+def _parse_table_full(_: _Match, text: str) -> _Parsed:
     found = re.match(
         r"(nf_conntrack): (?:nf_conntrack: )?table full|VFS: (file-max) limit [0-9]+ reached", text
     )
     return (found[1] or found[2], ()) if found else None
 
 
-def _netdev_held(match: _Match, text: str) -> _Parsed:
+def _parse_netdev_held(match: _Match, text: str) -> _Parsed:
     users = re.search(r"Usage count = ([0-9]{1,9})", text)
     return match[1], (users[1] if users else "",)
 
 
-def _peermem(match: _Match, _: str) -> _Parsed:
+def _parse_peermem(match: _Match, _: str) -> _Parsed:
     return "", (match[2].strip(),)
 
 
@@ -335,7 +335,7 @@ _NCCL: Final = LateExpression(
 )
 
 
-def _nccl(_: _Match, text: str) -> _Parsed:
+def _parse_nccl(_: _Match, text: str) -> _Parsed:
     found = _NCCL.match(text)
     return (found[1], ()) if found else None
 
@@ -363,7 +363,7 @@ def _nic_text(text: str) -> str:
     return found[1] if found else ""
 
 
-def _nic_health(match: _Match, text: str) -> _Parsed:
+def _parse_nic_health(match: _Match, text: str) -> _Parsed:
     found = _HEALTH.match(_nic_text(text))
     if found is None or (found[3] and int(found[3]) >= _NOTICE):
         return None
@@ -372,24 +372,24 @@ def _nic_health(match: _Match, text: str) -> _Parsed:
     return normal_pci_address(match[1]), (state, what)
 
 
-def _nic_hardware(match: _Match, text: str) -> _Parsed:
+def _parse_nic_hardware(match: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about an error that a NIC's firmware reports by a syndrome (error number).
     None for an extended syndrome, which only adds a detail to another line."""
     found = re.match(r"synd 0x[0-9a-f]+: (.*)", _nic_text(text))
     return (normal_pci_address(match[1]), (found[1].strip().rstrip("."),)) if found else None
 
 
-def _nic_command(match: _Match, text: str) -> _Parsed:
+def _parse_nic_command(match: _Match, text: str) -> _Parsed:
     found = _COMMAND.match(_nic_text(text))
     return (normal_pci_address(match[1]), (f"{found[1]} not answered",)) if found else None
 
 
-def _nic_register(match: _Match, text: str) -> _Parsed:
+def _parse_nic_register(match: _Match, text: str) -> _Parsed:
     found = re.match(r"ACCESS_REG\(0x[0-9a-f]+\) .*failed, status ([a-z ]+)", _nic_text(text))
     return (normal_pci_address(match[1]), (found[1],)) if found else None
 
 
-def _nic_power(match: _Match, text: str) -> _Parsed:
+def _parse_nic_power(match: _Match, text: str) -> _Parsed:
     found = _POWER.match(_nic_text(text))
     if found is None:
         return None
@@ -397,7 +397,7 @@ def _nic_power(match: _Match, text: str) -> _Parsed:
     return normal_pci_address(match[1]), (state, found[2] or "")
 
 
-def _nic_module(match: _Match, text: str) -> _Parsed:
+def _parse_nic_module(match: _Match, text: str) -> _Parsed:
     found = _MODULE_EVENT.match(_nic_text(text))
     if found is None:
         return None
@@ -415,7 +415,7 @@ _EFA: Final = LateExpression(
 _RDMA_NAME: Final = LateExpression(r"rdma(?:P([0-9]{1,5}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-7]))?")
 
 
-def _efa(_: _Match, text: str) -> _Parsed:
+def _parse_efa(_: _Match, text: str) -> _Parsed:
     """Parse a kernel-log line about an EFA (AWS network adapter). The device name that udev gives an EFA
     contains the numbers of its PCI address in decimal."""
     found = _EFA.match(text)
@@ -435,7 +435,7 @@ _NAMED_NETDEV: Final = LateExpression(
 )
 
 
-def _tx_timeout(_: _Match, text: str) -> _Parsed:
+def _parse_tx_timeout(_: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about a hanging transmit queue. The location of the fault is the PCI address,
     or else the network interface."""
     if found := _WATCHDOG.match(text):
@@ -451,12 +451,12 @@ _SECTION: Final = LateExpression(
 )
 
 
-def _hardware_section(_: _Match, text: str) -> _Parsed:
+def _parse_hardware_section(_: _Match, text: str) -> _Parsed:
     found = _SECTION.match(text)
     return (found[1], ()) if found else None
 
 
-def _hugepages_short(match: _Match, _: str) -> _Parsed:
+def _parse_hugepages_short(match: _Match, _: str) -> _Parsed:
     requested, size, unit, *node, allocated, _rest = match.groups()
     if unit not in _UNITS_KIB or not _SIZE.fullmatch(size):
         return None
@@ -466,47 +466,47 @@ def _hugepages_short(match: _Match, _: str) -> _Parsed:
 
 _LineParser = Callable[[_Match, str], _Parsed]
 _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
-    KernelLogCode.MACHINE_CHECK: _machine_check,
-    KernelLogCode.MACHINE_CHECK_CORRECTED: _machine_check,
-    KernelLogCode.HARDWARE_ERROR: _hardware_error,
-    KernelLogCode.HARDWARE_ERROR_CORRECTED: _hardware_error,
-    KernelLogCode.SOFT_LOCKUP: _soft_lockup,
-    KernelLogCode.HARD_LOCKUP: _hard_lockup,
-    KernelLogCode.RCU_STALL: _rcu_stall,
-    KernelLogCode.HUNG_TASK: _hung_task,
-    KernelLogCode.OOM_KILL: _oom_kill,
-    KernelLogCode.MEMORY_FAILURE: _memory_failure,
-    KernelLogCode.EDAC_CORRECTED: _edac,
-    KernelLogCode.EDAC_UNCORRECTED: _edac,
-    KernelLogCode.NVME: _nvme,
-    KernelLogCode.READ_ONLY: _read_only,
-    KernelLogCode.HARDWARE_SECTION: _hardware_section,
-    KernelLogCode.OOM_VICTIM: _oom_victim,
-    KernelLogCode.NVME_PATH: _nvme_path,
-    KernelLogCode.IO_ERROR: _io_error,
-    KernelLogCode.RAID: _raid,
-    KernelLogCode.BEYOND_END: _beyond_end,
-    KernelLogCode.FILESYSTEM: _filesystem,
-    KernelLogCode.NFS: _nfs,
-    KernelLogCode.PANIC: _panic,
-    KernelLogCode.OOPS: _oops,
-    KernelLogCode.TABLE_FULL: _table_full,
-    KernelLogCode.NETDEV_HELD: _netdev_held,
-    KernelLogCode.PEERMEM: _peermem,
-    KernelLogCode.NCCL: _nccl,
-    KernelLogCode.NIC_HEALTH: _nic_health,
-    KernelLogCode.NIC_HARDWARE: _nic_hardware,
-    KernelLogCode.NIC_COMMAND: _nic_command,
-    KernelLogCode.NIC_REGISTER: _nic_register,
-    KernelLogCode.NIC_POWER: _nic_power,
-    KernelLogCode.NIC_MODULE: _nic_module,
-    KernelLogCode.EFA: _efa,
-    KernelLogCode.TX_TIMEOUT: _tx_timeout,
-    KernelLogCode.HUGEPAGES_SHORT: _hugepages_short,
-    KernelLogCode.AER_CORRECTED: _aer,
-    KernelLogCode.AER_FATAL: _aer,
-    KernelLogCode.AER_NONFATAL: _aer,
-    KernelLogCode.PCI_FAULT: _pci_fault,
+    KernelLogCode.MACHINE_CHECK: _parse_machine_check,
+    KernelLogCode.MACHINE_CHECK_CORRECTED: _parse_machine_check,
+    KernelLogCode.HARDWARE_ERROR: _parse_hardware_error,
+    KernelLogCode.HARDWARE_ERROR_CORRECTED: _parse_hardware_error,
+    KernelLogCode.SOFT_LOCKUP: _parse_soft_lockup,
+    KernelLogCode.HARD_LOCKUP: _parse_hard_lockup,
+    KernelLogCode.RCU_STALL: _parse_rcu_stall,
+    KernelLogCode.HUNG_TASK: _parse_hung_task,
+    KernelLogCode.OOM_KILL: _parse_oom_kill,
+    KernelLogCode.MEMORY_FAILURE: _parse_memory_failure,
+    KernelLogCode.EDAC_CORRECTED: _parse_edac,
+    KernelLogCode.EDAC_UNCORRECTED: _parse_edac,
+    KernelLogCode.NVME: _parse_nvme,
+    KernelLogCode.READ_ONLY: _parse_read_only,
+    KernelLogCode.HARDWARE_SECTION: _parse_hardware_section,
+    KernelLogCode.OOM_VICTIM: _parse_oom_victim,
+    KernelLogCode.NVME_PATH: _parse_nvme_path,
+    KernelLogCode.IO_ERROR: _parse_io_error,
+    KernelLogCode.RAID: _parse_raid,
+    KernelLogCode.BEYOND_END: _parse_beyond_end,
+    KernelLogCode.FILESYSTEM: _parse_filesystem,
+    KernelLogCode.NFS: _parse_nfs,
+    KernelLogCode.PANIC: _parse_panic,
+    KernelLogCode.OOPS: _parse_oops,
+    KernelLogCode.TABLE_FULL: _parse_table_full,
+    KernelLogCode.NETDEV_HELD: _parse_netdev_held,
+    KernelLogCode.PEERMEM: _parse_peermem,
+    KernelLogCode.NCCL: _parse_nccl,
+    KernelLogCode.NIC_HEALTH: _parse_nic_health,
+    KernelLogCode.NIC_HARDWARE: _parse_nic_hardware,
+    KernelLogCode.NIC_COMMAND: _parse_nic_command,
+    KernelLogCode.NIC_REGISTER: _parse_nic_register,
+    KernelLogCode.NIC_POWER: _parse_nic_power,
+    KernelLogCode.NIC_MODULE: _parse_nic_module,
+    KernelLogCode.EFA: _parse_efa,
+    KernelLogCode.TX_TIMEOUT: _parse_tx_timeout,
+    KernelLogCode.HUGEPAGES_SHORT: _parse_hugepages_short,
+    KernelLogCode.AER_CORRECTED: _parse_aer,
+    KernelLogCode.AER_FATAL: _parse_aer,
+    KernelLogCode.AER_NONFATAL: _parse_aer,
+    KernelLogCode.PCI_FAULT: _parse_pci_fault,
 }
 _PATTERN_TABLE: Final = tuple(
     (LazyLinePattern(pattern), code)

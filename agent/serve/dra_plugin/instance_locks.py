@@ -235,7 +235,8 @@ class SerializeLock:
         while (fd := self._try_lock()) is None:
             if time.monotonic() >= until_s:
                 raise TransientError(
-                    f"{FILE}: another instance of the driver did not release this lock in time",
+                    f"{FILE}: another instance of the driver did not release this lock in time; "
+                    "restart that instance if it hangs",
                     code="lock.timeout",
                 )
             time.sleep(POLL_S)

@@ -194,8 +194,10 @@ class PluginSockets:
         except (DrahealthError, OSError) as error:
             if count := self._log_limit.tick():
                 log.warning(
-                    "plugin sockets: removed by another process and not created again: %s; the kubelet "
+                    "sockets %s and %s: removed by another process and not created again: %s; the kubelet "
                     "cannot reach the driver; %d attempts; will retry",
+                    self._paths.service,
+                    self._paths.registration,
                     error,
                     count,
                 )
@@ -411,7 +413,7 @@ class DriverInstanceServer:
         try:
             await sockets.open()
             ready()
-            leadership = _Leadership(election, files, publisher.subscribers_of(self._driver))
+            leadership = _Leadership(self._driver, election, files, publisher.subscribers_of(self._driver))
             await asyncio.gather(publisher.run(), self._run_checks(sockets, leadership))
         finally:
             try:
@@ -435,7 +437,10 @@ class DriverInstanceServer:
 class _Leadership:
     """Periodic leader check, which mutes the health streams of a driver instance that is not the leader."""
 
-    def __init__(self, election: LeaderElection, files: SerialWorker, subscribers: HealthSubscribers) -> None:
+    def __init__(
+        self, driver: str, election: LeaderElection, files: SerialWorker, subscribers: HealthSubscribers
+    ) -> None:
+        self._driver = driver
         self._election = election
         self._files = files
         self._subscribers = subscribers
@@ -454,8 +459,9 @@ class _Leadership:
         except OSError as error:
             if count := self._log_limit.tick():
                 log.warning(
-                    "leader election: other instances of the driver cannot be checked: %s; %d failures; will "
-                    "retry",
+                    "driver %s: other instances cannot be checked: %s; this instance keeps its role; "
+                    "%d failures; will retry",
+                    self._driver,
                     error,
                     count,
                 )
@@ -466,7 +472,7 @@ class _Leadership:
             self._repeats = 2
         if not state.is_leader:
             if self._was_leader:
-                log.info("leader election: a newer instance of the driver leads; this one sends no health")
+                log.info("driver %s: a newer instance leads; this instance sends no health", self._driver)
             self._repeats = 0
             self._subscribers.mute()
         elif self._repeats:

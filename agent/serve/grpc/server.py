@@ -400,9 +400,9 @@ class HardenedServer(server.Server):
         connection.ends = True
         if count := self._calmed.tick():
             log.warning(
-                "%s: connection of uid %d closed: more than %d control frames (PING, RST_STREAM and others) "
-                "or refused requests at once and %d/s; closed %d such connections; a client pings, cancels "
-                "or tries again without need",
+                "%s: connection of uid %d closed: control frames (PING, RST_STREAM and others) and refused "
+                "requests exceed %d at once and %d/s; closed %d such connections; a client pings, cancels or "
+                "retries too often",
                 _socket_name(connection.transport), connection.uid,
                 CONTROL_FRAMES_BURST, CONTROL_FRAMES_PER_S, count,
             )  # fmt: skip

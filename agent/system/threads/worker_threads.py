@@ -191,7 +191,10 @@ class WorkerPool:
                     self._waiting.remove(work)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until all queued calls of a pool with one thread have ended, at most `timeout_s` seconds."""
+        """Wait until all calls that are queued now have ended, at most `timeout_s` seconds.
+
+        Only for a pool with one thread, which runs the calls in their order.
+        """
         if self._threads:
             with suppress(PoolFull):
                 await wait_at_shutdown(self.call(lambda: None), timeout_s)

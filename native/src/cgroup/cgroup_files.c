@@ -208,7 +208,8 @@ bool dh_cg_dir_exists(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 }
 
 /*
- * Return the struct that holds the members of a file: the group's record or one of its hugetlb entries.
+ * Return the record for the values of a file: that of the group, or its hugetlb entry for the file's page size.
+ * Set @valid and @seen to the masks of this record.
  */
 static char *member_record(struct dh_group *g, const struct dh_cg_file *f, uint64_t **valid, uint64_t **seen)
 {

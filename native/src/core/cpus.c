@@ -21,7 +21,10 @@ static int set_parse(const struct dh_cached_file *f, enum dh_field field, uint64
     return err;
 }
 
-/* Read one set. Return: whether the set or its validity changed. */
+/*
+ * Read a set of CPUs, such as the online ones, from its file into @words. Return: whether the set changed, or
+ * became readable or unreadable.
+ */
 static bool set_read(struct dh_sampler *s, struct dh_cached_file *f, enum dh_field field, uint64_t *words)
 {
     struct dh_snapshot *head = &s->work->head;

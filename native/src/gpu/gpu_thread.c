@@ -39,7 +39,7 @@ static void adopt_handle(struct dh_gpu_slot *s, nvmlDevice_t dev)
     retry_fields(s);
 }
 
-static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
+static bool is_slow_read_due(const struct dh_gpu_slot *s, uint64_t last_ns)
 {
     const struct dh_gpus_options *o = &s->w->opt;
 
@@ -90,7 +90,7 @@ static bool has_handle(struct dh_gpu_slot *s)
         expect_lost_fields(s);
     s->dev = NULL;
     s->dev_epoch = s->caller.epoch;
-    if (!is_due(s, s->handle_ns)) {
+    if (!is_slow_read_due(s, s->handle_ns)) {
         s->status = (nvmlReturn_t)s->work.status;
         return false;
     }
@@ -126,7 +126,7 @@ static bool is_back(struct dh_gpu_slot *s)
     }
     if (!s->status) /* a plain failure must not hide the earlier, more precise status */
         s->status = (nvmlReturn_t)s->work.status;
-    if (!is_due(s, s->handle_ns))
+    if (!is_slow_read_due(s, s->handle_ns))
         return false;
     s->unreachable = false;
     if (dh_gpu_handle(s, &dev) || !dh_gpu_is_responding(s, dev)) {
@@ -236,12 +236,12 @@ static void roll_back(struct dh_gpu_slot *s)
 static void pass(struct dh_gpu_slot *s)
 {
     nvmlReturn_t status_before = (nvmlReturn_t)s->work.status;
-    bool is_void = status_before == NVML_ERROR_INVALID_ARGUMENT && is_due(s, s->handle_ns); /* the handle may
+    bool is_void = status_before == NVML_ERROR_INVALID_ARGUMENT && is_slow_read_due(s, s->handle_ns); /* the handle may
                                                                                                be invalid */
     bool was_unreachable = dh_gpu_is_unreachable(status_before) || is_void;
     uint64_t handles = s->work.handles;
 
-    s->slow = s->slow || is_due(s, s->slow_ns);
+    s->slow = s->slow || is_slow_read_due(s, s->slow_ns);
     s->caller.is_measured = s->slow || s->follows_slow;
     s->follows_slow = s->slow;
     if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {

@@ -23,7 +23,7 @@ struct record {
 };
 
 /* Parse a decimal number followed by a comma. */
-static bool number(const char **at, const char *end, uint64_t *out)
+static bool parse_number_and_comma(const char **at, const char *end, uint64_t *out)
 {
     const char *s = *at;
     uint64_t value = 0;
@@ -40,7 +40,7 @@ static bool number(const char **at, const char *end, uint64_t *out)
 
 static bool record_parse(struct record *r, const char *s, const char *end)
 {
-    if (!number(&s, end, &r->priority) || !number(&s, end, &r->seq) || !number(&s, end, &r->us))
+    if (!parse_number_and_comma(&s, end, &r->priority) || !parse_number_and_comma(&s, end, &r->seq) || !parse_number_and_comma(&s, end, &r->us))
         return false;
     s = memchr(s, ';', (size_t)(end - s));
     if (!s)
@@ -79,7 +79,8 @@ static void text_put(char to[DH_LOG_TEXT], const char *text, size_t n)
     memset(to + n, 0, DH_LOG_TEXT - n);
 }
 
-static uint32_t oldest(const struct dh_lines *l)
+/* Return the slot whose line was seen last the longest time ago. */
+static uint32_t oldest_slot(const struct dh_lines *l)
 {
     uint32_t slot = 0;
 
@@ -108,7 +109,7 @@ static uint32_t slot_make(struct dh_lines *l, uint64_t hash, uint32_t pattern, c
     if (slot < DH_LOG_MAX) {
         l->work.head.entries++;
     } else {
-        slot = oldest(l);
+        slot = oldest_slot(l);
         l->work.head.evicted++;
     }
     l->hash[slot] = hash;
