@@ -441,7 +441,7 @@ def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
     assert [edge.claim.uid for edge in consumers.claims[ref("old", "gpus")].containers] == ["old"]
 
 
-def test_namesake_of_a_claim_is_not_prepared_for_the_new_pod() -> None:
+def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
     """Case: a pod was deleted by force and created again with its claim. The kubelet holds the old claim, and
     podresources lists it for the new pod by name."""
     consumers = build_consumer_map(

@@ -27,7 +27,7 @@ def test_bytes_of_a_message_equal_the_golden_ones(sent: dict[str, str], name: st
     assert sent[name] == load(files.MESSAGES)[name]
 
 
-def test_report_and_status_of_the_release_are_encoded_again_byte_for_byte() -> None:
+def test_stored_report_and_status_decoded_are_encoded_to_equal_bytes() -> None:
     golden = load(files.MESSAGES)
     assert messages.report_again(bytes.fromhex(golden["report"])).hex() == golden["report"]
     for name in ("status", "status.new"):

@@ -325,7 +325,7 @@ def test_our_messages_leave_no_ended_lease_in_a_pod_without_a_hang():
         (Refresh, "salts_lease"),
     ],
 )
-def test_each_of_our_orders_is_necessary(machine, order):
+def test_messages_without_one_ordering_rule_violate_an_invariant(machine, order):
     run_until_violated(machine, replace(Messages(), **{order: False}), may_hang=machine is not Expiry)
 
 

@@ -69,7 +69,7 @@ def test_failure_before_ready_is_raised_by_start() -> None:
     assert thread.stop(PATIENCE_S)
 
 
-def test_later_failure_goes_to_on_failure_in_the_thread() -> None:
+def test_loop_thread_failure_after_ready_calls_on_failure_in_it() -> None:
     failures: queue.Queue[tuple[str, BaseException]] = queue.Queue()
 
     async def main(ready: Callable[[], None]) -> None:

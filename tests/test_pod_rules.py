@@ -385,7 +385,7 @@ def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
 # --- through time -----------------------------------------------------------------------------------------
 
 
-def test_finding_since_is_the_first_uninterrupted_audit() -> None:
+def test_audit_finding_since_is_the_first_of_consecutive_audits() -> None:
     node = Node()
     node.use_devices("cpus")
     node.report_of_audit(QUOTA)
