@@ -125,20 +125,26 @@ def test_text_report_has_ratios_verdicts_and_skipped_measurements() -> None:
     assert any(line.startswith("stability of medians: good") for line in lines)
     assert "  poll.pass.warm.core       1.05x       1.10x  OVER" in lines
     assert "not measured: x: no x here" in lines
-    assert lines[-1] == "budgets: 1 met, 1 over: poll.pass.warm.core"
+    assert lines[-1] == "budgets: 1 met, 1 over (1 figure: poll.pass.warm.core)"
 
 
 def test_figure_with_too_few_samples_is_unsure() -> None:
     lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": {"p99": 1.0, "why": "so"}}})
     assert any(line.startswith("  core") and line.endswith("p99 1.00 s  unsure") for line in lines)
-    assert lines[-1] == "budgets: 0 met, 0 over; 1 unsure: poll.pass.warm.core"
+    assert lines[-1] == "budgets: 0 met, 0 over; 1 unsure (1 figure: poll.pass.warm.core)"
 
 
 def test_row_with_two_goals_has_a_verdict_for_each() -> None:
     goal = {"median": 1.0, "p99": 1.0, "why": "so"}
     lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": goal}})
     assert any(line.endswith("1.00 s, p99 1.00 s  ok, unsure") for line in lines)
-    assert lines[-1] == "budgets: 1 met, 0 over; 1 unsure: poll.pass.warm.core"
+    assert lines[-1] == "budgets: 1 met, 0 over; 1 unsure (1 figure: poll.pass.warm.core)"
+
+
+def test_summary_counts_budgets_and_figures_of_exceeded_budgets() -> None:
+    goal = {"median": 1e-9, "max": 1e-9, "why": "so"}
+    lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": goal}})
+    assert lines[-1] == "budgets: 0 met, 2 over (1 figure: poll.pass.warm.core)"
 
 
 def test_table_remark_compares_core_with_each_alternative() -> None:
@@ -246,7 +252,7 @@ def test_markdown_begins_with_the_summary() -> None:
     budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25, "why": "a timer"}}}
     lines = report.markdown_report(HOST, {"poll": outcome()}, budgets).splitlines()
     begin = lines.index("## Summary")
-    assert lines[begin + 2] == "budgets: 1 met, 1 over: poll.pass.warm.core"
+    assert lines[begin + 2] == "budgets: 1 met, 1 over (1 figure: poll.pass.warm.core)"
     assert lines[begin + 4] == "|  | budget | measured |  | reason |"
     assert lines[begin + 7] == "| idle.cpu | max 0.25 % | max 0.20 % | ok | a timer |"
     assert begin < lines.index("## poll")

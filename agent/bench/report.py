@@ -258,13 +258,22 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
-    """Return one line: the number of budgets met, and the figures whose budgets are exceeded or undecided."""
+    """Return one line: the number of budgets met, and the figures whose budgets are exceeded or undecided.
+
+    A figure can have several budgets, such as those of its median and of its p99.
+    """
     verdicts = [(row.key, verdict.met) for row, verdict in _budget_verdicts(outcomes, budgets)]
     over = [key for key, met in verdicts if met is False]
     unsure = [key for key, met in verdicts if met is None]
     summary_text = f"budgets: {len(verdicts) - len(over) - len(unsure)} met, {len(over)} over"
-    summary_text += f": {', '.join(dict.fromkeys(over))}" if over else ""
-    return summary_text + (f"; {len(unsure)} unsure: {', '.join(dict.fromkeys(unsure))}" if unsure else "")
+    summary_text += _of_figures(over)
+    return summary_text + (f"; {len(unsure)} unsure{_of_figures(unsure)}" if unsure else "")
+
+
+def _of_figures(keys: Sequence[str]) -> str:
+    """Return the number and names of the figures of some budgets; empty: no budget."""
+    names = dict.fromkeys(keys)
+    return f" ({len(names)} figure{'s' * (len(names) != 1)}: {', '.join(names)})" if names else ""
 
 
 def summary_grid(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
