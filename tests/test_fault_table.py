@@ -70,7 +70,7 @@ def test_saved_figures_replace_only_their_section_of_the_page() -> None:
     }
     page = with_figures(markdown(read_faults(), read_figures()), other)
     assert page == markdown(read_faults(), other)
-    assert "1 min, 7 SIGKILLs | 30 prepares, 20 usages and 9 changes of verdicts recorded, 1 lost" in page
+    assert "1 min, 7 SIGKILLs | 30 prepares, 20 uses and 9 changes of verdicts recorded, 1 lost" in page
 
 
 @pytest.mark.parametrize(

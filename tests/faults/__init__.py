@@ -188,6 +188,6 @@ def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:
     if kills := figures.get("kills"):
         yield (
             f"| `make kills` | {kills['seconds'] / 60:.0f} min, {kills['kills']} SIGKILLs | "
-            f"{kills['prepares']} prepares, {kills['usages']} usages and {kills['changes']} changes of "
+            f"{kills['prepares']} prepares, {kills['usages']} uses and {kills['changes']} changes of "
             f"verdicts recorded, {kills['lost']} lost |"
         )

@@ -285,7 +285,8 @@ another failed device until its state changes, for a day at most.
 
 A code may be in two classes: for a failure that may pass, and for the same failure once it is shown to be
 permanent. A code that ends in `.*` is a family. Drivers can report codes of their own, which are handled like
-the last row of their class.
+the last row of their class. `gpu.not_found` is also a [health check](checks.md#gpunot_found): a driver
+declared a GPU that the node does not have.
 
 To see how an error would be classified, describe it: `drahealth classify --errno ENOSPC --doing cdi`,
 `drahealth classify --nvml 15`, `drahealth classify 'bank 3 is locked'`. The command also uses the patterns of

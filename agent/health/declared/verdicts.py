@@ -151,7 +151,8 @@ DECLARED_GPU_RULES: Final = (
         blame=Blame.CONFIGURATION,
         source="nvml",
         threshold="no GPU or instance with the declared UUID, or at the declared address",
-        why="the driver publishes a device that this node does not have",
+        why="the driver publishes a device that this node does not have; a prepare that "
+        "does not find a GPU fails with the same code",
         advice="compare the declaration with nvidia-smi -L; let the driver declare the device again",
         repair=Repair.NONE,
         evaluate=evaluate_gpu_not_found,
