@@ -272,7 +272,8 @@ class GpuNode(PaperNode):
             self.change(number, xids=(), events={}, handles=1, passes=0)
         self.library["generation"] = 1
         self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=1)
-        self.state = initial_state(self.settings, restore_faults(kept, self.boot_id, self.limits, self.now))
+        restored = restore_faults(kept, self.boot_id, self.limits, self.now, self.settings.rules)
+        self.state = initial_state(self.settings, restored)
         return self.next() if evaluate else None
 
     def _boot(self, boot_id: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gpu_samples import ALL_UP
-from paper_gpus import SECOND_BOOT, THIRD_BOOT, GpuNode
+from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
@@ -95,6 +95,20 @@ def test_clear_of_latched_xid_makes_gpu_healthy_at_once(code: int) -> None:
     assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
     node.rest(600)
     assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
+
+
+@pytest.mark.parametrize("step_s", [0.0, -3600.0])
+def test_new_xid_while_stopped_is_reported_although_the_clock_was_set_back(step_s: float) -> None:
+    node = ClearNode(readings=OLD_DRIVER)
+    node.nvml_xid(0, 62)
+    node.rest(30)
+    node.clear("gpu-0")
+    node.rest(60)
+    assert node.health() is Health.HEALTHY
+    node.log_xid(0, 62)
+    node.wall_s += step_s
+    node.restart(away_s=30)
+    assert node.open_codes() == ["gpu.xid.62"]
 
 
 def test_code_limits_clear_to_one_fault() -> None:

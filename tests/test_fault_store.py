@@ -78,6 +78,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=20)
 instances = st.integers(0, WHOLE_GPU)
 times = st.floats(allow_nan=False, allow_infinity=False)
 naturals = st.integers(0, 2**62)
+monotonic_times = st.integers(-(2**62), 2**62)
 gpus = st.lists(
     st.builds(KnownGpu, st.integers(0, 99), texts, texts, texts), max_size=4, unique_by=lambda g: g.number
 )
@@ -107,6 +108,10 @@ faults = st.lists(
         st.booleans(),
         naturals,
         st.lists(naturals, max_size=3).map(tuple),
+        monotonic_times,
+        monotonic_times,
+        monotonic_times,
+        st.lists(monotonic_times, max_size=3).map(tuple),
     ),
     max_size=3,
 )
@@ -116,6 +121,16 @@ faults = st.lists(
 def test_any_fault_memory_survives_a_round_trip(gpus, faults):
     memory = PersistentState(tuple(gpus), tuple(faults))
     assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
+
+
+def test_fault_without_monotonic_times_is_stored_as_by_an_earlier_release():
+    data = encode_gpu_faults(MEMORY)
+    assert not [name for fault in json.loads(data)["faults"] for name in fault if name.endswith("_ns")]
+    assert decode_gpu_faults(data) == MEMORY
+
+
+def test_field_of_later_release_is_ignored():
+    assert decode_gpu_faults(changed(added_later=7)) == MEMORY
 
 
 def test_first_start_has_no_faults_and_no_problem(path):

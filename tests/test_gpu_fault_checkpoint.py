@@ -12,8 +12,8 @@ from agent.model.gpu import WHOLE_GPU, NvmlReturnCode
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.reading import SourceState
-from agent.model.settings import GpuLimits
-from agent.model.time import Instant
+from agent.model.settings import GpuLimits, RuleOverride
+from agent.model.time import NS, Instant
 from agent.store.gpu_fault_file import SIZE_MAX, decode_gpu_faults, encode_gpu_faults
 
 INSTANCES = ("gpu-0-mig-1-0", "gpu-0-mig-2-0")
@@ -149,6 +149,77 @@ def test_restart_in_probation_keeps_probation() -> None:
     assert node.health() is Health.HEALTHY
     node.restart()
     assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_restarts_do_not_prolong_probation() -> None:
+    node = GpuNode(probation_s=600.0)
+    node.xid(0, 48)
+    node.rest(12)
+    ended = node.now_ns
+    for _ in range(6):
+        node.rest(60)
+        assert node.health() is Health.UNHEALTHY
+        before = node.cause("gpu.xid.48")
+        node.restart(away_s=30)
+        after = node.cause("gpu.xid.48")
+        assert "(over; reported until " in after.evidence
+        assert (after.severity, after.since) == (before.severity, before.since)
+    node.rest((ended + 600 * NS - node.now_ns) / NS - 15)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(15)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_probation_that_ends_while_stopped_needs_a_pass_of_the_new_run() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.rest(30)
+    assert node.health() is Health.UNHEALTHY
+    node.restart(away_s=42, evaluate=False)
+    for _ in range(5):
+        node.wait(1)
+        assert "gpu.xid.48" in node.codes()
+    node.rest(3)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_recurrence_in_restored_probation_raises_fault() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.rest(30)
+    node.restart()
+    node.set_readings(0, recovery_action=1)
+    node.xid(0, 48)
+    assert "over" not in node.cause("gpu.xid.48").evidence
+    node.rest(600)
+    assert node.health() is Health.UNHEALTHY
+
+
+def test_reboot_restarts_probation() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.rest(30)
+    assert node.health() is Health.UNHEALTHY
+    node.restart(boot_id=SECOND_BOOT, away_s=30)
+    node.rest(55)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(15)
+    assert node.health() is Health.HEALTHY
+
+
+def test_changed_probation_and_severity_of_a_rule_apply_after_restart() -> None:
+    node = GpuNode()
+    longer = RuleOverride("gpu.xid.48", device="gpu-0", probation_s=300)
+    milder = RuleOverride("gpu.xid.48", device="gpu-1", severity=Severity.DEGRADED)
+    node.settings = replace(node.settings, rules=(longer, milder))
+    node.restart()
+    node.xid(0, 48)
+    node.xid(1, 48)
+    node.rest(30)
+    node.restart(away_s=120)
+    assert (node.health("gpu-0"), node.health("gpu-1")) == (Health.UNHEALTHY, Health.HEALTHY)
+    node.rest(160)
+    assert node.health("gpu-0") is Health.HEALTHY
 
 
 def test_old_line_of_instance_fault_does_not_affect_gpu_after_restart() -> None:
@@ -355,6 +426,44 @@ def test_wall_clock_step_while_stopped_changes_no_verdict(step_s: float) -> None
         assert public_verdict(steady)[:2] == public_verdict(stepped)[:2]
         steady.rest(60)
         stepped.rest(60)
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_clock_step_while_stopped_does_not_change_probation(step_s: float) -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.rest(30)
+    node.wall_s += step_s
+    node.restart()
+    assert node.health() is Health.UNHEALTHY
+    node.rest(75)
+    assert node.health() is Health.HEALTHY
+
+
+def test_clock_step_while_stopped_keeps_bursts_of_the_day() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 94)
+    node.rest(100)
+    node.wall_s += 2 * 86_400
+    node.restart()
+    node.xid(0, 94)
+    assert node.health() is Health.UNHEALTHY, "it recurs"
+
+
+def test_fault_of_file_without_monotonic_times_has_times_by_wall_clock() -> None:
+    now = Instant(10**12, 1.7e9)
+    saved = kept_fault(first_wall_s=now.wall_s - 100, last_wall_s=now.wall_s - 10)
+    memory = decode_gpu_faults(encode_gpu_faults(PersistentState((KnownGpu(0, "GPU-0", "", ""),), (saved,))))
+    (fault,) = restore_faults(memory, FIRST_BOOT, GpuLimits(), now).faults.faults.values()
+    assert (fault.first.mono_ns, fault.last.mono_ns) == (now.mono_ns - 100 * NS, now.mono_ns - 10 * NS)
+
+
+def test_monotonic_times_of_another_boot_are_ignored() -> None:
+    now = Instant(10**12, 1.7e9)
+    saved = kept_fault(cure=Cure.REPLACE, last_wall_s=now.wall_s - 10, last_ns=5 * NS)
+    memory = PersistentState((KnownGpu(0, "GPU-0", "", ""),), (saved,))
+    (fault,) = restore_faults(memory, SECOND_BOOT, GpuLimits(), now).faults.faults.values()
+    assert fault.last.mono_ns == now.mono_ns - 10 * NS
 
 
 # --- content of the checkpoint ------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class Daemon:
         self._snapshot_recorder = _snapshot_recorder(config, boot_id)
         self._closed_recorder: SnapshotRecorder | None = None
         """Recorder of snapshots before a reload that ended or moved the recording; it may still write."""
-        restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
+        restored = restore_faults(saved, boot_id, settings.gpu, read_clocks(), settings.rules)
         state = initial_state(settings, restored, saved, boot_id)
         self._checkpoint.set_newest(state.checkpoint)
         self._node.restore_nic_addresses(state.host.nics.restored_addresses)

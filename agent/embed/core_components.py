@@ -179,7 +179,7 @@ class CoreComponents:
         checkpoint = self._checkpoint = GpuFaultWriter(path, saved)
         boot_id = read_boot_id(self._config.procfs_root)
         if self._hardware:
-            restored = restore_faults(saved, boot_id, settings.gpu, self._clock())
+            restored = restore_faults(saved, boot_id, settings.gpu, self._clock(), settings.rules)
             state = initial_state(settings, restored, saved, boot_id)
         else:
             # values at start of an earlier monitor with hardware are not of this one

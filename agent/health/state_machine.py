@@ -219,7 +219,8 @@ def _observe(
             else PassObservation.BAD
         )
     if condition.phase is ConditionPhase.PROBATION:
-        return PassObservation.GOOD_ENOUGH if run_ns >= rule.probation_ns else PassObservation.GOOD
+        is_over = run_ns >= rule.probation_ns and passes >= 1  # after a restart: read in this run
+        return PassObservation.GOOD_ENOUGH if is_over else PassObservation.GOOD
     if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= rule.clear_ns):
         return PassObservation.GOOD_ENOUGH
     return PassObservation.GOOD

@@ -207,6 +207,14 @@ class PersistentFault(NamedTuple):
     """Recovery action that the driver last requested for the GPU."""
     counters: tuple[int, ...] = ()
     """Last readings of the GPU counters that a reset clears; -1: not available."""
+    first_ns: int = 0
+    """CLOCK_MONOTONIC of boot ``boot_id`` at ``first_wall_s`` [ns]; 0: not known."""
+    last_ns: int = 0
+    """CLOCK_MONOTONIC of boot ``boot_id`` at ``last_wall_s`` [ns]; 0: not known."""
+    healed_ns: int = 0
+    """CLOCK_MONOTONIC of boot ``boot_id`` at ``healed_wall_s`` [ns]; 0: not resolved, or not known."""
+    bursts_ns: tuple[int, ...] = ()
+    """CLOCK_MONOTONIC of boot ``boot_id`` at each time in ``bursts_wall_s`` [ns]; empty: not known."""
 
 
 class PersistentCheckFault(NamedTuple):

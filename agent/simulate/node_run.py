@@ -249,7 +249,7 @@ class NodeRun:
         """Start the agent with the contents of its state files."""
         machine, now = self._machine, self._machine.now(self._t_ns)
         stored = decode_gpu_faults(encode_gpu_faults(self._stored_checkpoint))
-        restored = restore_faults(stored, machine.boot_id, self._settings.gpu, now)
+        restored = restore_faults(stored, machine.boot_id, self._settings.gpu, now, self._settings.rules)
         self._state = initial_state(self._settings, restored, stored, machine.boot_id)
         self._checkpoint = self._state.checkpoint
         self._save_checkpoint()

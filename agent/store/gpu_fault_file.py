@@ -52,6 +52,8 @@ _FAULT: Final = struct_type_of(
     log_us=_NATURAL,
     severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
 )
+_LATER_FIELDS: Final = frozenset({"first_ns", "last_ns", "healed_ns", "bursts_ns"})
+"""Fields of a fault that release 0.1 did not have; without a value they are left out."""
 _CLEARED: Final = struct_type_of(ClearedFault)
 
 
@@ -114,7 +116,7 @@ def encode_gpu_faults(memory: PersistentState) -> bytes:
     content: dict[str, object] = {
         "version": VERSION,
         "gpus": [gpu._asdict() for gpu in memory.gpus],
-        "faults": [fault._asdict() for fault in memory.faults],
+        "faults": list(map(_fault_fields, memory.faults)),
     }
     if memory.cleared:  # without it, earlier versions of the agent can read the file
         content["cleared"] = [record._asdict() for record in memory.cleared]
@@ -125,6 +127,10 @@ def encode_gpu_faults(memory: PersistentState) -> bytes:
     if memory.runs:
         content["runs"] = memory.runs
     return encode_json(content)
+
+
+def _fault_fields(fault: PersistentFault) -> dict[str, object]:
+    return {name: value for name, value in fault._asdict().items() if value or name not in _LATER_FIELDS}
 
 
 def save_gpu_faults(path: Path, memory: PersistentState) -> None:
@@ -234,7 +240,8 @@ def _urgent_part(memory: PersistentState) -> object:
     """Return the part of the stored GPU faults that is written at once after a change: all but counts and
     times."""
     faults = [
-        fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
+        fault._replace(times=0, last_wall_s=0, last_ns=0, log_us=0, texts=(), counters=())
+        for fault in memory.faults
     ]
     checks = [(fault.device, fault.check, fault.code, fault.severity) for fault in memory.checks]
     return memory.gpus, faults, memory.cleared, memory.start, memory.runs, checks

@@ -161,12 +161,17 @@ def decode_json(data: bytes, kind: type[T], version: int) -> T:
 
 
 def struct_type_of(model: type, **limits: object) -> type[msgspec.Struct]:
-    """Return a msgspec struct type with the fields of a named tuple; `limits`: value limits by field."""
-    fields = [
-        (name, Annotated[hint, limits[name]] if name in limits else hint)
+    """Return a msgspec struct type with the fields and defaults of a named tuple; `limits`: value limits by
+    field. A file of an earlier release, without a field that has a default, can be read."""
+    defaults: dict[str, object] = model._field_defaults  # type: ignore[attr-defined]  # a NamedTuple
+    hints = {
+        name: Annotated[hint, limits[name]] if name in limits else hint
         for name, hint in get_type_hints(model).items()
-    ]
-    return msgspec.defstruct(model.__name__, fields)
+    }
+    return msgspec.defstruct(
+        model.__name__,
+        [(name, hint, defaults[name]) if name in defaults else (name, hint) for name, hint in hints.items()],
+    )
 
 
 def encode_json(document: object) -> bytes:

@@ -21,13 +21,14 @@ from agent.health.gpu.faults.fault_log import DAY_NS, LOST_CODE, NO_REPORTS, SHA
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
-from agent.health.state_machine import Condition, ConditionPhase
+from agent.health.rules import RuleChange, RuleChanges, with_severity
+from agent.health.state_machine import Condition, ConditionPhase, with_probation_time
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.health import Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.settings import GpuLimits
+from agent.model.settings import GpuLimits, RuleOverride
 from agent.model.time import NS, Instant, instant_at_mono
 
 SETTLE_NS: Final = 10 * NS
@@ -253,7 +254,7 @@ class RestoredFaults(NamedTuple):
     recovery_signs: Mapping[int, RecoverySigns]
     """Last readings of each GPU with an unresolved fault, by GPU number."""
     conditions: Mapping[tuple[str, str], Condition]
-    """Raised conditions of the restored faults, by device name and finding code."""
+    """Conditions of the restored faults, raised or in their probation, by device name and finding code."""
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day."""
     saved: PersistentState = PersistentState()
@@ -281,7 +282,8 @@ def build_checkpoint(
         if decision is None or (not uuid and key.gpu_number != SHARED):
             continue
         if decision.severity > Severity.INFO:  # INFO faults are restored from the kernel log
-            kept.append(_kept_fault(key, fault, decision, uuid, signs.get(key.gpu_number, RecoverySigns())))
+            saved = _kept_fault(key, fault, decision, uuid, signs.get(key.gpu_number, RecoverySigns()))
+            kept.append(_with_monotonic_times(saved, fault) if fault.boot_id == log.boot_id else saved)
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     gpus = tuple(gpu for gpu in registry if gpu.uuid)
@@ -320,10 +322,27 @@ def _kept_fault(
     )
 
 
+def _with_monotonic_times(saved: PersistentFault, fault: Fault) -> PersistentFault:
+    """Return the stored fault with its monotonic times, which a step of the wall clock does not change. They
+    are valid in the boot of its last occurrence only."""
+    return saved._replace(
+        first_ns=fault.first.mono_ns,
+        last_ns=fault.last.mono_ns,
+        healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
+        bursts_ns=tuple(start.mono_ns for start in fault.bursts),
+    )
+
+
 # --- restore ------------------------------------------------------------------------------------------------
 
 
-def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
+def restore_faults(
+    kept: PersistentState,
+    boot_id: str,
+    limits: GpuLimits,
+    now: Instant,
+    rules: Sequence[RuleOverride] = (),
+) -> RestoredFaults:
     """Return the state of latched faults (faults such as XIDs, kept until resolved) at the agent's start.
 
     Args:
@@ -332,7 +351,9 @@ def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: 
             reboot.
         limits: Limits from the configuration.
         now: Time of the start.
+        rules: Changes of rules from the configuration.
     """
+    changes = RuleChanges(rules)
     numbers = {gpu.uuid: gpu.number for gpu in kept.gpus}
     faults: dict[FaultKey, Fault] = {}
     conditions: dict[tuple[str, str], Condition] = {}
@@ -349,6 +370,7 @@ def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: 
             saved,
             limits,
             now,
+            same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
         if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
@@ -366,10 +388,13 @@ def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: 
             counted_us[at] = max(counted_us.get(at, 0), saved.log_us, cleared_us)
             if not saved.healed:
                 signs[number] = _recovery_signs(saved)
-        if _is_reported_at_start(fault, limits, now):
-            conditions.update(
-                {(device, saved.code): _raised_condition(fault, saved.code) for device in reported}
+        for device in reported:
+            change = changes.of(device, saved.code)
+            condition = _condition_at_start(
+                fault, saved.code, limits, change, now, in_probation=same_boot and saved.healed
             )
+            if condition is not None:
+                conditions[device, saved.code] = condition
     per_gpu = {gpu.number: _per_gpu_state(gpu) for gpu in kept.gpus}
     gpus = GpuRuleState(registry=kept.gpus, per_gpu=per_gpu)
     return RestoredFaults(
@@ -399,16 +424,22 @@ def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:
 
 
 def _restored_fault(
-    saved: PersistentFault, limits: GpuLimits, now: Instant, *, ended_by_reboot: bool
+    saved: PersistentFault, limits: GpuLimits, now: Instant, *, same_boot: bool, ended_by_reboot: bool
 ) -> Fault:
+    if not same_boot:  # the monotonic times are those of another boot
+        saved = saved._replace(first_ns=0, last_ns=0, healed_ns=0, bursts_ns=())
+    has_burst_times = len(saved.bursts_ns) == len(saved.bursts_wall_s)
+    bursts_ns = saved.bursts_ns if has_burst_times else (0,) * len(saved.bursts_wall_s)
     parsed = [parse_line(text) for text in saved.texts]
     digits = saved.code.rpartition(".")[2]
     severity = Severity(saved.severity)
-    resolved = _instant(saved.healed_wall_s, now) if saved.healed else now if ended_by_reboot else None
+    resolved = now if ended_by_reboot else None
+    if saved.healed:
+        resolved = _instant(saved.healed_ns, saved.healed_wall_s, now)
     return Fault(
         xid=int(digits) if digits.isdecimal() else 0,
-        first=_instant(saved.first_wall_s, now),
-        last=_instant(saved.last_wall_s, now),
+        first=_instant(saved.first_ns, saved.first_wall_s, now),
+        last=_instant(saved.last_ns, saved.last_wall_s, now),
         times=saved.times,
         # assume a report by NVML, so that a log line of that time adds nothing, whichever instance it names
         recent_reports=(1, 0, 0) if saved.times else NO_REPORTS,
@@ -416,7 +447,10 @@ def _restored_fault(
         lines=tuple(line for line in parsed if isinstance(line, XidLine | SxidLine)),
         texts=saved.texts,
         pids=frozenset(saved.pids),
-        bursts=tuple(_instant(wall_s, now) for wall_s in saved.bursts_wall_s),
+        bursts=tuple(
+            _instant(mono_ns, wall_s, now)
+            for mono_ns, wall_s in zip(bursts_ns, saved.bursts_wall_s, strict=True)
+        ),
         before_start=saved.before_us,
         boot_id=saved.boot_id,
         earlier_boots=saved.earlier_boots,
@@ -435,25 +469,46 @@ def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
     return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))
 
 
-def _instant(wall_s: float, now: Instant) -> Instant:
-    """Convert a wall-clock time [s] to an instant; ``now`` if the time is in the future."""
+def _instant(mono_ns: int, wall_s: float, now: Instant) -> Instant:
+    """Return the instant of a stored time, or ``now`` if the time is in the future.
+
+    Args:
+        mono_ns: Monotonic time of the running boot [ns]; 0: not known, ``wall_s`` decides.
+    """
     wall_s = min(max(wall_s, 0.0), now.wall_s)
+    if mono_ns:
+        return Instant(min(mono_ns, now.mono_ns), wall_s)
     return Instant(now.mono_ns - int((now.wall_s - wall_s) * NS), wall_s)
 
 
-def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether a restored fault is reported: it is not resolved, or its probation time is not over."""
-    if fault.resolved is None:
-        return True
-    was_unhealthy = fault.last_decision is not None and fault.last_decision.severity is Severity.UNHEALTHY
-    held_ns = (int(limits.probation_s * NS) if was_unhealthy else 0) + CLEARING_NS
-    return now.mono_ns - fault.resolved.mono_ns < held_ns
+def _condition_at_start(
+    fault: Fault, code: str, limits: GpuLimits, change: RuleChange, now: Instant, *, in_probation: bool
+) -> Condition | None:
+    """Return the condition of a restored fault for one device at the agent's start; None: the fault is not
+    reported, because it is resolved, and its probation time is over.
 
-
-def _raised_condition(fault: Fault, code: str) -> Condition:
+    Args:
+        change: Changes of the fault's rule by the operator, for the device.
+        in_probation: True: the last run of the agent read in this boot that the fault has ended. The
+            probation time continues, and ends with the first pass of this run at the earliest. False: the
+            fault first needs as many clean passes as any other.
+    """
     decision = fault.last_decision
     assert decision is not None, "a fault in the checkpoint has a decision"
-    return Condition(ConditionPhase.RAISED, decision.finding(code), fault.first, 0, 0, 0)
+    row = latched_fault_row(code, limits)
+    finding = with_severity(decision.finding(code), change.severity, row)
+    raised = Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
+    if fault.resolved is None:
+        return raised
+    probation_ns = row.probation_ns if change.probation_ns is None else change.probation_ns
+    if finding.severity is not Severity.UNHEALTHY:
+        probation_ns = 0
+    if now.mono_ns - fault.resolved.mono_ns >= probation_ns + CLEARING_NS:
+        return None
+    if not (in_probation and probation_ns):
+        return raised
+    probation = Condition(ConditionPhase.PROBATION, finding, fault.first, 1, fault.resolved.mono_ns, 0)
+    return with_probation_time(probation, probation_ns, now)
 
 
 def affected_devices(key: FaultKey, gpus: Iterable[KnownGpu]) -> Iterator[str]:
