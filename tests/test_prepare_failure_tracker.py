@@ -26,6 +26,7 @@ from agent.prepare.errors import (
     TransientError,
 )
 from agent.prepare.evidence import ErrnoEvidence
+from agent.prepare.failure_kinds import NEGATIVE_CACHE_S
 from agent.prepare.prepare_ledger import FAULT_LIMIT_S
 from agent.store.driver_files import LEDGER_FILE, load_ledger
 
@@ -38,9 +39,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = NOW
+        self.step_s = 0.0
+        """How far the wall clock was set forward [s]."""
 
     def __call__(self) -> float:
-        return self.now
+        return self.now + self.step_s
+
+    def monotonic(self) -> float:
+        """Return the monotonic time, which a step of the wall clock does not change."""
+        return self.now - NOW
 
 
 @dataclass
@@ -55,7 +62,9 @@ class DriverRuns:
     def open(self, version: str = "1", engine: FakeEngine | None = None) -> PrepareFailureTracker:
         """Return a tracker like after a start of the driver."""
         used = engine or self.engine
-        tracker = PrepareFailureTracker(DRIVER, self.directory, used, version=version, clock=self.clock)
+        tracker = PrepareFailureTracker(
+            DRIVER, self.directory, used, version=version, clock=self.clock, monotonic=self.clock.monotonic
+        )
         self.trackers.append(tracker)
         return tracker
 
@@ -389,6 +398,40 @@ def test_fault_expires_without_another_prepare(driver):
     driver.clock.now += 0.05
     until(lambda: driver.engine.faults[0].expired_wall_s)
     assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [NOW + FAULT_LIMIT_S]
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, -30.0, 7200.0])
+def test_fault_of_this_run_expires_in_time_although_the_clock_was_set(driver, step_s):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    driver.clock.step_s = step_s
+    tracker.record_success(claim("c", "gpu-1"))
+    driver.clock.now += FAULT_LIMIT_S - 0.05
+    tracker.unprepared(claim("c", "gpu-1").ref)
+    tracker.close(PATIENCE_S)  # written, and merged with the file
+    assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [0]
+    driver.clock.now += 0.05
+    assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [driver.clock()]
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_failure_of_this_run_is_cached_in_time_although_the_clock_was_set(driver, step_s):
+    tracker = driver.open()
+    fails(tracker, BadConfigError("no such mode"))
+    driver.clock.step_s = step_s
+    assert tracker.cached_failure(A)
+    driver.clock.now += NEGATIVE_CACHE_S[ErrorClass.BAD_CONFIG]
+    assert tracker.cached_failure(A) is None
+
+
+def test_success_after_the_clock_was_set_back_ends_the_cached_failure(driver):
+    tracker = driver.open()
+    fails(tracker, BadConfigError("no such mode"))
+    assert tracker.cached_failure(A)
+    driver.clock.step_s = -7200.0
+    driver.clock.now += 1
+    tracker.record_success(B)
+    assert tracker.cached_failure(A) is None
 
 
 def test_faults_survive_a_restart(driver):

@@ -46,6 +46,7 @@ class LedgerWriter:
         version: str,
         clock: Callable[[], float],
         on_faults_changed: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a writer with an empty ledger.
 
@@ -55,12 +56,14 @@ class LedgerWriter:
             version: Version of the driver.
             clock: Returns the seconds since 1970.
             on_faults_changed: Called in any thread when driver-reported faults may have changed.
+            monotonic: Returns a monotonic time [s], by which records of this run age.
         """
         self._driver = driver
         self._directory = directory
         self._version = version
         self._clock = clock
         self._on_faults_changed = on_faults_changed
+        self._monotonic = monotonic
         self._changed = threading.Condition()  # guards all below; never held during a write
         self._ledger = PrepareLedger()
         self._revision = 0  # number of the ledger's changes; the two below are earlier revisions
@@ -124,7 +127,10 @@ class LedgerWriter:
         """
         with self._changed:
             is_clean = self._saved == self._revision
-            self._ledger, result = change(self._ledger, self._clock())
+            now_wall_s, now_mono_s = self._clock(), self._monotonic()
+            before = ledgers.expire_entries(self._ledger, now_wall_s, now_mono_s)
+            changed, result = change(before, now_wall_s)
+            self._ledger = ledgers.with_monotonic_times(before, changed, now_mono_s)
             self._revision += 1
             revision = self._revision
             due = time.monotonic() + (0 if urgent else DEBOUNCE_S)
@@ -176,7 +182,7 @@ class LedgerWriter:
         """Return the time until the writer thread has work [s]; None: no work. The caller holds the lock."""
         write_s = self._write_s()
         now = self._clock()
-        due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults, now)
+        due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults, now, self._monotonic())
         expiry_s = None if due is None else min(max(0.0, due - now), MAX_CLOCK_SLEEP_S)
         return min((wait_s for wait_s in (write_s, expiry_s) if wait_s is not None), default=None)
 
@@ -207,7 +213,8 @@ class LedgerWriter:
 
     def _expire_faults(self) -> None:
         with self._changed:
-            before, self._ledger = self._ledger, ledgers.expire_entries(self._ledger, self._clock())
+            before = self._ledger
+            self._ledger = ledgers.expire_entries(before, self._clock(), self._monotonic())
             has_changed = self._ledger is not before
             if has_changed:
                 self._due = time.monotonic()

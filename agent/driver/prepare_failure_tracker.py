@@ -116,7 +116,7 @@ class PrepareFailureTracker:
         self._clock = clock
         self._reporting = threading.Lock()
         self._reported: tuple[DriverFault, ...] = ()
-        self._writer = LedgerWriter(driver, directory, version, clock, self._report_faults)
+        self._writer = LedgerWriter(driver, directory, version, clock, self._report_faults, monotonic)
         self._writer.restore()
         self._report_faults()
 
@@ -132,7 +132,12 @@ class PrepareFailureTracker:
         Takes microseconds.
         """
         verdict = ledgers.cached_failure(
-            self._writer.ledger, claim, lambda: self._health_fingerprint(claim), self._clock(), self._version
+            self._writer.ledger,
+            claim,
+            lambda: self._health_fingerprint(claim),
+            self._clock(),
+            self._version,
+            self.monotonic(),
         )
         return PrepareError(verdict, kubelet_text(verdict)) if verdict else None
 
@@ -332,7 +337,9 @@ class PrepareFailureTracker:
 
     def driver_faults(self) -> tuple[DriverFault, ...]:
         """Return all driver-reported faults, including recently expired ones (``expired_wall_s`` is set)."""
-        return ledgers.expire_entries(self._writer.ledger, self._clock()).driver_faults.faults
+        return ledgers.expire_entries(
+            self._writer.ledger, self._clock(), self.monotonic()
+        ).driver_faults.faults
 
     def _health(self, device: DeviceRef) -> DeviceHealth | None:
         """Return a device's health, including the driver-reported faults that have not expired."""

@@ -2,7 +2,8 @@
 
 The module decides when a repeated prepare gets the last failure from the cache. The functions are pure: each
 returns a new ledger. Times are wall clock, because the ledger outlives the process; a time in the future (the
-clock was set back) counts as expired.
+clock was set back) counts as expired. Records of this run also have their monotonic time, and their age does
+not change with a step of the wall clock.
 
 The module also has the faults of devices that a driver reported when it failed to prepare a claim.
 
@@ -10,7 +11,7 @@ The health engine cannot verify what only the driver saw. So a fault ends when t
 again, or after a time limit, so that a prepare tries the device. One fault is kept per device and code.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import inf
@@ -38,6 +39,8 @@ class DriverFaults(NamedTuple):
     """Active and expired faults, sorted by their number."""
     next_number: int = 1
     """Number that the next new fault gets."""
+    reported_mono_s: Mapping[tuple[DeviceRef, str], float] = {}
+    """Monotonic times of the faults that were reported in this run [s], by device and code; not stored."""
 
 
 def record_faults(
@@ -77,7 +80,8 @@ def record_faults(
     # A new number for an expired fault: a reader must not take it for the one that ended.
     replaced = {_key(fault) for fault in added}
     others = [fault for fault in known.faults if _key(fault) not in replaced]
-    return DriverFaults(_keep_newest_faults([*others, *added]), known.next_number + len(added))
+    mono_s = {key: at for key, at in known.reported_mono_s.items() if key not in replaced}
+    return DriverFaults(_keep_newest_faults([*others, *added]), known.next_number + len(added), mono_s)
 
 
 def has_active_fault(known: DriverFaults, device: DeviceRef, code: str) -> bool:
@@ -125,32 +129,48 @@ def _concerns_driver(fault: DriverFault) -> bool:
     return fault.health is Health.UNKNOWN and kind.scope is Scope.DRIVER
 
 
-def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
+def expire_old_faults(
+    known: DriverFaults, now_wall_s: float, now_mono_s: float | None = None
+) -> DriverFaults:
     """Mark driver-reported faults that are older than :data:`FAULT_LIMIT_S` as expired.
 
-    A fault whose time is further in the future, because the clock was set back, expires too. Faults that
-    expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
+    A fault of an earlier run whose time is further in the future, because the clock was set back, expires
+    too. Faults that expired more than :data:`EXPIRED_KEPT_S` ago are dropped.
+
+    Args:
+        now_mono_s: Monotonic time [s]; None: faults of this run do not expire.
     """
-    return known._replace(faults=tuple(_expired(known.faults, now_wall_s)))
+    faults = []
+    for fault in known.faults:
+        if not fault.expired_wall_s and _remaining_s(known, fault, now_wall_s, now_mono_s) <= 0:
+            faults.append(fault._replace(expired_wall_s=now_wall_s))
+        elif not fault.expired_wall_s or abs(now_wall_s - fault.expired_wall_s) < EXPIRED_KEPT_S:
+            faults.append(fault)
+    return known._replace(faults=tuple(faults))
 
 
-def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[DriverFault]:
-    for fault in faults:
-        if not fault.expired_wall_s:
-            is_within_limit = abs(now_wall_s - fault.reported_wall_s) < FAULT_LIMIT_S
-            yield fault if is_within_limit else fault._replace(expired_wall_s=now_wall_s)
-        elif abs(now_wall_s - fault.expired_wall_s) < EXPIRED_KEPT_S:
-            yield fault
+def _remaining_s(
+    known: DriverFaults, fault: DriverFault, now_wall_s: float, now_mono_s: float | None
+) -> float:
+    """Return the time until an active fault expires [s]; at most 0: it expires now."""
+    reported_mono_s = known.reported_mono_s.get(_key(fault))
+    if reported_mono_s is not None:
+        return inf if now_mono_s is None else reported_mono_s + FAULT_LIMIT_S - now_mono_s
+    age_s = now_wall_s - fault.reported_wall_s
+    return 0.0 if age_s <= -FAULT_LIMIT_S else FAULT_LIMIT_S - age_s
 
 
-def next_expiry_wall_s(known: DriverFaults, now_wall_s: float) -> float | None:
+def next_expiry_wall_s(
+    known: DriverFaults, now_wall_s: float, now_mono_s: float | None = None
+) -> float | None:
     """Return the wall-clock time at which the next driver-reported fault expires; None: none is active.
 
-    A fault whose time is :data:`FAULT_LIMIT_S` in the future, because the clock was set back, expires now.
+    A fault of an earlier run whose time is :data:`FAULT_LIMIT_S` in the future, because the clock was set
+    back, expires now.
     """
-    active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
-    ends = (now_wall_s if at - now_wall_s >= FAULT_LIMIT_S else at + FAULT_LIMIT_S for at in active)
-    return min(ends, default=None)
+    active = (fault for fault in known.faults if not fault.expired_wall_s)
+    remaining = (_remaining_s(known, fault, now_wall_s, now_mono_s) for fault in active)
+    return min((now_wall_s + remaining_s for remaining_s in remaining), default=None)
 
 
 def merge_faults(mine: DriverFaults, theirs: DriverFaults, now_wall_s: float) -> DriverFaults:
@@ -161,6 +181,8 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults, now_wall_s: float) ->
     Faults of ``mine`` get new numbers where ``theirs`` has the same number.
     """
     found = {_key(fault): fault for fault in theirs.faults}
+    mine_keys = set(map(_key, mine.faults))
+    mono_s = {key: at for key, at in mine.reported_mono_s.items() if key in mine_keys}
     taken = {fault.number for fault in theirs.faults}
     next_number = max(mine.next_number, theirs.next_number)
     for fault in mine.faults:
@@ -176,7 +198,9 @@ def merge_faults(mine: DriverFaults, theirs: DriverFaults, now_wall_s: float) ->
                 number, next_number = next_number, next_number + 1
             taken.add(number)
             found[_key(fault)] = fault._replace(number=number)
-    return DriverFaults(_keep_newest_faults(found.values()), next_number)
+        else:
+            mono_s.pop(_key(fault), None)
+    return DriverFaults(_keep_newest_faults(found.values()), next_number, mono_s)
 
 
 def health_without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
@@ -242,6 +266,8 @@ class LedgerEntry(NamedTuple):
     """Version of the driver that prepared the claim."""
     unprepared_wall_s: float = 0.0
     """Time at which the claim was unprepared [s since 1970]; 0: it was not unprepared."""
+    at_mono_s: float | None = None
+    """Monotonic time of the last prepare in this run [s]; None: it was in an earlier run. Not stored."""
 
     @property
     def changed_wall_s(self) -> float:
@@ -267,6 +293,7 @@ def cached_failure(
     health_fingerprint: str | Callable[[], str],
     now_wall_s: float,
     driver_version: str,
+    now_mono_s: float | None = None,
 ) -> PrepareVerdict | None:
     """Return the cached, classified failure of a claim's last prepare; None: the driver must be called.
 
@@ -278,23 +305,27 @@ def cached_failure(
     Args:
         health_fingerprint: Result of :func:`health_fingerprint` for the claim's devices, or a function that
             returns it and is called only for failed devices.
+        now_mono_s: Monotonic time [s]; None: the wall clock decides about the age of the failure.
     """
     entry = ledger.claims.get(claim.uid)
     if entry is None or (verdict := entry.outcome.verdict) is None:
         return None
     if verdict.error_class not in CACHED_CLASSES:
         return None
-    if not 0 <= now_wall_s - verdict.last_wall_s < verdict.sticky_s or entry.driver_version != driver_version:
+    age_s = now_wall_s - verdict.last_wall_s
+    if entry.at_mono_s is not None and now_mono_s is not None:
+        age_s = now_mono_s - entry.at_mono_s
+    if not 0 <= age_s < verdict.sticky_s or entry.driver_version != driver_version:
         return None
     if entry.outcome.fingerprint != claim.fingerprint:
         return None
     if verdict.error_class is ErrorClass.FAILED_DEVICE:
         health = health_fingerprint if isinstance(health_fingerprint, str) else health_fingerprint()
         return verdict if entry.outcome.generation == _health_and_faults(ledger, claim, health) else None
-    return None if _is_repaired(ledger, claim, verdict) else verdict
+    return None if _is_repaired(ledger, claim, entry, verdict) else verdict
 
 
-def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -> bool:
+def _is_repaired(ledger: PrepareLedger, claim: Claim, failed: LedgerEntry, verdict: PrepareVerdict) -> bool:
     """Return True if the cause of a cached failure must be gone, because a later prepare has succeeded.
 
     For a fault of the node or driver, the prepare of any claim is enough. Otherwise the prepared claim must
@@ -304,10 +335,16 @@ def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -
     concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
     return any(
         entry.outcome.verdict is None
-        and entry.outcome.at_wall_s > verdict.last_wall_s
+        and _is_later(entry, failed)
         and (concerns_all or not devices.isdisjoint(entry.outcome.devices))
         for entry in ledger.claims.values()
     )
+
+
+def _is_later(entry: LedgerEntry, failed: LedgerEntry) -> bool:
+    if entry.at_mono_s is not None and failed.at_mono_s is not None:
+        return entry.at_mono_s > failed.at_mono_s
+    return entry.outcome.at_wall_s > failed.outcome.at_wall_s
 
 
 def health_fingerprint(devices: Iterable[DeviceHealth | None]) -> str:
@@ -460,12 +497,29 @@ def _has_same_class_and_code(before: PrepareVerdict, verdict: PrepareVerdict) ->
     return (before.error_class, before.code) == (verdict.error_class, verdict.code)
 
 
-def expire_entries(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
+def with_monotonic_times(before: PrepareLedger, ledger: PrepareLedger, now_mono_s: float) -> PrepareLedger:
+    """Return the prepare ledger with the monotonic time of the records that ``before`` does not have."""
+    known, old = ledger.driver_faults, set(before.driver_faults.faults)
+    mono_s = dict(known.reported_mono_s)
+    mono_s |= {
+        _key(fault): now_mono_s for fault in known.faults if not (fault in old or fault.expired_wall_s)
+    }
+    claims = dict(ledger.claims)
+    for uid, entry in ledger.claims.items():
+        earlier = before.claims.get(uid)
+        if earlier is None or earlier.outcome is not entry.outcome:
+            claims[uid] = entry._replace(at_mono_s=now_mono_s)
+    return PrepareLedger(claims, known._replace(reported_mono_s=mono_s))
+
+
+def expire_entries(
+    ledger: PrepareLedger, now_wall_s: float, now_mono_s: float | None = None
+) -> PrepareLedger:
     """Return the prepare ledger without claims that were unprepared long ago.
 
-    Old driver-reported faults in the result are expired.
+    Old driver-reported faults in the result are expired, those of this run only with ``now_mono_s``.
     """
-    known = expire_old_faults(ledger.driver_faults, now_wall_s)
+    known = expire_old_faults(ledger.driver_faults, now_wall_s, now_mono_s)
     claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
     if known == ledger.driver_faults and len(claims) == len(ledger.claims):
         return ledger
