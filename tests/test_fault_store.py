@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from other_user import become_other_user
 from small_disk import run_on_small_disk
 
+from agent.health.gpu.faults.checkpoint import KEPT_MAX, VOLATILE_COUNTERS
+from agent.health.gpu.faults.match_reports import KEPT_BURSTS, KEPT_LINES, KEPT_PIDS, KEPT_SWITCHES
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
@@ -131,6 +133,51 @@ def test_fault_without_monotonic_times_is_stored_as_by_an_earlier_release():
 
 def test_field_of_later_release_is_ignored():
     assert decode_gpu_faults(changed(added_later=7)) == MEMORY
+
+
+def storm(text: str, lines: int) -> PersistentState:
+    """Return as many faults as are stored, each with as many texts and times as are kept."""
+    wall_s = 1_790_000_000.125
+    fault = FAULT._replace(
+        evidence=text,
+        advice="a" * 200,
+        texts=(text,) * lines,
+        pids=tuple(range(4_000_000, 4_000_000 + KEPT_PIDS)),
+        bursts_wall_s=(wall_s,) * KEPT_BURSTS,
+        bursts_ns=(10**15 + 1,) * KEPT_BURSTS,
+        first_ns=10**15 + 1,
+        last_ns=10**15 + 1,
+        healed_ns=10**15 + 1,
+        healed_wall_s=wall_s,
+        counters=(2**40,) * len(VOLATILE_COUNTERS),
+    )
+    codes = [f"gpu.xid.{number}" for number in range(100_000, 100_000 + KEPT_MAX)]
+    faults = (fault._replace(code=code, last_wall_s=wall_s + at) for at, code in enumerate(codes))
+    return PersistentState((GPU,), tuple(faults))
+
+
+@pytest.mark.parametrize("lines", [KEPT_LINES, KEPT_SWITCHES])
+@pytest.mark.parametrize("text", ["x" * 511, '"' * 511, (r"\x1b" * 128)[:511]])
+def test_worst_storm_of_faults_fits_into_the_file(path, text, lines):
+    memory = storm(text, lines)
+    save_gpu_faults(path, memory)
+    loaded, problem = load_gpu_faults(path)
+    assert problem == ""
+    assert [fault._replace(texts=()) for fault in loaded.faults] == [
+        fault._replace(texts=()) for fault in memory.faults
+    ]
+
+
+def test_lines_of_resolved_mild_and_old_faults_are_left_out_first(path):
+    memory = storm("x" * 511, 4)
+    resolved, mild = memory.faults[-1]._replace(healed=True), memory.faults[-2]._replace(severity=2)
+    memory = PersistentState((GPU,), (*memory.faults[:-2], mild, resolved))
+    faults = decode_gpu_faults(encode_gpu_faults(memory)).faults
+    lines_left = [bool(fault.texts) for fault in faults]
+    assert lines_left[-2:] == [False, False]
+    assert lines_left[:-2] == sorted(lines_left[:-2]), "older faults first"
+    assert any(lines_left)
+    assert len(encode_gpu_faults(memory)) > SIZE_MAX * 3 // 4
 
 
 def test_first_start_has_no_faults_and_no_problem(path):
@@ -320,7 +367,7 @@ def test_file_in_place_of_directory_is_named(tmp_path):
 
 def test_oversized_memory_is_refused_before_writing(path):
     save_gpu_faults(path, MEMORY)
-    long = FAULT._replace(texts=("x" * SIZE_MAX,))
+    long = FAULT._replace(evidence="x" * SIZE_MAX)
     with pytest.raises(
         StateWriteError,
         match=r"10[0-9]{5} bytes could not be written: the content is over the limit of 1048576",

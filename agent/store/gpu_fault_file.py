@@ -34,6 +34,8 @@ FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 1 << 20
 """Largest accepted state file of GPU faults [bytes]: hundreds of times the faults of 32 GPUs."""
+TEXT_STEPS: Final = 16
+"""Number of steps in which the log lines of faults are left out of a file that would be too large."""
 DEBOUNCE_S: Final = 0.2
 """Delay of a write after a changed fault [s]; changes within this time are written together."""
 COUNTS_INTERVAL_S: Final = 60.0
@@ -112,7 +114,24 @@ def _check_cpu_lists(start: BootBaseline) -> None:
 
 
 def encode_gpu_faults(memory: PersistentState) -> bytes:
-    """Encode GPU faults and the baseline (values at start) as the content of their state file."""
+    """Encode GPU faults and the baseline (values at start) as the content of their state file.
+
+    If it would be larger than SIZE_MAX, log lines of the least needed faults are left out.
+    """
+    data = _encode(memory)
+    least_needed_first = sorted(
+        memory.faults, key=lambda fault: (not fault.healed, fault.severity, fault.last_wall_s)
+    )
+    at_once = len(least_needed_first) // TEXT_STEPS + 1
+    while len(data) > SIZE_MAX and least_needed_first:
+        dropped, least_needed_first = least_needed_first[:at_once], least_needed_first[at_once:]
+        shorter = {fault: fault._replace(texts=()) for fault in dropped}
+        memory = replace(memory, faults=tuple(shorter.get(fault, fault) for fault in memory.faults))
+        data = _encode(memory)
+    return data
+
+
+def _encode(memory: PersistentState) -> bytes:
     content: dict[str, object] = {
         "version": VERSION,
         "gpus": [gpu._asdict() for gpu in memory.gpus],

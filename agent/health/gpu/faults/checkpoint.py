@@ -240,7 +240,8 @@ RESOLVED_KEPT_S: Final = 86_400.0
 LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
 """Age up to which a resolved loss of a GPU is restored [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
-"""Largest number of faults in the checkpoint file; they need at most half of the file's size limit."""
+"""Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
+large."""
 CLEARING_NS: Final = 10 * NS
 """Longest time from the end of a fault until its probation starts [ns]."""
 
