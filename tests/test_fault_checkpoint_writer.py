@@ -1,7 +1,6 @@
 """Background writer of GPU faults: real files, and a mock clock."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from held_lock import held_lock
 from patience import PATIENCE_S
 from trio.lowlevel import Task
 from trio.testing import MockClock
@@ -144,26 +144,20 @@ def test_saved_faults_are_not_written_again(path: Path) -> None:
 
 def test_close_does_not_wait_for_hung_disk(path: Path) -> None:
     path.parent.mkdir()
-    hanging = path.with_name(f"{path.name}.new")
-    os.mkfifo(hanging)  # opening a FIFO waits for a reader
     writer = GpuFaultWriter(path, PersistentState())
-    writer.set_newest(ONE)
-    assert not writer.close(0.05)
-    os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))
+    with held_lock(path.with_name(f"{path.name}.new")):
+        writer.set_newest(ONE)
+        assert not writer.close(0.05)
+    assert writer.close(PATIENCE_S)
 
 
 def test_writes_are_serialized_and_the_newest_is_last(path: Path) -> None:
     path.parent.mkdir()
-    hanging = path.with_name(f"{path.name}.new")
-    os.mkfifo(hanging)
     writer = GpuFaultWriter(path, PersistentState())
-    writer.set_newest(ONE)
-    assert not writer.close(0.05)
-    writer.set_newest(TWO)
-    assert not writer.close(0.05)
-    reader = os.open(
-        hanging, os.O_RDONLY | os.O_NONBLOCK
-    )  # the first write goes on, and fails to sync the FIFO
+    with held_lock(path.with_name(f"{path.name}.new")):
+        writer.set_newest(ONE)
+        assert not writer.close(0.05)
+        writer.set_newest(TWO)
+        assert not writer.close(0.05)
     assert writer.close(PATIENCE_S)
-    os.close(reader)
     assert load_gpu_faults(path)[0] == TWO

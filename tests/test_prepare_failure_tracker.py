@@ -2,14 +2,15 @@
 
 import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from held_lock import held_lock
 from patience import PATIENCE_S
 from prepare_samples import DRIVER, NOW, FakeEngine, claim, health, ref
 
@@ -535,16 +536,10 @@ def test_devices_of_a_claim_survive_a_restart(driver):
 # --- disks and engines that do not answer ------------------------------------------------------------------
 
 
-def hang(directory: Path) -> Path:
-    """Make the ledger's file block its writer until it is read."""
+def hang(directory: Path) -> BinaryIO:
+    """Hold the lock of the ledger's temporary file, so that its writer waits until the result is closed."""
     directory.mkdir(exist_ok=True)
-    hanging = directory / f"{LEDGER_FILE}.new"
-    os.mkfifo(hanging)
-    return hanging
-
-
-def release(hanging: Path) -> None:
-    os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))  # a FIFO cannot be synced: that write fails
+    return held_lock(directory / f"{LEDGER_FILE}.new")
 
 
 def test_hung_disk_delays_only_the_first_failure(driver, caplog, monkeypatch):
@@ -559,7 +554,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog, monkeypatch):
         logging.WARNING
     ]
     assert not tracker.close(0.05)
-    release(hanging)
+    hanging.close()
     assert tracker.close(PATIENCE_S)
     assert set(driver.saved()) == {"a", "0", "1", "2", "3", "4"}
 
