@@ -5,6 +5,7 @@
 import errno
 import logging
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -21,7 +22,8 @@ from trio.testing import MockClock
 from agent.errors import ProbeError
 from agent.model.reading import SourceState
 from agent.native.kernel_events import watch_directory
-from agent.node.declaration_watcher import MAX_DUTY_CYCLE, DeclarationWatcher
+from agent.node.declaration_watcher import MAX_DUTY_CYCLE, POLL_S, DeclarationWatcher
+from agent.system.files import CheckedDirectory
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"
@@ -246,6 +248,70 @@ async def test_unreadable_directory_keeps_last_declarations(
         assert follower.state is SourceState.FAILING
         switch(directory, "real")
         await jump_until(lambda: follower.names == ["b"])
+
+
+@pytest.mark.parametrize("of", ["directory", "file"])
+async def test_read_error_is_retried_without_a_change(
+    of: str, tmp_path: Path, directory: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir()
+    write(directory, text("a"))
+    failed_s: list[float] = []
+    method = "names" if of == "directory" else "open"
+    working = getattr(CheckedDirectory, method)
+
+    def fail_twice(*arguments: object) -> object:
+        if len(failed_s) < 2:
+            failed_s.append(autojump_clock.current_time())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return working(*arguments)
+
+    monkeypatch.setattr(CheckedDirectory, method, fail_twice)
+    follower = Follower(tmp_path)
+    async with follower.running():
+        with trio.fail_after(100_000):  # threads run in real time
+            await jump_until(lambda: follower.names == ["a"])
+    assert failed_s[1] - failed_s[0] >= POLL_S
+    assert follower.watch.source.detail == ""
+    assert follower.watch.declarations[0].error == ""
+
+
+async def test_invalid_file_is_not_read_again_without_a_change(
+    tmp_path: Path, directory: Path, autojump_clock: MockClock
+) -> None:
+    directory.mkdir()
+    write(directory, "version = 2")
+    (directory / "b.example.com.toml").symlink_to("/nowhere")
+    follower = Follower(tmp_path)
+    async with follower.running():
+        await jump_until(lambda: follower.wakes == 1)
+        await trio.sleep(3600)
+        assert follower.watch.source.passes == 1
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("strict_umask")
+async def test_created_directory_has_the_documented_mode_whatever_the_umask(
+    tmp_path: Path, directory: Path
+) -> None:
+    follower = Follower(tmp_path)
+    async with follower.running():
+        await until(lambda: follower.state is SourceState.OK)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+
+
+async def test_missing_runtime_directory_is_not_created(tmp_path: Path, autojump_clock: MockClock) -> None:
+    follower = Follower(tmp_path / "runtime")
+    async with follower.running():
+        await jump_until(lambda: follower.state is SourceState.OK)
+    assert follower.watch.source.detail.endswith("No such file or directory; polled every 10 s")
+    assert not (tmp_path / "runtime").exists()
 
 
 # --- a file whose reads do not end -------------------------------------------------------------------------

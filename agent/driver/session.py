@@ -41,6 +41,7 @@ from agent.serve.driver_link.handler_interface import (
 from agent.sources.declaration_file import (
     DEVICES_MAX,
     DIRECTORY,
+    DIRECTORY_MODE,
     FILE_BYTES,
     SUFFIX,
     VERSION,
@@ -55,7 +56,6 @@ from agent.system.threads.latest_value import LatestValue
 OWN_FILE_MARK: Final = "# Written by drahealth: "
 """First bytes of a declaration file that the agent wrote, and therefore may replace."""
 FILE_MODE: Final = 0o644
-DIRECTORY_MODE: Final = 0o755
 
 
 def write_declaration(

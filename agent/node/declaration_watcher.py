@@ -1,7 +1,8 @@
 """Watcher of the directory in which drivers declare devices.
 
 The directory is watched with inotify and read in a thread after a change. A directory that changes all the
-time is read less often.
+time is read less often. After a read error the directory is read again after a pause, even if it does not
+change.
 """
 
 import logging
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +22,8 @@ from agent.model.declared_devices import Declarations
 from agent.model.reading import SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.kernel_events import watch_directory
-from agent.sources.declaration_file import DIRECTORY, read_declarations
+from agent.sources.declaration_file import DIRECTORY, DIRECTORY_MODE, read_declarations
+from agent.system.files import make_directory
 from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import PassTimer
 
@@ -30,7 +33,8 @@ MAX_DUTY_CYCLE: Final = 4
 """Pause after a read of the directory, in multiples of the read's duration: at most a fifth of a CPU is used.
 """
 POLL_S: Final = 10.0
-"""Interval of reads while the directory cannot be watched with inotify [s]."""
+"""Interval of reads while the directory cannot be watched with inotify, or could not be read completely [s].
+"""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,8 @@ class _ReadResult(NamedTuple):
     """Declarations that were read; None: the directory cannot be read."""
     error: str
     """Reason why the directory cannot be read; empty if it was read."""
+    is_complete: bool
+    """False: the directory or a file could not be read; a later read may succeed without a change."""
 
 
 class DeclarationWatcher:
@@ -74,6 +80,7 @@ class DeclarationWatcher:
         self._declarations: Declarations = ()
         self._watch_problem = ""
         self._read_error = ""
+        self._is_complete = True
         self._passes = 0
         self._failures = 0
 
@@ -112,14 +119,18 @@ class DeclarationWatcher:
                 os.close(watched.descriptor)
 
     async def _read_after_changes(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
-        """Read the watched directory after each change until the directory is replaced or removed."""
+        """Read the watched directory after each change until the directory is replaced or removed.
+
+        After a read error it is read again after POLL_S.
+        """
         current: _DirectoryIdentity | None = watched.id
         while current == watched.id:
             began_s = trio.current_time()
             current = await self._read_and_store(wake)
             rest_until_s = trio.current_time() + MAX_DUTY_CYCLE * (trio.current_time() - began_s)
             if current == watched.id:
-                await trio.lowlevel.wait_readable(watched.descriptor)
+                with trio.move_on_after(inf if self._is_complete else POLL_S):
+                    await trio.lowlevel.wait_readable(watched.descriptor)
             await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, rest_until_s))
             _drain(watched.descriptor)
 
@@ -134,7 +145,7 @@ class DeclarationWatcher:
         if result.declarations is not None and result.declarations != self._declarations:
             self._declarations, is_changed = result.declarations, True
         self._passes += 1
-        self._read_error = result.error
+        self._read_error, self._is_complete = result.error, result.is_complete
         self._failures += bool(result.error)
         if is_changed:
             wake()
@@ -159,24 +170,32 @@ class DeclarationWatcher:
         return watched
 
     def _create_and_watch(self) -> _WatchedDirectory:
+        self._directory.parent.stat()  # a missing runtime directory is not created
         with suppress(FileExistsError):
-            self._directory.mkdir(mode=0o755)
+            make_directory(self._directory, DIRECTORY_MODE)
         if self._directory.is_symlink():  # inotify does not report a changed target
             raise ProbeError(f"{self._directory} is a symbolic link")
         found = _directory_id(self._directory)  # before the watch: a directory replaced in between is noticed
         return _WatchedDirectory(self._watch(self._directory), found)
 
-    def _read_now(self, read: Callable[[], Declarations]) -> _ReadResult:
+    def _read_now(self, read: Callable[[Callable[[], None]], Declarations]) -> _ReadResult:
         """Read all declaration files in a thread. The error of a single file is part of its declaration."""
+        read_errors = 0
+
+        def count_error() -> None:
+            nonlocal read_errors
+            read_errors += 1
+
         try:
             directory = _directory_id(self._directory)
         except OSError:
             directory = None
         try:
             with self.timer.measure():
-                return _ReadResult(directory, read(), "")
+                declarations = read(count_error)
         except ProbeError as error:
-            return _ReadResult(directory, None, str(error))
+            return _ReadResult(directory, None, str(error), is_complete=False)
+        return _ReadResult(directory, declarations, "", is_complete=not read_errors)
 
 
 def _directory_id(directory: Path) -> _DirectoryIdentity:

@@ -360,6 +360,8 @@ def _parse_toml(data: bytes) -> dict[str, Any]:
 
 DIRECTORY: Final = "devices.d"
 """Name of the directory of declaration files, in the agent's runtime directory."""
+DIRECTORY_MODE: Final = 0o755
+"""Mode of the directory, whatever the umask."""
 SUFFIX: Final = ".toml"
 FILE_BYTES: Final = 1 << 20
 """Largest accepted declaration file [bytes]."""
@@ -371,20 +373,31 @@ A quoted value can be as long as the file.
 """
 
 
-def read_declarations(directory: Path, previous: Declarations, default_pool: str) -> Declarations:
+class _FileReadError(ConfigError):
+    """A declaration file could not be read, although a later read of the unchanged file may succeed."""
+
+
+def read_declarations(
+    directory: Path,
+    previous: Declarations,
+    default_pool: str,
+    on_read_error: Callable[[], None] = lambda: None,
+) -> Declarations:
     """Read the declaration files of all drivers; an absent directory yields an empty result.
 
     Args:
         directory: ``devices.d`` of the runtime directory.
         previous: Result of the last call; devices of a file that has become invalid are taken from it.
         default_pool: Pool of devices that name no pool.
+        on_read_error: Called for each file that could not be read, for example without free descriptors. A
+            later read may succeed although the file does not change.
 
     Raises:
         ProbeError: The directory cannot be read, or another user could replace its files.
     """
     try:
         with CheckedDirectory(directory) as opened:
-            return _read_directory(opened, previous, default_pool)
+            return _read_directory(opened, previous, default_pool, on_read_error)
     except FileNotFoundError:
         return ()
     except UnsafeDirectory as error:
@@ -393,7 +406,12 @@ def read_declarations(directory: Path, previous: Declarations, default_pool: str
         raise ProbeError(f"declaration directory {directory}: cannot be listed: {error.strerror}") from None
 
 
-def _read_directory(directory: CheckedDirectory, previous: Declarations, default_pool: str) -> Declarations:
+def _read_directory(
+    directory: CheckedDirectory,
+    previous: Declarations,
+    default_pool: str,
+    on_read_error: Callable[[], None],
+) -> Declarations:
     names = [name for name in directory.names() if name.endswith(SUFFIX) and name[0] != "."]
     present = {_driver_of_file(name) for name in names}
     known = {file.driver: file.devices for file in previous if file.driver in present}
@@ -403,7 +421,8 @@ def _read_directory(directory: CheckedDirectory, previous: Declarations, default
     read: list[tuple[DeclaredFile, Path]] = []
     for name in names[:FILES_MAX]:
         driver = _driver_of_file(name)
-        if file := _read_declaration(directory, name, driver, known.get(driver, ()), default_pool):
+        before = known.get(driver, ())
+        if file := _read_declaration(directory, name, driver, before, default_pool, on_read_error):
             read.append((file, directory.path / name))
     # a file with fewer devices than before makes room for another one
     read.sort(key=lambda found: len(found[0].devices) > len(known.get(found[0].driver, ())))
@@ -419,7 +438,12 @@ def _read_directory(directory: CheckedDirectory, previous: Declarations, default
 
 
 def _read_declaration(
-    directory: CheckedDirectory, name: str, driver: str, before: tuple[DriverDevice, ...], node: str
+    directory: CheckedDirectory,
+    name: str,
+    driver: str,
+    before: tuple[DriverDevice, ...],
+    node: str,
+    on_read_error: Callable[[], None],
 ) -> DeclaredFile | None:
     """Read one driver's declaration file; None: the file no longer exists."""
     try:
@@ -427,6 +451,8 @@ def _read_declaration(
     except FileNotFoundError:
         return None
     except ConfigError as error:
+        if isinstance(error, _FileReadError):
+            on_read_error()
         shown = _printable(str(directory.path / name))
         return DeclaredFile(driver, before, f"declaration file {shown}: {error}"[:ERROR_CHARS])
 
@@ -473,14 +499,15 @@ def _read_devices(directory: CheckedDirectory, name: str, driver: str, node: str
     except FileNotFoundError:
         raise
     except OSError as error:
-        reason = "is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
-        raise ConfigError(reason) from None
+        if error.errno == errno.ELOOP:
+            raise ConfigError("is a symbolic link") from None
+        raise _FileReadError(str(error.strerror)) from None
     try:
         check_owner_and_mode(os.fstat(fd), {0, os.geteuid()})
         with open(fd, "rb", closefd=False) as file:
             data = file.read(FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(str(error.strerror)) from None
+        raise _FileReadError(str(error.strerror)) from None
     finally:
         os.close(fd)
     if len(data) > FILE_BYTES:
