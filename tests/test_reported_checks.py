@@ -189,7 +189,6 @@ def test_result_of_an_undeclared_check_has_no_effect() -> None:
 
 def test_result_with_an_age_ends_its_lease_earlier() -> None:
     node = Node()
-    node.report(result())
     node.report(result(age_s=10.0))
     assert health_and_codes(node.next(3)) == (Health.HEALTHY, [])
     assert health_and_codes(node.next(4)) == EXPIRED
@@ -229,6 +228,37 @@ def test_first_run_of_a_restarted_driver_counts_as_another_run() -> None:
     node.wait(10)
     assert health_and_codes(node.report(first._replace(age_s=11.0))) == (Health.HEALTHY, []), "sent again"
     assert health_and_codes(node.report(first))[0] is Health.UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        result(run=7, age_s=6.0),
+        result(run=7, every_s=60.0),  # its request was handled late: no age shows that it is older
+        result(run=0, age_s=6.0),
+    ],
+    ids=["older", "handled late", "without numbers"],
+)
+def test_late_result_of_an_earlier_run_does_not_replace_the_newest(late: DriverCheckResult) -> None:
+    node = Node()
+    assert health_and_codes(node.report(result(DOWN, run=8)))[0] is Health.UNHEALTHY
+    before = node.samples
+    for _ in range(2):
+        assert health_and_codes(node.report(late)) == (Health.UNHEALTHY, ["card.link"])
+    assert node.samples == before
+
+
+def test_result_of_a_later_run_counts_although_the_stored_one_came_late() -> None:
+    node = Node()
+    node.report(result(run=8, every_s=0.1))
+    node.report(result(DOWN, run=9, age_s=1.5, every_s=0.1))
+    assert health_and_codes(node.next())[0] is Health.UNHEALTHY
+
+
+def test_restarted_driver_replaces_the_result_of_a_higher_run() -> None:
+    node = Node()
+    node.report(result(run=8))
+    assert health_and_codes(node.report(result(DOWN, run=1)))[0] is Health.UNHEALTHY
 
 
 def test_runs_without_result_make_the_device_unknown_after_enough_runs() -> None:

@@ -93,6 +93,8 @@ class ReportedChecks:
     def report(self, results: Sequence[DriverCheckResult]) -> None:
         """Store new results of health checks: all of them, or none after an error.
 
+        A result of an earlier run than the stored result is ignored.
+
         Raises:
             ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
@@ -103,8 +105,11 @@ class ReportedChecks:
             for result in valid:
                 subject = f"{self._driver}/{result.pool or self._node}/{result.device}"
                 key = subject, result.check
-                before = self._reported.pop(key, None)  # the newest ones are last
+                before = self._reported.get(key)
+                if before is not None and _is_late(before, result, now_ns):
+                    continue
                 reported = _next_reported(before, result, subject, now_ns)
+                self._reported.pop(key, None)  # the newest ones are last
                 self._reported[key] = reported
                 # while results still count the core must see each one; later ones can wait for its heartbeat
                 limit = max(result.raise_after, result.clear_after)
@@ -130,7 +135,7 @@ def _next_reported(
 ) -> _Reported:
     """Return the newest result of a check on a device, with the number of consecutive runs that had it."""
     outcome = result.finding, result.no_result_reason
-    beat_ns = now_ns - int(result.age_s * NS)
+    beat_ns = _end_of_run_ns(result, now_ns)
     passes, same_results = 0, 0
     if before is not None:
         passes = before.sample.passes
@@ -141,7 +146,7 @@ def _next_reported(
         before is not None
         and same_results > 0
         and 0 < result.run == before.run
-        and beat_ns - before.sample.beat_ns < result.every_s * NS / 2
+        and _is_within_half_period(before, result, now_ns)
     )
     if not is_repeated:
         passes, same_results = passes + 1, same_results + 1
@@ -158,6 +163,26 @@ def _next_reported(
         lease_ns=int(result.lease_s * NS),
     )
     return _Reported(sample, result.run, same_results)
+
+
+def _is_late(before: _Reported, result: DriverCheckResult, now_ns: int) -> bool:
+    """Return whether a result is of an earlier run than the stored result ``before``.
+
+    A driver that has restarted numbers its runs from 1 again: a lower number than the stored one is late only
+    if it is not the first, and comes within half a period.
+    """
+    if before.run and result.run > before.run:
+        return False
+    is_earlier_run = 1 < result.run < before.run and _is_within_half_period(before, result, now_ns)
+    return is_earlier_run or _end_of_run_ns(result, now_ns) < before.sample.beat_ns
+
+
+def _is_within_half_period(before: _Reported, result: DriverCheckResult, now_ns: int) -> bool:
+    return _end_of_run_ns(result, now_ns) - before.sample.beat_ns < result.every_s * NS / 2
+
+
+def _end_of_run_ns(result: DriverCheckResult, now_ns: int) -> int:
+    return now_ns - int(result.age_s * NS)
 
 
 def _was_expired(before: _Reported | None, now_ns: int) -> bool:
