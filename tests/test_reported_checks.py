@@ -52,6 +52,7 @@ class Node(PaperNode):
         super().__init__()
         self.part = part or DeclaredOtherDevice()
         self.checks = checks
+        self.is_declared = True
         self.samples: Sequence[DriverCheckSample] = ()
         self.wakes: list[bool] = []
         self.state = initial_state(EngineSettings("node-a"), saved=PersistentState(), boot_id="boot-1")
@@ -80,7 +81,7 @@ class Node(PaperNode):
 
     def snapshot(self) -> Snapshot:
         device = DriverDevice(DRIVER, "node-a", "card-0", self.part, 0, self.checks)
-        declared = (DeclaredFile(DRIVER, (device,)),)
+        declared = (DeclaredFile(DRIVER, (device,) if self.is_declared else ()),)
         return replace(super().snapshot(), declared=declared, checks=tuple(self.samples))
 
 
@@ -125,6 +126,31 @@ def test_result_about_former_hardware_of_a_redeclared_device_does_not_count() ->
     assert health_and_codes(node.next()) == (Health.UNKNOWN, ["declared.unseen"])
     assert health_and_codes(node.next(3)) == EXPIRED
     node.report(result())
+    assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
+
+
+def test_result_about_a_removed_device_does_not_count_for_other_hardware() -> None:
+    node = Node(CPU)
+    assert health_and_codes(node.report(result(lease_s=3600.0))) == (Health.HEALTHY, [])
+    node.is_declared = False
+    assert health_and_codes(node.next()) == (Health.UNKNOWN, ["declared.gone"])
+    node.is_declared, node.part = True, CPU._replace(cpus=parse_cpus("0"))
+    node.next()
+    assert health_and_codes(node.next(3)) == EXPIRED
+    for is_declared in (False, True):  # now without a change of the hardware
+        node.is_declared = is_declared
+        node.next()
+    assert health_and_codes(node.next(3)) == EXPIRED
+    node.report(result())
+    assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
+
+
+def test_result_about_a_removed_device_counts_for_the_same_hardware() -> None:
+    node = Node(CPU)
+    node.report(result(lease_s=3600.0))
+    for is_declared in (False, True):
+        node.is_declared = is_declared
+        node.next()
     assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
 
 

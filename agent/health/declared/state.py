@@ -74,7 +74,8 @@ class DeclaredState:
     since: Mapping[str, Instant] = field(default_factory=dict)
     """Time of the last change of each declaration, by subject."""
     redeclared: Mapping[str, Instant] = field(default_factory=dict)
-    """Time at which a device was declared with other hardware than before, by subject."""
+    """Time at which a device was declared with other hardware than before, by subject; a removed device that
+    is still reported keeps its time."""
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
     """Removed devices that are still reported, by subject."""
     invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
@@ -112,10 +113,15 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         if file.error
     }
     declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
-    changed = redeclared_devices(past.devices, devices)
+    former = {subject: removed.device for subject, removed in past.removed.items()} | dict(past.devices)
+    changed = redeclared_devices(former, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
-    redeclared = {subject: since[subject] for subject in devices if subject in {*changed, *past.redeclared}}
     reported = {subject: removed.device for subject, removed in gone.items()} | devices
+    redeclared = {
+        subject: now if subject in changed else past.redeclared[subject]
+        for subject in reported
+        if subject in changed or subject in past.redeclared
+    }
     known = sorted((declared_device(device) for device in reported.values()), key=InventoryDevice.sort_key)
     return DeclaredState(
         declarations,
