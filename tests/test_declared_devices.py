@@ -9,6 +9,7 @@ from paper import PaperNode, codes, group_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
+from agent.devices.taints import reported_devices
 from agent.health.declared.state import REMOVED_MAX
 from agent.health.declared.verdicts import DeclaredGpuRuleInput, evaluate_gpu_mismatch
 from agent.health.rules import OK
@@ -278,6 +279,16 @@ def test_invalid_file_is_a_note_and_old_declaration_stays() -> None:
     assert note.cause.code == "declared.file"
     assert "device 2: no name" in note.cause.evidence
     assert node.next(5).notes == report.notes
+
+
+def test_driver_with_invalid_first_file_gets_no_host_devices() -> None:
+    node = Node()
+    node.declare(error="devices.d/a.example.com.toml: is not UTF-8 text")
+    report = node.next()
+    assert list(devices_of_socket(report, DRIVER)) == []
+    assert list(reported_devices(report, DRIVER)) == []
+    assert [note.cause.code for note in report.notes] == ["declared.file"]
+    assert [device.device for device in devices_of_socket(report, "c.example.com")] == ["cpu-node0"]
 
 
 # --- GPUs --------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ class Report:
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared devices since the agent started; their sockets report only declared
-    devices."""
+    """Drivers with a declaration file since the agent started, even an invalid one; their sockets report only
+    declared devices."""
     cleared: tuple[ClearedFault, ...] = ()
     """Latched faults that operators cleared within a day, the oldest first."""
     clear_results: tuple[ClearResult, ...] = ()

@@ -81,7 +81,10 @@ class DeclaredState:
     invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
     """Declaration files that cannot be used, by driver, with the error."""
     declaring: tuple[str, ...] = ()
-    """Names of the drivers with a valid declaration, possibly an empty one, since the agent started."""
+    """Names of the drivers with a declaration file since the agent started, even an empty or invalid one.
+
+    The host's devices are not sent for these drivers.
+    """
     known: Mapping[str, InventoryDevice] = field(default_factory=dict)
     """All reported devices, including removed ones, by subject in report order."""
     kinds: Mapping[DeviceKind, InventoryDevice] = field(default_factory=dict)
@@ -112,7 +115,7 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         for file in declarations
         if file.error
     }
-    declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
+    declaring = {*past.declaring, *(file.driver for file in declarations)}
     former = {subject: removed.device for subject, removed in past.removed.items()} | dict(past.devices)
     changed = redeclared_devices(former, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
