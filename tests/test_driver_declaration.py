@@ -49,8 +49,9 @@ def declared(directory: Path) -> tuple[DriverDevice, ...]:
 
 
 def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
-    assert write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS) == len(ROWS)
-    assert declared(tmp_path / "devices.d") == (
+    written = write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS)
+    assert declared(tmp_path / "devices.d") == written
+    assert written == (
         DriverDevice(DRIVER, NODE, "set-0", DeclaredCpuDevice(0b1_0000_0011, 0, True, False), 0),
         DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepageDevice(2048, 512, 1), 0),
         DriverDevice(DRIVER, NODE, "dimm", DeclaredMemoryDevice(64 << 30, 0), 90),

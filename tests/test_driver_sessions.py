@@ -36,6 +36,7 @@ from agent.model.time import NS, Instant
 from agent.prepare.error_tables import ErrorPattern
 from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
 from agent.serve.driver_link.handler_interface import DeviceDeclaration, ReportedClaimResult, TooManyDevices
+from agent.sources.declaration_file import read_declarations
 from agent.store.driver_files import LEDGER_FILE, load_ledger
 from agent.system.timing import read_clocks
 
@@ -211,7 +212,12 @@ class Agent:
         if not self.declares:
             return Report(NODE, read_clocks(), (self.device("", dead=bool(dead)),))
         devices = [self.device(driver, dead=driver in dead) for driver in (A, B)]
-        return Report(NODE, read_clocks(), tuple(devices), declaring=(A, B))
+        return Report(NODE, read_clocks(), tuple(devices), declaring=(A, B), declarations=self.declarations)
+
+    def read_declarations(self) -> None:
+        """Read the drivers' declaration files."""
+        directory = self.config.runtime_dir / "devices.d"
+        self.declarations = read_declarations(directory, self.declarations, NODE)
 
     def device(self, driver: str, *, dead: bool) -> DeviceHealth:
         causes = [("fpga.dead", Severity.UNHEALTHY)] if dead else []
@@ -222,6 +228,7 @@ class Agent:
         report = self.evaluate()
         self.sessions.update_taints(report, report.at)
         self.hub.publish(report)
+        self.hub.note_evaluation(report)
 
     async def core(self) -> None:
         """Publish a report at each wake."""
@@ -537,12 +544,67 @@ def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> Non
     own = health(device="dev-0")._replace(driver="")
     agent.hub.publish(Report(NODE, read_clocks(), (own,)))
     assert session.sync([]) == (0, False)
-    agent.hub.publish(Report(NODE, read_clocks(), (own,), declaring=(A,)))
+    agent.read_declarations()
+    report = Report(NODE, read_clocks(), (own,), declaring=(A,), declarations=agent.declarations)
+    agent.hub.publish(report)
+    agent.hub.note_evaluation(report)
     assert session.sync([]) == (0, True)
-    rows = [DeviceDeclaration("", {"name": "dev-0", "kind": "memory", "numa": 0})]
-    assert session.sync(rows) == (1, False)
+    assert session.sync(rows(0)) == (1, False)
+    agent.read_declarations()
     agent.publish()
-    assert session.sync(rows) == (1, True)
+    assert session.sync(rows(0)) == (1, True)
+
+
+def rows(numa: int, name: str = "dev-0") -> list[DeviceDeclaration]:
+    """Return the declaration of one device, the memory of a NUMA node."""
+    return [DeviceDeclaration("", {"name": name, "kind": "memory", "numa": numa})]
+
+
+def test_other_hardware_is_not_evaluated_by_the_report_before(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.driver.session.FIRST_VERDICTS_S", 0.0)
+    session = agent.sessions.open(A)
+    session.sync(rows(0))
+    agent.read_declarations()
+    agent.publish()
+    assert session.sync(rows(0)) == (1, True)
+    assert session.sync(rows(1)) == (1, False)
+    agent.read_declarations()
+    agent.hub.note_evaluation(agent.evaluate())  # not published: it shows nothing new
+    assert session.sync(rows(1)) == (1, True)
+
+
+def active_faults(agent: Agent) -> list[str]:
+    snapshot = agent.source.read()
+    assert snapshot is not None
+    return [one.device.device for one in snapshot.driver_faults if not one.expired_wall_s]
+
+
+@pytest.mark.parametrize("is_removed_before", [False, True])
+def test_driver_fault_ends_when_its_device_is_declared_with_other_hardware(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, *, is_removed_before: bool
+) -> None:
+    monkeypatch.setattr("agent.driver.session.FIRST_VERDICTS_S", 0.0)
+    session = agent.sessions.open(A)
+    for declared in (rows(0), [*rows(0), *rows(1, "dev-1")]):
+        session.sync(declared)
+        agent.read_declarations()
+    failed(session, A, "a")
+    assert active_faults(agent) == ["dev-0"]
+    if is_removed_before:
+        session.sync(rows(1, "dev-1"))
+        agent.read_declarations()
+    session.sync(rows(0))
+    agent.read_declarations()
+    assert active_faults(agent) == ["dev-0"], "the hardware is the same"
+    if is_removed_before:
+        session.sync([])
+        agent.read_declarations()
+    session.sync(rows(1))
+    assert active_faults(agent) == []
+    failed(session, A, "a")
+    assert active_faults(agent) == ["dev-0"], "a fault of the new hardware"
 
 
 async def test_configuration_applies_to_every_driver(agent: Agent) -> None:

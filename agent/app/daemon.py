@@ -235,6 +235,7 @@ class Daemon:
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
+            on_evaluated=self._hub.note_evaluation,
             record=self._snapshot_recorder.record if self._snapshot_recorder else None,
             accept_clears=self._clear_requests.accept,
         )

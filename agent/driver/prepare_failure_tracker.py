@@ -263,9 +263,9 @@ class PrepareFailureTracker:
         )
         self._report_faults()
 
-    def record_clear(self, cleared: Sequence[DriverFault]) -> None:
-        """End driver-reported faults that an operator cleared. Never blocks."""
-        self._writer.update(lambda ledger, now: (ledgers.record_clear(ledger, cleared, now), None))
+    def end_faults(self, ended: Sequence[DriverFault]) -> None:
+        """End driver-reported faults that an operator cleared, or whose device was replaced. Never blocks."""
+        self._writer.update(lambda ledger, now: (ledgers.end_faults(ledger, ended, now), None))
         self._report_faults()
 
     # --- unprepares ----------------------------------------------------------------------------------------

@@ -24,8 +24,14 @@ from agent.driver.taint_callback_publisher import TaintCallbackPublisher, taint_
 from agent.engine.loop import ReportHub
 from agent.errors import ConfigError, ResourceBusyError
 from agent.model.claim import Claim, ClaimRef, DeviceRef
-from agent.model.declared_devices import Declarations, DriverCheckSample
-from agent.model.health import DeviceHealth, Taints
+from agent.model.declared_devices import (
+    Declarations,
+    DeclaredFile,
+    DeclaredPart,
+    DriverCheckSample,
+    DriverDevice,
+)
+from agent.model.health import DeviceHealth, Health, Taints
 from agent.model.prepare import DriverFault, OtherDriverFailure, PrepareVerdict
 from agent.model.reading import Absence
 from agent.model.report import Report
@@ -60,7 +66,7 @@ FILE_MODE: Final = 0o644
 
 def write_declaration(
     directory: Path, driver: str, default_pool: str, devices: Iterable[DeviceDeclaration]
-) -> int:
+) -> tuple[DriverDevice, ...]:
     """Write a driver's declaration file, unless it has the same content. Blocks while a disk hangs.
 
     Args:
@@ -70,7 +76,7 @@ def write_declaration(
         devices: All devices of the driver.
 
     Returns:
-        Number of declared devices.
+        Declared devices, as the agent reads them from the file.
 
     Raises:
         ConfigError: A value is wrong; the error names the device, the key, the value and its limit.
@@ -90,7 +96,7 @@ def write_declaration(
             write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=FILE_MODE)
     except OSError as error:
         raise StateWriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
-    return len(declared)
+    return declared
 
 
 def _read_own_file(path: Path) -> bytes:
@@ -143,6 +149,10 @@ def _toml_line(key: str, value: object) -> str:
     return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
+def _ref_of(device: DriverDevice) -> DeviceRef:
+    return DeviceRef(device.driver, device.pool, device.name)
+
+
 FIRST_VERDICTS_S: Final = 2.0
 """Longest time that a driver waits for the first verdicts on the devices that it declares [s]."""
 
@@ -189,6 +199,11 @@ class DriverSession:
         self._taints: LatestValue[Taints] = LatestValue()
         self.prepare_counts: Counter[tuple[str, str]] = Counter()
         """Number of reported prepares by error class and code; class ``ok``: they succeeded."""
+        self._parts: dict[DeviceRef, DeclaredPart] = {}
+        """Newest declared hardware of devices that were faulty at the last declaration.
+
+        Such a device may be removed, and declared again later.
+        """
         self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / driver_files.TAINTS_FILE
         self._publisher = TaintCallbackPublisher(
@@ -199,6 +214,8 @@ class DriverSession:
 
     def sync(self, devices: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
         """Replace the driver's declared devices, and wait up to 2 s until their health is known.
+
+        Driver-reported faults end on a device that is declared with other hardware.
 
         Raises:
             ConfigError: A value is wrong; the error names the device, the key, the value and its limit.
@@ -212,18 +229,43 @@ class DriverSession:
                 f"driver {self._driver}: declares {len(devices)} devices, other drivers {others}, limit "
                 f"{DEVICES_MAX} in total; declare fewer devices"
             )
+        before = [one for file in self._declarations() if file.driver == self._driver for one in file.devices]
         declared = write_declaration(self._declared_dir, self._driver, self._node, devices)
-        wanted = {
-            DeviceRef(self._driver, device.pool or self._node, str(device.keys["name"])) for device in devices
-        }
+        self._end_faults_of_former_hardware(before, declared)
+        file = DeclaredFile(self._driver, declared)
+        wanted = {_ref_of(device) for device in declared}
 
         def is_evaluated() -> bool:
-            report = self._hub.report
-            if report is None or self._driver not in report.declaring:
+            report, evaluated = self._hub.report, self._hub.evaluated
+            if report is None or evaluated is None or file not in evaluated.declarations:
                 return False
             return wanted == {DeviceRef(*device.key) for device in reported_devices(report, self._driver)}
 
-        return SyncDevicesResult(declared, self._hub.wait_until(is_evaluated, FIRST_VERDICTS_S))
+        return SyncDevicesResult(len(declared), self._hub.wait_until(is_evaluated, FIRST_VERDICTS_S))
+
+    def _end_faults_of_former_hardware(
+        self, before: Iterable[DriverDevice], declared: Iterable[DriverDevice]
+    ) -> None:
+        """End driver-reported faults of devices that a new declaration makes of other hardware.
+
+        Only faults of broken devices end. Faults of the driver or the node do not depend on the hardware.
+
+        Args:
+            before: The driver's devices before the declaration.
+            declared: The driver's devices in the new declaration.
+        """
+        faults = [
+            fault
+            for fault in self._tracker.driver_faults()
+            if fault.health is Health.UNHEALTHY and not fault.expired_wall_s
+        ]
+        faulty = {fault.device for fault in faults}
+        former = {_ref_of(device): device.part for device in before} | self._parts
+        parts = former | {_ref_of(device): device.part for device in declared}
+        self._parts = {ref: part for ref, part in parts.items() if ref in faulty}
+        replaced = {ref for ref, part in self._parts.items() if former.get(ref, part) != part}
+        if replaced:
+            self._tracker.end_faults([fault for fault in faults if fault.device in replaced])
 
     def report_checks(self, results: Sequence[DriverCheckResult]) -> None:
         """Replace the newest results of the driver's own checks. Never blocks.
@@ -308,7 +350,7 @@ class DriverSession:
 
     def record_clear(self, cleared: Sequence[DriverFault]) -> None:
         """End faults that the driver reported and an operator cleared. Never blocks."""
-        self._tracker.record_clear(cleared)
+        self._tracker.end_faults(cleared)
 
     async def run(self) -> None:
         """Put changed taints into the :attr:`taints` cell, and save them, until cancelled."""

@@ -328,6 +328,7 @@ def step(
         devices=tuple(devices.values()),
         notes=notes,
         declaring=declared.declaring,
+        declarations=declared.declarations,
         not_applicable=tuple(evaluation.not_applicable),
         not_evaluated=tuple(evaluation.not_evaluated),
         sources=tuple(sources.values()),

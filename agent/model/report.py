@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearedFault, ClearResult
+from agent.model.declared_devices import Declarations
 from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.reading import SourceSample
@@ -30,6 +31,8 @@ class Report:
     declaring: tuple[str, ...] = ()
     """Drivers with a declaration file since the agent started, even an invalid one; their sockets report only
     declared devices."""
+    declarations: Declarations = ()
+    """Contents of the declaration files that were evaluated."""
     cleared: tuple[ClearedFault, ...] = ()
     """Latched faults that operators cleared within a day, the oldest first."""
     clear_results: tuple[ClearResult, ...] = ()

@@ -106,14 +106,12 @@ def expire_faults_of_devices(
     )
 
 
-def expire_cleared_faults(
-    known: DriverFaults, cleared: Collection[DriverFault], now_wall_s: float
-) -> DriverFaults:
-    """Mark the driver-reported faults that an operator cleared as expired.
+def expire_faults(known: DriverFaults, ended: Collection[DriverFault], now_wall_s: float) -> DriverFaults:
+    """Mark the driver-reported faults ``ended`` as expired.
 
     The faults are found by their numbers.
     """
-    numbers = {(fault.number, fault.reported_wall_s) for fault in cleared}
+    numbers = {(fault.number, fault.reported_wall_s) for fault in ended}
     return known._replace(
         faults=tuple(
             fault._replace(expired_wall_s=now_wall_s)
@@ -399,10 +397,12 @@ def record_success(
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
 
 
-def record_clear(ledger: PrepareLedger, cleared: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
-    """Return the prepare ledger with the driver-reported faults ``cleared`` expired, because an operator
-    cleared them."""
-    return replace(ledger, driver_faults=expire_cleared_faults(ledger.driver_faults, cleared, now_wall_s))
+def end_faults(ledger: PrepareLedger, ended: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
+    """Return the prepare ledger with the driver-reported faults ``ended`` expired.
+
+    An operator cleared them, or their devices were replaced.
+    """
+    return replace(ledger, driver_faults=expire_faults(ledger.driver_faults, ended, now_wall_s))
 
 
 def record_failure(

@@ -130,9 +130,8 @@ def declare_again(directory: Path) -> int:
         Exception: The file is not recognized as one of ours.
     """
     given = load(INPUTS / "declared.json")
-    return write_declaration(
-        directory, given["driver"], NODE, [DeviceDeclaration(pool, keys) for pool, keys in given["rows"]]
-    )
+    rows = [DeviceDeclaration(pool, keys) for pool, keys in given["rows"]]
+    return len(write_declaration(directory, given["driver"], NODE, rows))
 
 
 def write_cdi(directory: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Encoder of a Report or an AgentStatus as ``drahealth.v1`` messages. The functions are pure.
 
-Everything but ``Report.declaring`` is encoded, so that the command line can show all that the agent knows.
-The agent sends a report at every change, so this encoder does not use betterproto, which takes 0.5 ms for a
-device.
+Everything but ``Report.declaring`` and ``Report.declarations`` is encoded, so that the command line can show
+all that the agent knows. The agent sends a report at every change, so this encoder does not use betterproto,
+which takes 0.5 ms for a device.
 """
 
 from collections.abc import Iterator
