@@ -287,6 +287,42 @@ def test_restarted_driver_replaces_the_result_of_a_higher_run() -> None:
     assert health_and_codes(node.report(result(DOWN, run=1)))[0] is Health.UNHEALTHY
 
 
+OK = result(raise_after=3, clear_after=3)
+BAD = result(DOWN, raise_after=3, clear_after=3)
+NONE = result(no_result="no answer", raise_after=3, clear_after=3)
+
+
+@pytest.mark.parametrize(
+    ("reports", "health"),
+    [
+        ([[BAD], [OK, BAD]], Health.HEALTHY),
+        ([[BAD], [OK, BAD], [BAD, BAD]], Health.UNHEALTHY),
+        ([[BAD], [NONE, BAD], [BAD]], Health.UNHEALTHY),
+        ([[BAD], [NONE, OK, BAD]], Health.HEALTHY),
+        ([[BAD], [BAD, BAD]], Health.UNHEALTHY),
+        ([[OK], [NONE], [OK, NONE]], Health.HEALTHY),
+        ([[BAD], [BAD], [BAD], [OK], [BAD, OK]], Health.UNHEALTHY),
+        ([[BAD], [BAD], [BAD], [OK], [OK, OK]], Health.HEALTHY),
+    ],
+)
+def test_runs_between_two_evaluations_are_counted_by_their_results(
+    reports: list[list[DriverCheckResult]], health: Health
+) -> None:
+    node = Node()
+    node.report(OK)
+    for results in reports:
+        report = node.report(*results)
+    assert health_and_codes(report)[0] is health
+
+
+def test_runs_with_other_evidence_of_one_fault_are_counted() -> None:
+    node = Node()
+    for number in range(3):
+        found = DOWN._replace(evidence=f"{number} errors")
+        report = node.report(result(found, raise_after=3))
+    assert health_and_codes(report)[0] is Health.UNHEALTHY
+
+
 def test_runs_without_result_make_the_device_unknown_after_enough_runs() -> None:
     node = Node()
     node.report(result())

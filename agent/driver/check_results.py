@@ -62,6 +62,12 @@ class _Reported(NamedTuple):
     run: int
     same_results: int
     """Number of consecutive runs of the check that had this result."""
+    code: str
+    """Code of the finding of the last run with a result; empty: it found no fault."""
+    code_runs: int
+    """Number of consecutive runs with this code. Runs without a result are left out."""
+    unread_runs: int
+    """Number of consecutive runs without a result; 0: the last run had one."""
 
 
 class ReportedChecks:
@@ -136,9 +142,10 @@ def _next_reported(
     """Return the newest result of a check on a device, with the number of consecutive runs that had it."""
     outcome = result.finding, result.no_result_reason
     beat_ns = _end_of_run_ns(result, now_ns)
-    passes, same_results = 0, 0
+    passes, same_results, code, code_runs, unread_runs = 0, 0, "", 0, 0
     if before is not None:
         passes = before.sample.passes
+        code, code_runs, unread_runs = before.code, before.code_runs, before.unread_runs
         if outcome == (before.sample.finding, before.sample.no_result_reason):
             same_results = before.same_results
     # a driver that has restarted numbers its runs from 1 again, but they have ended later
@@ -150,6 +157,10 @@ def _next_reported(
     )
     if not is_repeated:
         passes, same_results = passes + 1, same_results + 1
+        unread_runs = unread_runs + 1 if result.no_result_reason else 0
+        if not unread_runs:
+            found = result.finding.code if result.finding else ""
+            code, code_runs = found, code_runs + 1 if found == code else 1
     sample = DriverCheckSample(
         result.check,
         subject,
@@ -161,8 +172,9 @@ def _next_reported(
         raise_after=result.raise_after,
         clear_after=result.clear_after,
         lease_ns=int(result.lease_s * NS),
+        equal_passes=unread_runs or code_runs,
     )
-    return _Reported(sample, result.run, same_results)
+    return _Reported(sample, result.run, same_results, code, code_runs, unread_runs)
 
 
 def _is_late(before: _Reported, result: DriverCheckResult, now_ns: int) -> bool:

@@ -233,6 +233,7 @@ class Evaluation:
         seen: bool = True,
         valid_when_stalled: bool = False,
         since: Instant | None = None,
+        equal_passes: int = 0,
     ) -> None:
         """Update the condition (raised or pending fault) of one subject and one finding code.
 
@@ -243,6 +244,7 @@ class Evaluation:
             seen: False if the rule could not be evaluated.
             valid_when_stalled: True: the finding counts although the source is stalled (has stopped reading).
             since: Time when the fault began, if known more exactly than the evaluation's time.
+            equal_passes: Number of consecutive passes, up to the newest, with this result; 0: not known.
         """
         if self.settings.rules:
             change = self.rule_changes.of(subject, row.code)
@@ -254,7 +256,9 @@ class Evaluation:
                 finding = with_severity(finding, change.severity, row)
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
-        condition = next_condition(previous, finding, row, source.passes, self.now, seen=seen)
+        condition = next_condition(
+            previous, finding, row, source.passes, self.now, seen=seen, equal_passes=equal_passes
+        )
         if condition is None:
             return
         if finding is not None and condition.finding is finding:

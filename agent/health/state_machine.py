@@ -129,13 +129,14 @@ def next_condition(
     now: Instant,
     *,
     seen: bool = True,
+    equal_passes: int = 0,
 ) -> Condition | None:
     """Return the condition (raised or pending fault) after one evaluation; None if there is no fault.
 
-    Passes without an evaluation have the result of the evaluation before them. The passes and the time from
-    an evaluation in which the rule could not be evaluated to the next evaluation do not count for a pending
-    fault. Those before them still count: readings that fail again and again delay a lasting fault, and do
-    not keep it pending for ever.
+    Passes without an evaluation have the result of the evaluation before them, unless ``equal_passes`` shows
+    that they had another one. The passes and the time from an evaluation in which the rule could not be
+    evaluated to the next evaluation do not count for a pending fault. Those before them still count: readings
+    that fail again and again delay a lasting fault, and do not keep it pending for ever.
 
     Args:
         condition: Condition before the evaluation; None if there was no fault.
@@ -144,6 +145,7 @@ def next_condition(
         pass_number: Number of the source's pass (reading) that was evaluated. The same pass counts once.
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
+        equal_passes: Number of consecutive passes, up to this one, with this result; 0: not known.
     """
     if condition is None:
         if finding is None or not seen:
@@ -171,6 +173,10 @@ def next_condition(
     was_bad = condition.phase in (ConditionPhase.CLEAR, ConditionPhase.PENDING, ConditionPhase.RAISED)
     if bad != was_bad:
         condition = condition._replace(run_start_pass=pass_number, run_start_ns=now.mono_ns)
+    if equal_passes and condition.run_start_pass <= pass_number - equal_passes:
+        condition = condition._replace(
+            run_start_pass=pass_number - equal_passes + 1, run_start_ns=now.mono_ns
+        )
     observation = _observe(condition, bad, row, pass_number, now.mono_ns)
     phase = TRANSITIONS[condition.phase, observation]
     if phase is ConditionPhase.PROBATION and condition.phase is not ConditionPhase.PROBATION:

@@ -148,3 +148,8 @@ class DriverCheckSample(NamedTuple):
     """Number of consecutive passing runs before the check's fault is cleared."""
     lease_ns: int = 0
     """Age above which the result no longer counts [ns]; 0: never, because the check runs in this process."""
+    equal_passes: int = 0
+    """Number of consecutive runs, up to the last one, with its code, without a fault, or without a result.
+
+    Runs without a result are left out of the other counts. 0: not counted.
+    """

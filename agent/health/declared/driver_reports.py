@@ -285,9 +285,13 @@ def evaluate_driver_checks(
         keys = {code for code in evaluation.previous_codes(own) if code.startswith(prefix)}
         key = prefix + found.code if found else ""
         for code in keys - {key}:
-            evaluation.update_condition(own, _row(sample, code), None, source, seen=seen)
+            equal_passes = 0 if found else sample.equal_passes
+            evaluation.update_condition(
+                own, _row(sample, code), None, source, seen=seen, equal_passes=equal_passes
+            )
         if found:
-            evaluation.update_condition(own, _row(sample, key), found, source)
+            equal_passes = 0 if expired else sample.equal_passes
+            evaluation.update_condition(own, _row(sample, key), found, source, equal_passes=equal_passes)
     return evaluation.causes(own, _public_row)
 
 
