@@ -176,7 +176,7 @@ def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:
     yield "largest use at one time; afterwards a tenth of it is free at rest. mallinfo2() in an agent under"
     yield "this load: 40 to 43 MiB of 45 in use, the same after 5 and after 17 minutes."
     yield "tracemalloc: 31.3 MiB of Python's objects after 2.5, 5.5 and 8.5 minutes, the same within 34 KiB:"
-    yield "the growth is of the heap around them. Tests used all CPUs during the soak."
+    yield "the growth is of the heap around them."
     yield ""
     yield "| command | length | result |"
     yield "|---|---|---|"
