@@ -1,4 +1,4 @@
-"""The deb in a fresh Debian root under systemd: install, upgrade, remove, purge.
+"""The deb in a fresh Debian root under systemd: install, upgrade, remove, install again, purge.
 
 One boot of the root as a container serves all tests: a probe unit records each step in files.
 """
@@ -78,8 +78,13 @@ dpkg -r drahealth >3-dpkg 2>&1; echo $? >3-rc
 show LoadState >3-load
 ls -d /opt/drahealth /usr/bin/drahealth /var/lib/drahealth /etc/default/drahealth >3-left 2>&1
 
-dpkg --purge drahealth >4-dpkg 2>&1; echo $? >4-rc
-files >4-files
+dpkg -i --force-confold /packages/next.deb >4-dpkg 2>&1; echo $? >4-rc
+running
+systemctl is-enabled drahealth >4-enabled
+drahealth status -o json >4-status
+
+dpkg --purge drahealth >5-dpkg 2>&1; echo $? >5-rc
+files >5-files
 touch finished
 systemctl poweroff
 """
@@ -239,9 +244,15 @@ def test_removal_stops_the_service_and_keeps_settings_and_state(results: Path) -
     assert left == {"/etc/default/drahealth", "/var/lib/drahealth"}
 
 
-def test_purge_leaves_nothing(results: Path) -> None:
+def test_installation_after_a_removal_starts_the_service_with_its_arguments(results: Path) -> None:
     assert text(results, "4-rc") == "0", text(results, "4-dpkg")
-    before, after = (set(text(results, name).splitlines()) for name in ("0-files", "4-files"))
+    assert text(results, "4-enabled") == "enabled"
+    assert document(results, "4-status")["node"] == "kept"
+
+
+def test_purge_leaves_nothing(results: Path) -> None:
+    assert text(results, "5-rc") == "0", text(results, "5-dpkg")
+    before, after = (set(text(results, name).splitlines()) for name in ("0-files", "5-files"))
     caches = ("/var/lib/dpkg/", "/var/lib/systemd/", "/var/cache/man/")  # of dpkg, systemd and man-db
     made = {path for path in after - before if not path.startswith(caches)}
     assert made == set()
