@@ -87,6 +87,35 @@ def test_queries_of_dashboards_name_existing_series_only(name: str) -> None:
         assert set(re.findall(r"drahealth[\w:]*", outside)) <= known | {"drahealth"}, query
 
 
+@pytest.mark.parametrize("name", ["drahealth_gpu_xids_total", "drahealth_prepares_total"])
+def test_dashboard_shows_the_first_event_of_a_series_that_begins_with_it(short_tmp: Path, name: str) -> None:
+    (query,) = (one for one in dashboard_queries("node") if name in one)
+    query = f"sum({query.replace('$instance', 'a:1').replace('$__rate_interval', '5m')})"
+    labels = 'instance="a:1",job="drahealth"'
+    rows = {f"{name}{{{labels}}}": "_x20 1+0x20", f"drahealth_build_info{{{labels}}}": "1+0x40"}
+    events = {"19m": [], "20m": [1], "30m": [0]}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": value} for key, value in rows.items()],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": time,
+                "exp_samples": [{"labels": "{}", "value": one} for one in values],
+            }
+            for time, values in events.items()
+        ],
+    }
+    (short_tmp / "test.yml").write_text(json.dumps({"tests": [test]}))
+    ended = subprocess.run(
+        [need("promtool"), "test", "rules", short_tmp / "test.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
     """The rules of a fleet run every second instead of every minute."""
     need("prometheus")
