@@ -82,6 +82,17 @@ def test_unknown_version_in_accept_gives_the_plain_text_format(full: FakeAgent, 
     assert renderer(full).render(accept).content_type.startswith("text/plain; version=0.0.4;")
 
 
+def test_first_example_of_the_page_prints_its_line_of_a_real_scrape() -> None:
+    """The example is a scrape through grep(1), and one series that grep prints."""
+    found = re.search(r"/metrics \| (grep '.*')\n(.*)\n", metrics_page.PAGE.read_text())
+    assert found is not None
+    fake = FakeAgent()
+    fake.publish(report([device("gpu-2"), unhealthy("gpu-3")._replace(pool="node-7")]))
+    text = renderer(fake).render("").text
+    ended = subprocess.run(found[1], shell=True, input=text, capture_output=True, check=False)
+    assert ended.stdout.decode().splitlines() == [found[2]]
+
+
 def test_page_has_the_tables_of_all_families() -> None:
     text = metrics_page.PAGE.read_text()
     assert text == metrics_page.page(text), "run tools/metrics_page.py --write"
@@ -202,6 +213,27 @@ def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Seve
     assert sum(found.seconds(at(second + 7).mono_ns).values()) == pytest.approx(second + 7 - steps[0][0])
     changes = sum(before is not after for before, after in pairwise(states))
     assert sum(found.transitions.values()) == changes
+
+
+def test_time_in_a_state_never_decreases_if_a_scrape_is_between_evaluation_and_report() -> None:
+    """The report of second 7 is published after the scrape of second 10."""
+    fake = FakeAgent()
+    found = []
+    for second, now, shown in (
+        (1, 2, device()),
+        (5, 10, device()),
+        (7, 12, unhealthy()),
+        (9, 14, unhealthy()),
+    ):
+        fake.publish(report([shown], second=second))
+        fake.now = at(now)
+        found.append(
+            [
+                value(fake, "drahealth_device_health_seconds_total", state=state)
+                for state in ("healthy", "unhealthy")
+            ]
+        )
+    assert found == [[0, None], [4, None], [6, 0], [6, 2]]
 
 
 def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:

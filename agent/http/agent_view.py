@@ -44,9 +44,9 @@ class DeviceTotals:
     past_ns: dict[RecordedState, int] = field(default_factory=dict)
     """Time that the device spent in each state before the present state began [ns]."""
 
-    def seconds(self, now_ns: int) -> dict[RecordedState, float]:
-        """Return the time that the device spent in each state until ``now_ns`` [s]."""
-        present_ns = self.past_ns.get(self.state, 0) + max(0, now_ns - self.since_ns)
+    def seconds(self, until_ns: int) -> dict[RecordedState, float]:
+        """Return the time that the device spent in each state until ``until_ns`` [s]."""
+        present_ns = self.past_ns.get(self.state, 0) + max(0, until_ns - self.since_ns)
         return {state: ns / NS for state, ns in {**self.past_ns, self.state: present_ns}.items()}
 
 

@@ -86,7 +86,6 @@ class _Scrape(NamedTuple):
     totals: Totals
     shown: tuple[DeviceHealth, ...]
     """Devices with series of their own."""
-    now: Instant
 
 
 class _Metrics(Collector):
@@ -128,7 +127,7 @@ class MetricsRenderer:
             rendered_version, rendered_ns, exposition = last
             if rendered_version == version and now.mono_ns - rendered_ns < SHARED_NS:
                 return exposition
-        scrape = _Scrape(report, self._view.snapshot(), self._view.totals.read(), _shown_devices(report), now)
+        scrape = _Scrape(report, self._view.snapshot(), self._view.totals.read(), _shown_devices(report))
         rows = [*_time_rows(scrape), *self._agent_rows(scrape)]
         text = b"".join(
             (
@@ -250,8 +249,12 @@ def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:
 
 
 def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
-    """Yield the metric families of times (TIME_FAMILIES) with a series for each shown device."""
-    shown, totals, now_ns = scrape.shown, scrape.totals.devices, scrape.now.mono_ns
+    """Yield the metric families of times (TIME_FAMILIES) with a series for each shown device.
+
+    The present state counts until the report: a later report can end it at a time before that of the scrape.
+    """
+    shown, totals = scrape.shown, scrape.totals.devices
+    until_ns = scrape.report.at.mono_ns if scrape.report else 0
     yield _rows(families.DEVICE_VERIFIED, ((device.key, device.verified.wall_s) for device in shown))
     known = [(device.key, found) for device in shown if (found := totals.get(device.key)) is not None]
     yield _rows(
@@ -259,7 +262,7 @@ def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
         (
             ((*key, state), seconds)
             for key, found in known
-            for state, seconds in found.seconds(now_ns).items()
+            for state, seconds in found.seconds(until_ns).items()
         ),
     )
 
