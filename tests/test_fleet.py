@@ -51,6 +51,8 @@ SICK: Final = {
 }
 """Time and causes of the devices that are not healthy."""
 FLAPPING: Final = ("node-150", "gpu-2")
+STUCK: Final = ("node-150", "gpu-4")
+"""Device that is lost once, and moves between Unhealthy and Unknown before it is usable again."""
 
 
 class SimulatedNode(FakeAgent):
@@ -84,10 +86,12 @@ class SimulatedNode(FakeAgent):
         self.publish(Report(self.name, self.now, tuple(devices), notes))
 
     def flap(self, times: int) -> None:
-        """Lose a device and get it back."""
+        """Lose a device and get it back; another one is lost all the time, with two causes in turn."""
+        unread = cause("gpu.unresponsive", Severity.UNKNOWN)
         for _ in range(times):
-            self.show({FLAPPING: (BEGIN_S, (LOST,))})
-            self.show()
+            self.show({FLAPPING: (BEGIN_S, (LOST,)), STUCK: (BEGIN_S, (LOST,))})
+            self.show({STUCK: (BEGIN_S, (unread,))})
+        self.show()
         self.text = self.render()
 
     def render(self) -> bytes:
@@ -147,7 +151,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             with Prometheus(directory, (), scrape=exporter.scrape_config()) as server:
                 server.wait_for(f"count(drahealth_build_info) == {NODES}")
                 exporter.nodes[f"/{FLAPPING[0]}"].flap(FLAPS + 1)
-                server.wait_for(f'drahealth_device_transitions_total{{to="unhealthy"}} == {FLAPS + 1}')
+                server.wait_for(f"drahealth_device_losses_total == {FLAPS + 1}")
                 del exporter.nodes["/node-199"]
                 server.wait_for(f"count(drahealth_build_info) == {NODES - 1}")
                 yield "http://{}:{}".format(*server.address)

@@ -27,7 +27,7 @@ from agent.http.metric_families import CODES_MAX, DEVICE_FAMILIES, DEVICES_MAX, 
 from agent.http.metrics import MetricsRenderer
 from agent.model.gpu import GpuField
 from agent.model.health import Health, NonDeviceCause, Severity
-from agent.model.history import STATE_OF_SEVERITY
+from agent.model.history import STATE_OF_SEVERITY, USABLE
 from agent.model.reading import DURATION_BOUNDS_S, SourceSample, SourceState
 from agent.model.time import NS, Instant
 
@@ -213,6 +213,18 @@ def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Seve
     assert sum(found.seconds(at(second + 7).mono_ns).values()) == pytest.approx(second + 7 - steps[0][0])
     changes = sum(before is not after for before, after in pairwise(states))
     assert sum(found.transitions.values()) == changes
+    lost = [before in USABLE and after not in USABLE for before, after in pairwise(states)]
+    assert found.losses == sum(lost)
+
+
+def test_device_between_unhealthy_and_unknown_is_lost_once() -> None:
+    fake = FakeAgent()
+    for second, severity in enumerate(
+        (Severity.DEGRADED, Severity.UNHEALTHY, Severity.UNKNOWN, Severity.UNHEALTHY), start=1
+    ):
+        fake.publish(report([device(severity=severity)], second=second))
+    assert value(fake, "drahealth_device_losses_total") == 1
+    assert value(fake, "drahealth_device_transitions_total", to="unhealthy") == 2
 
 
 def test_time_in_a_state_never_decreases_if_a_scrape_is_between_evaluation_and_report() -> None:

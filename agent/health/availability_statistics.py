@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from agent.model.claim import DeviceRef
 from agent.model.history import (
+    USABLE,
     ClockReading,
     ObservedPeriod,
     RecordedState,
@@ -23,8 +24,6 @@ from agent.model.history import (
     VerdictChange,
 )
 
-USABLE: Final = frozenset({RecordedState.HEALTHY, RecordedState.DEGRADED})
-"""States in which the kubelet has the device as Healthy."""
 FLAP_WINDOW_S: Final = 3600.0
 FLAP_COUNT: Final = 3
 """A device flaps if it stopped being usable so often within FLAP_WINDOW_S."""

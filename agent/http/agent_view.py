@@ -14,7 +14,7 @@ from agent.config.config import Config
 from agent.model.consumers import ConsumerMap
 from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth
-from agent.model.history import STATE_OF_SEVERITY, RecordedState
+from agent.model.history import STATE_OF_SEVERITY, USABLE, RecordedState
 from agent.model.reading import PassDurations, SourceState
 from agent.model.report import (
     AgentStatus,
@@ -41,6 +41,8 @@ class DeviceTotals:
     """CLOCK_MONOTONIC at which the device's present state began [ns]."""
     transitions: dict[RecordedState, int] = field(default_factory=dict)
     """Number of changes of the device's state to each state."""
+    losses: int = 0
+    """Number of changes from a usable state to Unknown or Unhealthy, as the history counts them."""
     past_ns: dict[RecordedState, int] = field(default_factory=dict)
     """Time that the device spent in each state before the present state began [ns]."""
 
@@ -95,6 +97,7 @@ class TotalsSinceStart:
                         state,
                         now_ns,
                         {**known.transitions, state: known.transitions.get(state, 0) + 1},
+                        known.losses + (known.state in USABLE and state not in USABLE),
                         {**known.past_ns, known.state: past_ns},
                     )
                     is_changed = True

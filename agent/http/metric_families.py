@@ -117,6 +117,12 @@ DEVICE_TRANSITIONS: Final = _counter(
     *DEVICE,
     "to",
 )
+DEVICE_LOSSES: Final = _counter(
+    "device_losses",
+    "Changes of a device from healthy or degraded to unknown or unhealthy since the agent started.",
+    _PER_DEVICE,
+    *DEVICE,
+)
 DEVICE_SINCE: Final = _gauge(
     "device_health_since_timestamp_seconds",
     "Time of the last change of a device's health, severity or message.",
@@ -405,7 +411,14 @@ DROPPED: Final = _gauge(
     "family",
 )
 
-DEVICE_FAMILIES: Final = (DEVICE_HEALTH, DEVICE_INFO, DEVICE_FINDING, DEVICE_TRANSITIONS, DEVICE_SINCE)
+DEVICE_FAMILIES: Final = (
+    DEVICE_HEALTH,
+    DEVICE_INFO,
+    DEVICE_FINDING,
+    DEVICE_TRANSITIONS,
+    DEVICE_LOSSES,
+    DEVICE_SINCE,
+)
 """Metric families of devices whose values change only with a verdict."""
 TIME_FAMILIES: Final = (DEVICE_VERIFIED, DEVICE_SECONDS)
 """Metric families of devices whose values change with time."""

@@ -328,6 +328,8 @@ def _device_rows(scrape: _Scrape) -> Iterator[Rows]:
             for state in STATES
         ),
     )
+    losses = ((device.key, known.losses) for device in shown if (known := totals.get(device.key)) is not None)
+    yield _rows(families.DEVICE_LOSSES, losses)
     yield _rows(families.DEVICE_SINCE, ((device.key, device.since.wall_s) for device in shown))
 
 
@@ -363,6 +365,7 @@ def _dropped_device_series(report: Report, scrape: _Scrape) -> dict[str, int]:
         families.DEVICE_INFO: len(hidden),
         families.DEVICE_FINDING: sum(map(_cause_count, report.devices)) - shown_causes,
         families.DEVICE_TRANSITIONS: len(known) * len(STATES),
+        families.DEVICE_LOSSES: len(known),
         families.DEVICE_SINCE: len(hidden),
         families.DEVICE_VERIFIED: len(hidden),
         families.DEVICE_SECONDS: sum(len({*found.past_ns, found.state}) for found in known),

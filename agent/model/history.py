@@ -37,6 +37,10 @@ STATE_OF_SEVERITY: Final = {
 """State that is recorded of a device, by the severity of the device's worst cause."""
 
 
+USABLE: Final = frozenset({RecordedState.HEALTHY, RecordedState.DEGRADED})
+"""States in which the kubelet has the device as Healthy."""
+
+
 class RecordedCause(NamedTuple):
     """Cause of a device's state, as the verdict history records it: code, severity and evidence."""
 

@@ -289,7 +289,7 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
     is_sick = f'{STATE}!="healthy"'
     sick = f"({series(STATE, is_sick)} == 1)"
     since = f"{series(f'{STATE}_since_timestamp_seconds')} and ignoring ({STATE}) {sick}"
-    lost = series("drahealth_device_transitions_total", 'to=~"unknown|unhealthy"')
+    lost = series("drahealth_device_losses_total")
     place = f"{node_label}, driver, pool, device"
     flaps = f"round(sum by ({place}) (increase({lost}[1h]))) >= {FLAPS}"
     silent = (

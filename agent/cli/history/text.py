@@ -22,10 +22,9 @@ from agent.cli.output.text import (
     format_ranges,
     shorten_ids,
 )
-from agent.health.availability_statistics import USABLE
 from agent.model.device_usage import UsageEndKind
 from agent.model.health import Severity
-from agent.model.history import STATE_OF_SEVERITY, RecordedState
+from agent.model.history import STATE_OF_SEVERITY, USABLE, RecordedState
 from agent.model.time import format_age, rfc3339
 
 if TYPE_CHECKING:
