@@ -49,6 +49,10 @@ NAMED_MISMATCH: Final = (
     "NVRM: API mismatch: the client 'nvidia-smi' (pid 7)\\x0aNVRM: has the version 595.84, \
 but\\x0aNVRM: this kernel module has the version 595.71.05.  Please"
 )
+MISMATCH_570: Final = (
+    "NVRM: API mismatch: the client 'nvidia-smi' (pid 1234)\\x0aNVRM: has the version 580.95.05, "
+    "but this kernel module has\\x0aNVRM: the version 580.82.07.  Please make sure that this"
+)
 SX: Final = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): "
 RX: Final = "knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!"
 MASK: Final = "knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!"
@@ -127,6 +131,7 @@ CASES: Final[list[tuple[str, ParsedLine]]] = [
     ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed!", InitFailedLine(BUS, "")),
     (MISMATCH, VersionMismatchLine("535.247.01", "535.230.02")),
     (NAMED_MISMATCH, VersionMismatchLine("595.84", "595.71.05")),
+    (MISMATCH_570, VersionMismatchLine("580.95.05", "580.82.07")),
     (f"NVRM: {RX}", LinkSetupFailedLine(RX)),
     (f"NVRM: {MASK}", LinkSetupFailedLine(MASK)),
     (f"NVRM: GPU0 {RX}", LinkSetupFailedLine(f"GPU0 {RX}")),

@@ -428,7 +428,7 @@ _NVLINK5: Final = LateExpression(
 )
 _NVLINK4: Final = LateExpression(r" link ([0-9]{1,4}) ?\((0x[0-9a-fA-F]{1,8}(?:, *0x[0-9a-fA-F]{1,8}){4,6})")
 _LINK: Final = LateExpression(r"\bLink ([0-9]{1,4})\b")
-_VERSION: Final = r"has the version ([0-9][0-9.]*[0-9])"
+_VERSION: Final = r"(?:has|NVRM:) the version ([0-9][0-9.]*[0-9])"
 _STATUS: Final = LateExpression(r"\(([0-9a-fA-Fx:]{1,40})\)")
 
 
