@@ -119,6 +119,16 @@ CASES: Final[list[tuple[str, HostLogLine]]] = [
     ("nvme 0002:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
      HostLogLine(KernelLogCode.PCI_FAULT, "0002:01:00.0",
          ("Unable to change power state from D3cold to D0",))),
+    ("pciehp 0000:80:02.0:pcie004: Slot(2): Link Down",  # before 5.3, as the next two
+     HostLogLine(KernelLogCode.PCI_FAULT, "0000:80:02.0", ("Slot(2): Link Down",))),
+    ("pciehp 0000:80:02.0:pcie004: Slot(2): Card not present",
+     HostLogLine(KernelLogCode.PCI_FAULT, "0000:80:02.0", ("Slot(2): Card not present",))),
+    ("dpc 0000:80:02.0:pcie010: DPC containment event, status:0x1f01 source:0x0000",
+     HostLogLine(KernelLogCode.PCI_FAULT, "0000:80:02.0", ("containment event",))),
+    ("nvidia 0000:3b:00.0: can't change power state from D3cold to D0 (config space inaccessible)",
+     HostLogLine(KernelLogCode.PCI_FAULT, "0000:3b:00.0", ("can't change power state from D3cold to D0",))),
+    ("nvidia 0000:3b:00.0: Refused to change power state, currently in D3",  # before 5.5
+     HostLogLine(KernelLogCode.PCI_FAULT, "0000:3b:00.0", ("Refused to change power state",))),
     # --- disks and filesystems
     ("nvme nvme0: I/O 12 QID 3 timeout, aborting", HostLogLine(KernelLogCode.NVME, "nvme0",
      ("I/O timeout",))),
@@ -227,6 +237,10 @@ CASES: Final[list[tuple[str, HostLogLine]]] = [
      HostLogLine(KernelLogCode.OOPS, "", ("kernel BUG at fs/ext4/inode.c:2721!",))),
     ("Unable to handle kernel NULL pointer dereference at virtual address 0000000000000010",
      HostLogLine(KernelLogCode.OOPS, "", ("Unable to handle kernel NULL pointer dereference",))),
+    ("Internal error: synchronous external abort: 0000000096000410 [#1] SMP",
+     HostLogLine(KernelLogCode.OOPS, "", ("Internal error: synchronous external abort",))),
+    ("Internal error: synchronous external abort: 96000410 [#1] PREEMPT SMP",  # before 5.18
+     HostLogLine(KernelLogCode.OOPS, "", ("Internal error: synchronous external abort",))),
     ("nf_conntrack: nf_conntrack: table full in netns 4026532281, dropping packet",
      HostLogLine(KernelLogCode.TABLE_FULL, "nf_conntrack")),
     ("VFS: file-max limit 1000000 reached", HostLogLine(KernelLogCode.TABLE_FULL, "file-max")),

@@ -344,7 +344,8 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
         "Oops: %*",
         "general protection fault%*[#%*",
         "kernel BUG at %*",
-        "Unable to handle kernel %*",  # arm64
+        "Unable to handle kernel %*",  # arm64, as the next one
+        "Internal error: %*[#%*",
     ),
     KernelLogCode.TABLE_FULL: (
         "nf_conntrack: %*table full%*, dropping packet%*",
@@ -383,11 +384,12 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
         "%* %b: AER: aer_uncor_severity: %*",  # from firmware, which does not state whether it was fatal
     ),
     KernelLogCode.PCI_FAULT: (
-        "%* %b: pciehp: Slot(%*): Link Down%*",
-        "%* %b: pciehp: Slot(%*): Card not present%*",
-        "%* %b: DPC: containment event%*",
+        "%* %b:%*: Slot(%*): Link Down%*",  # before 5.3 without "pciehp", as the next two
+        "%* %b:%*: Slot(%*): Card not present%*",
+        "%* %b:%*DPC%* containment event%*",
         "%* %b: AER: device recovery failed%*",
-        "%* %b: Unable to change power state from %*, device inaccessible%*",
+        "%* %b: %* change power state from %* inaccessible%*",
+        "%* %b: Refused to change power state, currently in D3%*",  # before 5.5
     ),
 }
 """Patterns of kernel-log lines, by code of the fault that they report."""

@@ -173,8 +173,8 @@ def _parse_aer(match: _Match, text: str) -> _Parsed:
 def _parse_pci_fault(match: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery
     failed``."""
-    event = text[match.end(2) + 2 :].split(": ", 1)[-1]
-    return normal_pci_address(match[2]), (event.partition(",")[0],)
+    event = text[match.end(2) + 2 :].split(": ", 1)[-1].removeprefix("DPC ")
+    return normal_pci_address(match[2]), (re.split(r",| \(", event, maxsplit=1)[0],)
 
 
 def _parse_nvme(match: _Match, text: str) -> _Parsed:
@@ -298,8 +298,8 @@ def _parse_panic(_: _Match, text: str) -> _Parsed:
 
 
 _OOPS: Final = LateExpression(
-    r"BUG: (?:unable to handle |[Kk]ernel NULL pointer |kernel stack |stack guard page |Bad page |"
-    r"Bad rss-counter |KASAN: |KFENCE: )|Oops: .*\[#|general protection fault[,:].*\[#|kernel BUG at .*!|"
+    r"BUG: (?:unable to handle |[Kk]ernel NULL pointer |kernel stack |stack guard page |KASAN: |KFENCE: |"
+    r"Bad (?:page|rss-counter) )|(?:Oops:|Internal error:|general protection fault[,:]).*\[#|kernel BUG at |"
     r"Unable to handle kernel (?:NULL pointer|paging request|access|read|write|execute|unknown)"
 )
 
