@@ -258,6 +258,10 @@ CASES: Final[list[tuple[str, HostLogLine]]] = [
      HostLogLine(KernelLogCode.NIC_HEALTH, "0000:41:00.0", ("failed", "device's health compromised"))),
     ("mlx5_core 0000:41:00.0: print_health_info:458:(pid 0): synd 0x8: unrecoverable hardware error",
      HostLogLine(KernelLogCode.NIC_HARDWARE, "0000:41:00.0", ("unrecoverable hardware error",))),
+    ("mlx5_core 0000:41:00.0: print_health_info:424:(pid 0): Health issue observed, High temperature, "
+     "severity(3) ERROR:", HostLogLine(KernelLogCode.NIC_HEAT, "0000:41:00.0", ("High temperature",))),
+    ("mlx5_core 0000:d2:00.1: print_health_info:384:(pid 3222): synd 0x10: High temperature",
+     HostLogLine(KernelLogCode.NIC_HEAT, "0000:d2:00.1", ("High temperature",))),
     ("mlx5_core 0000:03:00.0: wait_func:1195:(pid 1967079): ENABLE_HCA(0x104) timeout. Will cause a leak of "
      "a command resource",
      HostLogLine(KernelLogCode.NIC_COMMAND, "0000:03:00.0", ("ENABLE_HCA not answered",))),

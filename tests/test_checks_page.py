@@ -188,6 +188,7 @@ def test_try_it_host_lines_match_their_rules():
         "node.peermem": KernelLogCode.PEERMEM,
         "node.nccl": KernelLogCode.NCCL,
         "pci.nic.stopped": KernelLogCode.NIC_HARDWARE,
+        "pci.nic.hot": KernelLogCode.NIC_HEAT,
         "pci.nic.tx_timeout": KernelLogCode.TX_TIMEOUT,
         "pci.nic.power": KernelLogCode.NIC_POWER,
         "pci.nic.module": KernelLogCode.NIC_MODULE,

@@ -591,6 +591,8 @@ LOG_CASES: Final[list[tuple[Iterable[str], dict[str, tuple[Severity, str]]]]] = 
       MLX5 + "synd 0x8: unrecoverable hardware error"],
      {"node.nic": (Severity.UNHEALTHY, "0000:41:00.0: unrecoverable hardware error, "
                    "0000:41:00.0: insufficient power in its slot (27W); 2 lines of the kernel log")}),
+    ([MLX5 + "Health issue observed, High temperature, severity(3) ERROR:"],
+     {"node.nic": (Severity.DEGRADED, "0000:41:00.0: High temperature; 1 line of the kernel log")}),
     # --- old kernels write an OOM kill at a cgroup's limit in several lines
     (["Task in /a/b killed as a result of limit of /a",
       "Memory cgroup out of memory: Kill process 7 (java) score 9 or sacrifice child",

@@ -396,6 +396,10 @@ NIC_LINES: Final = [
      "pci.nic.stopped", Severity.UNHEALTHY, "Device isn't ready", DAY_S),
     ("infiniband rdmap94s0: Admin queue is closed",
      "pci.nic.stopped", Severity.UNHEALTHY, "Admin queue is closed", DAY_S),
+    (f"mlx5_core {NIC}: print_health_info:424:(pid 0): Health issue observed, High temperature, severity(3) "
+     "ERROR:", "pci.nic.hot", Severity.DEGRADED, "High temperature", ERROR_WINDOW_S),
+    (f"mlx5_core {NIC}: print_health_info:424:(pid 0): synd 0x10: High temperature",
+     "pci.nic.hot", Severity.DEGRADED, "High temperature", ERROR_WINDOW_S),
     (f"mlx5_core {NIC}: Detected insufficient power on the PCIe slot (27W).",
      "pci.nic.power", Severity.DEGRADED, "insufficient power in its slot (27W)", DAY_S),
     (f"mlx5_core {NIC}: Port module event[error]: module 0, Cable error, High Temperature",
@@ -456,6 +460,15 @@ def test_log_line_about_an_end_clears_a_nic_until_the_next(node: Node, fault: st
     node.read(1)
     write_parsed(node, f"mlx5_core {NIC}: {fault}")
     assert any(isinstance(rule.evaluate(node.view()), Finding) for rule in PCI_RULES)
+
+
+def test_heat_of_a_stopped_nic_leaves_it_unhealthy(node: Node) -> None:
+    write_parsed(node, f"mlx5_core {NIC}: device's health compromised - reached miss count")
+    node.read(1)
+    write_parsed(node, f"mlx5_core {NIC}: Health issue observed, High temperature, severity(3) ERROR:")
+    write_parsed(node, f"mlx5_core {NIC}: synd 0x10: High temperature")
+    found = {rule.code for rule in PCI_RULES if isinstance(rule.evaluate(node.view()), Finding)}
+    assert found == {"pci.nic.stopped", "pci.nic.hot"}
 
 
 # --- what is remembered -----------------------------------------------------------------------------------

@@ -126,6 +126,8 @@ class KernelLogCode(StrEnum):
     """Error of the module for RDMA to GPU memory; location: empty."""
     NCCL = "nccl"
     """Process that crashed in libnccl; location: the task's name."""
+    NIC_HEAT = "nic-heat"
+    """ConnectX NIC that is too hot; location: a PCI address."""
     NIC_HEALTH = "nic-health"
     """Firmware of a ConnectX NIC that stopped, or recovered; location: a PCI address."""
     NIC_HARDWARE = "nic-hardware"
@@ -355,6 +357,7 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
     KernelLogCode.PEERMEM: ("nvidia-peermem %w ERROR %*",),
     KernelLogCode.NCCL: ("%*: segfault at %* in libnccl%*", "traps: %* in libnccl%*"),
     # A function of the driver, a line number and a PID may stand before the text
+    KernelLogCode.NIC_HEAT: (f"{_MLX5}: High temperature%*", f"{_MLX5}, High temperature%*"),
     KernelLogCode.NIC_HEALTH: (f"{_MLX5}ealth %w%*",),  # "health compromised", "Health issue observed"
     KernelLogCode.NIC_HARDWARE: (f"{_MLX5}synd %x%*",),
     KernelLogCode.NIC_COMMAND: (f"{_MLX5} timeout.%*",),

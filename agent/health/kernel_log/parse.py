@@ -28,7 +28,7 @@
     NIC hardware, command, register    the text
     NIC power                          ``insufficient`` or ``sufficient``, and the watts
     NIC module                         ``error``, ``unplugged`` or ``plugged``, and the text
-    EFA                                the text
+    EFA, NIC heat                      the text
     transmit timeout                   the interface and the driver
 """
 
@@ -372,6 +372,16 @@ def _parse_nic_health(match: _Match, text: str) -> _Parsed:
     return normal_pci_address(match[1]), (state, what)
 
 
+_HEAT: Final = LateExpression(
+    r"(?:Health issue observed, |synd 0x10: )(High temperature)(?:, severity\([0-4]\)|$)"
+)
+
+
+def _parse_nic_heat(match: _Match, text: str) -> _Parsed:
+    found = _HEAT.match(_nic_text(text))
+    return (normal_pci_address(match[1]), (found[1],)) if found else None
+
+
 def _parse_nic_hardware(match: _Match, text: str) -> _Parsed:
     """Parse the kernel-log line about an error that a NIC's firmware reports by a syndrome (error number).
     None for an extended syndrome, which only adds a detail to another line."""
@@ -494,6 +504,7 @@ _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.NETDEV_HELD: _parse_netdev_held,
     KernelLogCode.PEERMEM: _parse_peermem,
     KernelLogCode.NCCL: _parse_nccl,
+    KernelLogCode.NIC_HEAT: _parse_nic_heat,
     KernelLogCode.NIC_HEALTH: _parse_nic_health,
     KernelLogCode.NIC_HARDWARE: _parse_nic_hardware,
     KernelLogCode.NIC_COMMAND: _parse_nic_command,

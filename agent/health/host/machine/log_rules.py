@@ -173,6 +173,7 @@ def detect_nic_fault(view: MachineRuleInput) -> RuleResult:
     Source: lines of the kernel log, from mlx5_core and efa.
     """
     held = view.recent(LASTING_FAULT_HELD_S, *HELD_FOR_A_DAY)
+    held += view.recent(FAULT_HELD_S, KernelLogCode.NIC_HEAT)
     facts = (*held, *view.recent(CORRECTED_WINDOW_S, KernelLogCode.NIC_REGISTER))
     faults: list[NicFault] = []
     for location in dict.fromkeys(fact.location for fact in facts):

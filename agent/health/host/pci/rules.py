@@ -191,6 +191,14 @@ def detect_stopped_nic(view: PciRuleInput) -> RuleResult:
     return _nic_result(view, "pci.nic.stopped", *STOPPED_CODES)
 
 
+def detect_hot_nic(view: PciRuleInput) -> RuleResult:
+    """The firmware of the NIC reported a high temperature; the NIC still works.
+
+    Source: lines of the kernel log, from mlx5_core.
+    """
+    return _nic_result(view, "pci.nic.hot", KernelLogCode.NIC_HEAT)
+
+
 def detect_nic_tx_timeout(view: PciRuleInput) -> RuleResult:
     """A transmit queue of the NIC hung.
 
@@ -311,6 +319,14 @@ PCI_RULES: Final = (
         advice="reset the NIC or reboot the node; update its firmware; replace it if it happens again",
         evaluate=detect_stopped_nic,
         try_it=_TRY_LINE.format("mlx5_core <address>: synd 0x8: unrecoverable hardware error"),
+    ),
+    _pci_rule(
+        code="pci.nic.hot",
+        threshold=f"a line in the last {HOUR}",
+        why="a NIC that gets hotter limits its speed or switches itself off",
+        advice="check fans, inlet temperature and the air flow in front of the slot",
+        evaluate=detect_hot_nic,
+        try_it=_TRY_LINE.format("mlx5_core <address>: synd 0x10: High temperature"),
     ),
     _pci_rule(
         code="pci.nic.tx_timeout",

@@ -27,6 +27,7 @@ NIC_CODES: Final = (
     KernelLogCode.NIC_POWER,
     KernelLogCode.NIC_MODULE,
     KernelLogCode.NIC_REGISTER,
+    KernelLogCode.NIC_HEAT,
 )
 """Codes of kernel-log lines about a NIC that mlx5_core and efa write."""
 STOPPED_CODES: Final = frozenset(
@@ -77,6 +78,8 @@ def nic_faults(facts: Mapping[KernelLogCode, KernelLogFact]) -> Iterator[NicFaul
                 yield NicFault(fact, Severity.UNHEALTHY, fact.values[1])
             case KernelLogCode.NIC_HARDWARE | KernelLogCode.NIC_COMMAND | KernelLogCode.EFA:
                 yield NicFault(fact, Severity.UNHEALTHY, fact.values[0])
+            case KernelLogCode.NIC_HEAT:
+                yield NicFault(fact, Severity.DEGRADED, fact.values[0])
             case KernelLogCode.NIC_POWER if fact.values[0] == "insufficient":
                 power = f" ({fact.values[1]})" if fact.values[1] else ""
                 yield NicFault(fact, Severity.DEGRADED, f"insufficient power in its slot{power}")
