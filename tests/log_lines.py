@@ -32,7 +32,9 @@ CASES: Final[list[tuple[str, HostLogLine]]] = [
     (AMD + "Over|CE|MiscV|-|-|-|SyndV|UECC|-|-]: 0xd82000000002080b",
      HostLogLine(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu6", ("27", "d82000000002080b"))),
     (AMD + "-|-|MiscV|AddrV|-|-|SyndV|-|Deferred|-]: 0x9c2030000000011b",
-     HostLogLine(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu6", ("27", "9c2030000000011b"))),
+     HostLogLine(KernelLogCode.MACHINE_CHECK_DEFERRED, "", ("27", "9c2030000000011b"))),
+    ("[Hardware Error]: CPU:0 (19:11:1) MC21_STATUS[-|-|MiscV|AddrV|-|-|SyndV|-|UECC|Deferred|-|-]: "
+     "0x9c2031000000011b", HostLogLine(KernelLogCode.MACHINE_CHECK_DEFERRED, "", ("21", "9c2031000000011b"))),
     # --- reports of firmware
     ("{1}[Hardware Error]: event severity: fatal", HostLogLine(KernelLogCode.HARDWARE_ERROR, "", ("fatal",))),
     ("{12}[Hardware Error]: event severity: recoverable",

@@ -152,6 +152,10 @@ def test_long_list_of_pci_faults_names_an_old_fatal_error() -> None:
     assert evidence.startswith("0000:3b:00.0: fatal error, 0000:04:00.0: Slot(4): Link Down, 0000:05:00.0")
 
 
+DEFERRED: Final = (
+    "[Hardware Error]: CPU:0 (19:11:1) MC21_STATUS[-|-|MiscV|AddrV|-|-|SyndV|-|UECC|Deferred|-|-]: "
+    "0x9c2031000000011b"
+)
 CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
     ([HUNG.format("dd")], {"node.hung_task": "blocked for minutes: dd; 1 line of the kernel log"}),
     ([HUNG.format(name) for name in ("a", "b", "c", "d", "e")],
@@ -181,7 +185,13 @@ CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
      {"node.machine_check": "corrected errors of an unnamed part; 1 line of the kernel log"}),
     ([FIRMWARE.format("recoverable")],
      {"node.machine_check": "an uncorrected error of an unnamed part; 1 line of the kernel log"}),
+    ([DEFERRED],
+     {"node.machine_check": "an uncorrected error of an unnamed part; 1 line of the kernel log"}),
+    ([DEFERRED, "EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)"],
+     {"node.machine_check": "an uncorrected error of an unnamed part; 1 line of the kernel log"}),
     # --- lines about devices with rules of their own
+    ([DEFERRED, "EDAC MC0: 1 UE Cannot decode normalized address on unknown memory ( page:0x0 offset:0x0)"],
+     {}),
     (["watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [cat:7]"], {}),
     (["mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400", LOGGED], {}),
     (["EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)", LOGGED, FIRMWARE.format("corrected")], {}),

@@ -45,6 +45,8 @@ class KernelLogCode(StrEnum):
 
     Location: ``cpu<N>``, or empty if the line states only that some were logged.
     """
+    MACHINE_CHECK_DEFERRED = "machine-check-deferred"
+    """Uncorrected error in data that nothing has used yet (AMD), mostly of memory; location: empty."""
     HARDWARE_ERROR = "hardware-error"
     """Uncorrected error of an unnamed part, reported by firmware; location: empty."""
     HARDWARE_ERROR_CORRECTED = "hardware-error-corrected"
@@ -267,6 +269,7 @@ _SHORT: Final = "HugeTLB: allocating %d of page size %w %w failed"
 
 HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
     KernelLogCode.MACHINE_CHECK: (*(f"{_BANK}{digit}%*" for digit in "abef"), f"{_AMD}%*|UE|%*"),
+    KernelLogCode.MACHINE_CHECK_DEFERRED: (f"{_AMD}%*|Deferred|%*",),
     KernelLogCode.MACHINE_CHECK_CORRECTED: (
         f"{_BANK}%*",
         f"{_AMD}%*",

@@ -42,6 +42,7 @@ _PAUSE_NS: Final = {
     ),
     KernelLogCode.PCI_FAULT: _HOUR,
     KernelLogCode.READ_ONLY: _DAY,
+    KernelLogCode.MACHINE_CHECK_DEFERRED: _DAY,
     KernelLogCode.HARDWARE_ERROR: _DAY,
     KernelLogCode.HARDWARE_ERROR_CORRECTED: _DAY,
     KernelLogCode.MACHINE_CHECK_CORRECTED: _DAY,

@@ -2,7 +2,7 @@
 
 :mod:`agent.health.kernel_log.facts` selects the lines. The values of a line, by code:
 
-    machine check, corrected or not    the bank, and its status in hexadecimal; none without a bank
+    machine check of any kind          the bank, and its status in hexadecimal; none without a bank
     hardware error, corrected or not   the firmware's severity
     soft lockup                        duration [s], and the task, ``python3:1234``
     RCU stall                          the flavour, ``rcu_preempt``
@@ -92,6 +92,11 @@ def _parse_machine_check(match: _Match, text: str) -> _Parsed:
         return "", ()
     bank = _BANK.search(text) or _AMD_BANK.search(text)
     return _numbered("cpu", match[1], *bank.groups() if bank else ())
+
+
+def _parse_deferred(match: _Match, text: str) -> _Parsed:
+    parsed = _parse_machine_check(match, text)
+    return ("", parsed[1]) if parsed else None  # the CPU only reports the error
 
 
 def _parse_hardware_error(_: _Match, text: str) -> _Parsed:
@@ -477,6 +482,7 @@ def _parse_hugepages_short(match: _Match, _: str) -> _Parsed:
 _LineParser = Callable[[_Match, str], _Parsed]
 _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.MACHINE_CHECK: _parse_machine_check,
+    KernelLogCode.MACHINE_CHECK_DEFERRED: _parse_deferred,
     KernelLogCode.MACHINE_CHECK_CORRECTED: _parse_machine_check,
     KernelLogCode.HARDWARE_ERROR: _parse_hardware_error,
     KernelLogCode.HARDWARE_ERROR_CORRECTED: _parse_hardware_error,

@@ -13,6 +13,7 @@ from agent.health.host.machine.state import (
     FAULT_HELD_S,
     LASTING_FAULT_HELD_S,
     RELATED_NS,
+    UNNAMED_UNCORRECTED,
     MachineRuleInput,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
@@ -136,7 +137,7 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
 
     Source: lines of the kernel log, from machine checks and firmware.
     """
-    uncorrected = [fact for fact in view.unlocated_errors if fact.code is KernelLogCode.HARDWARE_ERROR]
+    uncorrected = [fact for fact in view.unlocated_errors if fact.code in UNNAMED_UNCORRECTED]
     sections = view.recent(LASTING_FAULT_HELD_S, KernelLogCode.HARDWARE_SECTION)
     if uncorrected:
         named = [

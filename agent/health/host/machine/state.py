@@ -96,8 +96,10 @@ _CODES: Final = tuple(KernelLogCode)
 RELATED_NS: Final = 10 * NS
 """Largest time between kernel-log lines about the same hardware error [ns]."""
 
+UNNAMED_UNCORRECTED: Final = (KernelLogCode.HARDWARE_ERROR, KernelLogCode.MACHINE_CHECK_DEFERRED)
+"""Codes of kernel-log lines about an uncorrected error that do not name the faulty part."""
 _UNNAMED_PART: Final = (
-    KernelLogCode.HARDWARE_ERROR,
+    *UNNAMED_UNCORRECTED,
     KernelLogCode.HARDWARE_ERROR_CORRECTED,
     KernelLogCode.MACHINE_CHECK_CORRECTED,
 )
@@ -277,7 +279,7 @@ def _next_unnamed(
 def _is_part_named(code: KernelLogCode, at: Instant, log: KernelLogState) -> bool:
     """Return whether a kernel-log line about the time ``at`` may name the part that had an error. A corrected
     error does not explain an uncorrected one."""
-    naming = _NAMED_UNCORRECTED if code is KernelLogCode.HARDWARE_ERROR else _NAMED_PART
+    naming = _NAMED_UNCORRECTED if code in UNNAMED_UNCORRECTED else _NAMED_PART
     return any(
         fact.first.mono_ns - RELATED_NS <= at.mono_ns <= fact.last.mono_ns + RELATED_NS
         for fact in log.facts.values()
