@@ -534,6 +534,8 @@ def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
         ((0, 1, 0, 0), bad("cpu.machine_check", "uncorrected machine check on CPU 1 since boot")),
         ((0, 7, 9, 0), bad("cpu.machine_check", "uncorrected machine check on CPUs 1-2 since boot")),
         ((0, 0, 0, 0, 5), OK),  # of another node
+        ((1, 1, 1, 1), OK),  # broadcast to all CPUs, a finding of the machine
+        ((7,), bad("cpu.machine_check", "uncorrected machine check on CPU 0 since boot")),
         ((EIO, EIO), RuleInputUnreadable("MCE of /proc/interrupts", EIO)),
         ((0, EIO), OK),  # an offline CPU has no column
         ((ABSENT, ABSENT), OK),  # without log lines
@@ -563,6 +565,16 @@ def test_machine_check_in_count_and_log_is_one_finding() -> None:
     paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu3")
     assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPUs 1,3 since boot"
+    )
+
+
+def test_broadcast_machine_check_is_one_of_the_cpus_in_the_log() -> None:
+    paper = PaperCpus(cores=counting(0, 0, 1, 0))
+    paper.view()
+    paper.cores = counting(1, 1, 2, 1)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu3")
+    assert paper.result("cpu.machine_check") == bad(
+        "cpu.machine_check", "uncorrected machine check on CPUs 2-3 since boot"
     )
 
 

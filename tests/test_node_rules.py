@@ -18,7 +18,7 @@ from agent.health.kernel_log.facts import HOST_PATTERNS, KernelLogState
 from agent.health.kernel_log.latch import next_log_state
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.health import Finding, Severity
-from agent.model.machine_samples import LogLine, LogSample, MachineSample, PressureSample
+from agent.model.machine_samples import LogLine, LogSample, MachineSample, PerCpuSample, PressureSample
 from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
@@ -51,6 +51,7 @@ class Node:
         self.lost = 0
         self.waited: dict[str, Reading] = {"cpu_some": 0, "memory_full": 0, "io_full": 0}
         self.machine = True
+        self.checks: tuple[int, ...] = ()
         self.log = KernelLogState()
         self.past = MachineRuleState()
         self.evaluated_ns = 0
@@ -85,7 +86,8 @@ class Node:
         log = LogSample(tuple(self.lines.values()), source, self.lost)
         pressure = PressureSample(self.waited["cpu_some"], self.waited["memory_full"], self.waited["io_full"])
         source = self._source("pressure", SourceState.OK)
-        machine = MachineSample((), (), (), pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))
+        cores = tuple(PerCpuSample(cpu, *[ABSENT] * 4, count) for cpu, count in enumerate(self.checks))
+        machine = MachineSample((), (), cores, pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))
         return Snapshot(
             seq=1,
             cpus=cpus_sample(),
@@ -261,6 +263,25 @@ def test_error_at_another_time_does_not_name_the_part() -> None:
     node.wait(11)
     node.write(LOGGED)
     assert list(node.findings()) == ["node.machine_check"]
+
+
+@pytest.mark.parametrize(
+    ("checks", "line", "is_found"),
+    [
+        ((1, 1), LOGGED, True),
+        ((1, 1), "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400", False),
+        ((1, 1), "Memory failure: 0x1: recovery action for dirty LRU page: Recovered", False),
+        ((0, 1), LOGGED, False),
+        ((1,), LOGGED, False),
+    ],
+)
+def test_machine_check_on_all_cpus_is_one_fault(checks: tuple[int, ...], line: str, is_found: bool) -> None:
+    node = Node()
+    node.checks = checks
+    node.write(line)
+    node.now_s += DAY_S + 1
+    evidence = "uncorrected machine check of an unnamed part since boot: all CPUs counted it"
+    assert node.findings() == ({"node.machine_check": evidence} if is_found else {})
 
 
 def test_part_named_shortly_after_explains_the_error() -> None:

@@ -81,7 +81,7 @@ def host_inputs(snapshot: Snapshot, settings: EngineSettings) -> HostInputs:
                 *(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
             ),
             DeviceKind.HUGEPAGES: (snapshot.pools, machine.surplus_failed),
-            MACHINE_SUBJECT: (machine.pressure, beats_ns.get(PRESSURE_SOURCE)),
+            MACHINE_SUBJECT: (machine.cores, machine.pressure, beats_ns.get(PRESSURE_SOURCE)),
         },
         beats_ns,
     )

@@ -55,7 +55,8 @@ class CpuFacts:
     """CPUs of the same physical core, by CPU; a CPU that is alone on its core is left out."""
     core_siblings_lost: Mapping[int, Missing] = field(default_factory=dict)
     machine_checked: CpuSet = 0
-    """CPUs with machine-check exceptions since boot, including CPUs that went offline since."""
+    """CPUs with machine-check exceptions since boot, including CPUs that went offline since; without those
+    of a broadcast."""
     machine_check_readers: Reading = NEVER_READ
     """Number of CPUs whose count of machine checks can be read; Missing if there is none."""
 
@@ -94,15 +95,19 @@ def next_cpu_facts(before: CpuFacts, samples: tuple[PerCpuSample, ...]) -> CpuFa
         core_siblings={cpu: by_core[core] for cpu, core in core_of.items() if by_core[core] != 1 << cpu},
         core_siblings_lost=_unreadable({sample.cpu: sample.core for sample in samples}),
         machine_checked=before.machine_checked
-        | _cpu_set(
-            {
-                sample.cpu
-                for sample in samples
-                if isinstance(sample.machine_checks, int) and sample.machine_checks
-            }
-        ),
+        | (0 if has_broadcast_check(samples) else _cpu_set(_checked(samples))),
         machine_check_readers=_machine_check_counts([sample.machine_checks for sample in samples]),
     )
+
+
+def _checked(samples: tuple[PerCpuSample, ...]) -> set[int]:
+    return {cpu.cpu for cpu in samples if isinstance(cpu.machine_checks, int) and cpu.machine_checks}
+
+
+def has_broadcast_check(samples: tuple[PerCpuSample, ...]) -> bool:
+    """Return whether all CPUs counted a machine check: x86 without LMCE interrupts all CPUs for the error of
+    one part, so that the counts do not name it."""
+    return all(cpu.machine_checks != 0 for cpu in samples) and len(_checked(samples)) > 1
 
 
 def _cpu_set(cpus: Mapping[int, int] | set[int]) -> CpuSet:

@@ -135,7 +135,9 @@ def detect_frequent_pci_corrections(view: MachineRuleInput) -> RuleResult:
 def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
     """The hardware reported an error, and no kernel-log line around that time names the faulty part.
 
-    Source: lines of the kernel log, from machine checks and firmware.
+    An exception that all CPUs counted does not name a CPU either; it stays until the next boot.
+
+    Source: lines of the kernel log, from machine checks and firmware; row ``MCE`` of ``/proc/interrupts``.
     """
     uncorrected = [fact for fact in view.unlocated_errors if fact.code in UNNAMED_UNCORRECTED]
     sections = view.recent(LASTING_FAULT_HELD_S, KernelLogCode.HARDWARE_SECTION)
@@ -148,6 +150,9 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
         part = format_newest_names(named, lambda fact: fact.location) if named else "an unnamed part"
         evidence = f"an uncorrected error of {part}; {format_line_count(uncorrected)}"
         return Finding("node.machine_check", Severity.DEGRADED, evidence, since=earliest_line(uncorrected))
+    if view.is_check_unlocated:
+        evidence = "uncorrected machine check of an unnamed part since boot: all CPUs counted it"
+        return Finding("node.machine_check", Severity.DEGRADED, evidence)
     if view.unlocated_errors:
         evidence = f"corrected errors of an unnamed part; {format_line_count(view.unlocated_errors)}"
         since = earliest_line(view.unlocated_errors)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from agent.health.host.cpu.facts import has_broadcast_check
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import RateWindow, append_reading, repeat_last_value, window_growth
 from agent.health.rules import CounterGrowth
@@ -104,10 +105,14 @@ _UNNAMED_PART: Final = (
     KernelLogCode.MACHINE_CHECK_CORRECTED,
 )
 """Codes of kernel-log lines that may not name the faulty part."""
-_NAMED_UNCORRECTED: Final = (
+_MACHINE_CHECKED: Final = (
     KernelLogCode.MACHINE_CHECK,
     KernelLogCode.EDAC_UNCORRECTED,
     KernelLogCode.MEMORY_FAILURE,
+)
+"""Codes of kernel-log lines that name the part of a machine check."""
+_NAMED_UNCORRECTED: Final = (
+    *_MACHINE_CHECKED,
     KernelLogCode.AER_NONFATAL,
     KernelLogCode.AER_FATAL,
 )
@@ -135,6 +140,8 @@ class MachineRuleInput(NamedTuple):
     unlocated_errors: tuple[KernelLogFact, ...]
     """Hardware errors within ``LASTING_FAULT_HELD_S`` for which no line of that time names the faulty
     part."""
+    is_check_unlocated: bool
+    """True: all CPUs counted a machine check, and no line of the kernel log names the faulty part."""
     waited: Mapping[str, CounterGrowth]
     """Time that tasks waited within the configured window, by resource [us]."""
     limits: HostLimits
@@ -243,6 +250,9 @@ def machine_rule_input(
         if has_corrected
         else _NONE_CORRECTED,
         unlocated_errors=tuple(_unlocated_errors(state.unnamed, log, now)),
+        is_check_unlocated=snapshot.machine is not None
+        and has_broadcast_check(snapshot.machine.cores)
+        and not log.select(*_MACHINE_CHECKED),
         waited={
             name: wait_in_window(state.wait_totals, snapshot.machine, name, limits.pressure_window_s)
             for name in RESOURCES
