@@ -47,6 +47,34 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-
         f"Cookie: {SECRET}",
         f"bearer {SECRET}",
         f"basic_auth_password='{SECRET}'",
+        f'private_key = "{SECRET}"',
+        f'token = """{SECRET}"""',
+        f'token = """\na "quoted" word\n{SECRET}\n"""',
+        f"token = '''{SECRET}'''",
+        f"password: 'it''s {SECRET}'",
+        f"password: |\n  {SECRET}",
+        f"- password: >-  # folded\n\n    {SECRET}\n\n    {SECRET}",
+        f"  tokens:\n  - {SECRET}\n  - {SECRET}",
+        f"passphrase:\n    a {SECRET}",
+        f'password = "{SECRET}',
+        f'run --password "a {SECRET}"',
+        f"run --password 'a {SECRET}'",
+        f"run -api-token {SECRET}",
+        f'command = ["/opt/chk", "--password", "{SECRET}"]',
+        f"command = ['chk', '--api-key',\n  '{SECRET}',\n]",
+        f'command = ["chk", "--password={SECRET}"]',
+        f"- --password\n- {SECRET}",
+        f'["/opt/chk", "--password", "{SECRET}", "-v"]',
+        f'["/opt/chk", "--password", "-{SECRET}"]',
+        f'["/opt/chk", "--password={SECRET}"]',
+        f'["sh", "-c", "chk --password \\"{SECRET}\\""]',
+        f'started: {{"argv": "[\\"--token\\", \\"{SECRET}\\"]"}}',
+        f'started: {{"msg": "{{\\"a\\": \\"\\\\\\"token\\\\\\": \\\\\\"{SECRET}\\\\\\"\\"}}"}}',
+        f"Authorization: Token {SECRET}",
+        f'Authorization: Digest username="u", response="{SECRET}"',
+        f"curl -H 'Authorization: AWS4-HMAC-SHA256 Signature={SECRET}' -v",
+        f"cookie: a=b; c={SECRET}",
+        f"https://user:p@{SECRET}@example.com/path",
     ],
 )
 def test_secret_is_replaced_and_json_stays_json(text: str) -> None:
@@ -68,13 +96,20 @@ def test_secret_is_replaced_and_json_stays_json(text: str) -> None:
         ({"text": f"{PEM[:40]}\nabc", "k": ["", 2.5]}, {"text": REDACTED, "k": ["", 2.5]}),
         ({"text": "mount secret-volume: ", "code": "a"}, {"text": "mount secret-volume: ", "code": "a"}),
         ([{"next": f"token={SECRET}"}], [{"next": f"token={REDACTED}"}]),
+        (["--token", SECRET, "-v", "a"], ["--token", REDACTED, "-v", "a"]),
+        ([["--token"], "a", "--no-token", "--v"], [["--token"], "a", "--no-token", "--v"]),
     ],
-    ids=["nested object", "nested list", "open brace", "cut key", "no value", "list"],
+    ids=["nested object", "nested list", "open brace", "cut key", "no value", "list", "flag", "only flags"],
 )
 def test_json_text_is_redacted_value_by_value(document: Any, expected: Any, indent: int | None) -> None:
     redacted, count = redact(json.dumps(document, indent=indent))
     assert json.loads(redacted) == expected
     assert count == (document != expected)
+
+
+def test_text_after_a_secret_block_is_kept() -> None:
+    text = f"  token: |\n    {SECRET}\n\n  period: 1s\n"
+    assert redact(text) == (f"  token: {REDACTED}\n\n  period: 1s\n", 1)
 
 
 @pytest.mark.parametrize(

@@ -42,19 +42,38 @@ if TYPE_CHECKING:
 REDACTED: Final = "<redacted>"
 
 _SECRET_WORD: Final = (
-    r"(?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|authorization|credentials?|cookie)"
+    r"(?:token|passw(?:or)?d|passphrase|secret|(?:api|access|private)[_-]?key"
+    r"|authorization|credentials?|cookie)"
 )
 _NAME: Final = rf"(?<![\w.-])[\w.-]{{0,64}}?{_SECRET_WORD}[\w.-]{{0,64}}"
+_FLAG_NAME: Final = rf"(?<![\w-])--?[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}"
+_QUOTED: Final = r"""(?P<slashes>\\{1,7})".{0,4096}?(?<!\\)(?P=slashes)" | \"{3}(?:[^"\\]|\\.|"(?!""))*\"{3}
+    | "(?:[^"\\]|\\.)*" | \'{3}.*?\'{3} | '(?:[^']|\'\')*' | \\{0,7}["'][^\r\n]*"""
+"""Pattern of a quoted value; that of the last alternative has no end, as its text is cut."""
+_OPENING: Final = re.compile(r"""\\*(?:"{3}|'{3}|["'])""")
 
-_PRIVATE_KEY: Final = re.compile(
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+_BLOCK: Final = re.compile(
+    rf"""^(?P<name>(?P<indent>[ \t]*)(?:-[ \t]+)*["']?{_NAME}["']?[ \t]*:)[ \t\r]*
+    (?P<value>(?:[|>][^\n]*)?(?:(?:\n[ \t\r]*(?=\n))*\n(?P=indent)(?:[ \t]+|-[ \t]+)[^\s][^\n]*)+)""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-_VALUE: Final = re.compile(
-    rf"""(?P<name>{_NAME}(?P<quote>\\?["'])?\s{{0,8}}[:=]\s{{0,8}})
-    (?P<value> \\"(?:[^"\\]|\\[^"])*\\" | "(?:[^"\\]|\\.)*" | '[^']*'
-    | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}}
-    | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
+"""Pattern of a name in YAML with its value on the next lines, which are indented."""
+_PRIVATE_KEY: Final = re.compile(
+    r"(?P<name>)(?P<value>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?"
+    r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))",
+    re.DOTALL,
+)
+_HEADER: Final = re.compile(
+    rf"""(?P<name>\b(?:authorization|cookie):[ \t]*)(?P<value>(?!{REDACTED}|[\s"'\\\[{{])
+    (?:=\\*"[^"\\]*\\*"|[^\r\n"'\\])+)""",
     re.IGNORECASE | re.VERBOSE,
+)
+"""Pattern of an HTTP header whose value is a secret up to the end of the line or of the quotes around it."""
+_VALUE: Final = re.compile(
+    rf"""(?P<name>{_NAME}(?P<quote>\\{{0,7}}["'])?\s{{0,8}}[:=]\s{{0,8}})(?!\\*["']*{REDACTED})
+    (?P<value> {_QUOTED} | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}}
+    | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 """Pattern of a name such as ``api-key`` with its value.
 
@@ -63,11 +82,16 @@ It matches in TOML, YAML, JSON, environment variables and headers.
 _SECRET_KEY: Final = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
 """Pattern of a key in JSON whose value is a secret."""
 _FLAG: Final = re.compile(
-    rf"(?P<name>--[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}\s+)(?P<value>[^\s\"'\\-][^\s\"'\\]*)", re.I
+    rf"""(?P<name>{_FLAG_NAME}(?:\\{{0,7}}["'])?(?:\s{{0,64}},\s{{0,64}}|\s{{1,64}}(?:-\s{{1,64}})?))
+    (?!\\*["']*(?:--|{REDACTED})) (?P<value> {_QUOTED} | [^\s"'\\,\]-][^\s"'\\\]]* )""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+"""Pattern of a flag with its value as the next argument, in a command line or in a list of arguments."""
+_SECRET_FLAG: Final = re.compile(rf"{_FLAG_NAME}\Z", re.IGNORECASE)
+"""Pattern of an argument in JSON after which the next argument is a secret."""
 _SHAPES: Final = (
     re.compile(r"(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE),
-    re.compile(r"(?P<name>\b\w{1,32}://)(?P<value>[^\s/@:\"']{0,256}:[^\s/@\"']{1,256})(?=@)"),
+    re.compile(r"(?P<name>\b\w{1,32}://)(?P<value>[^\s/@:\"']{0,256}:[^\s/\"']{1,256})(?=@)"),
     re.compile(r"(?P<name>)(?P<value>\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
     re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
     re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
@@ -97,7 +121,11 @@ def _redact_json(value: Any) -> tuple[Any, int]:
     if isinstance(value, str):
         return _redact_text(value)
     if isinstance(value, list):
-        parts = [_redact_json(part) for part in value]
+        before = [isinstance(part, str) and _SECRET_FLAG.match(part) for part in ("", *value)]
+        parts = [
+            (REDACTED, 1) if is_flag and not str(part).startswith("--") else _redact_json(part)
+            for is_flag, part in zip(before, value, strict=False)
+        ]
         return [part for part, _ in parts], sum(count for _, count in parts)
     if not isinstance(value, dict):
         return value, 0
@@ -111,18 +139,19 @@ def _redact_json(value: Any) -> tuple[Any, int]:
 
 
 def _redact_text(text: str) -> tuple[str, int]:
-    text, count = _PRIVATE_KEY.subn(REDACTED, text)
-    for pattern in (_VALUE, _FLAG, *_SHAPES):
+    count = 0
+    for pattern in (_BLOCK, _PRIVATE_KEY, _HEADER, _VALUE, _FLAG, *_SHAPES):
         text, found = pattern.subn(_without_value, text)
         count += found
     return text, count
 
 
 def _without_value(found: re.Match[str]) -> str:
-    value, groups = found["value"], found.groupdict()
-    if value.startswith('\\"'):
-        return f'{found["name"]}\\"{REDACTED}\\"'
-    quote = value[0] if value[0] in "\"'" else groups.get("quote") or ""
+    groups = found.groupdict()
+    if "indent" in groups:
+        return f"{found['name']} {REDACTED}"
+    opening = _OPENING.match(found["value"])
+    quote = opening[0] if opening else groups.get("quote") or ""
     return f"{found['name']}{quote}{REDACTED}{quote}"
 
 
