@@ -233,6 +233,18 @@ def test_report_of_a_node_without_agent_is_a_scan(machine: Machine) -> None:
     assert files["log.txt"].remarks == ("there is no journalctl",)
 
 
+def test_commands_run_no_code_of_the_working_directory(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.root / "agent").mkdir()
+    for name in ("agent/__init__.py", "agent/__main__.py", "json.py", "trio.py"):
+        (machine.root / name).write_text("raise SystemExit('code of the working directory')")
+    monkeypatch.delenv("PYTHONPATH")
+    files = machine.files()
+    assert json.loads(files["history.json"].data)["uses"] == []
+    assert not any("code of" in remark for one in files.values() for remark in one.remarks)
+
+
 def test_list_writes_nothing(machine: Machine) -> None:
     code, out, _ = machine.run("--list")
     assert code == 0

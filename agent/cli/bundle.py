@@ -277,8 +277,13 @@ class _Collector:
         self._timeout_s = timeout_s
 
     def collect(self, name: str, content: str, *argv: str) -> BundleFile:
-        """Return the output of the ``drahealth`` command with arguments `argv` as a file of the archive."""
-        return self._run(name, content, [sys.executable, "-m", "agent", *argv])
+        """Return the output of the ``drahealth`` command with arguments `argv` as a file of the archive.
+
+        It imports from the paths of this process, so not from the working directory, where others may write.
+        """
+        paths = list(filter(None, sys.path))
+        program = f"import sys; sys.path[:] = {paths}; from agent.__main__ import process; process()"
+        return self._run(name, content, [sys.executable, "-P", "-c", program, *argv])
 
     def log(self) -> BundleFile:
         """Return the newest lines of the agent's log in the journal as a file."""
