@@ -15,7 +15,13 @@ from patience import PATIENCE_S
 from wire.google import message_class
 from wire.serving import eventually
 
-from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, RETRY_MAX_S, SentinelPublisher
+from agent.cluster.sentinel_publisher import (
+    DEVICE_S,
+    DEVICES_FILE,
+    MISSING_S,
+    RETRY_MAX_S,
+    SentinelPublisher,
+)
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity
@@ -183,6 +189,27 @@ def test_replaced_gpu_ends_the_fault_of_the_former_gpu(
     ]
     assert first == [(True, "GPU-OLD"), (True, "GPU-NEW")]
     assert (tmp_path / DEVICES_FILE).read_bytes() == b"[]"
+
+
+def test_device_removed_before_a_restart_is_healthy_after_ten_minutes(
+    connector: PlatformConnector, tmp_path: Path
+) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.note_report(report(device(*SICK), device("gpu-1", XID)))
+    publisher.step()
+    connector.events()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.note_report(report(device("gpu-1", XID)))
+    assert publisher.step() == MISSING_S
+    assert [one.is_healthy for one in connector.events()] == [False]
+    for pause_s, healthy in ((MISSING_S - 1, []), (1, [f"{NODE}/gpu-0"]), (3600, [])):
+        clock.advance(pause_s)
+        publisher.step()
+        events = connector.events()
+        assert all(one.is_healthy for one in events)
+        assert [one.entities_impacted[-1].entity_value for one in events] == healthy
+    assert b"gpu-0" not in (tmp_path / DEVICES_FILE).read_bytes()
 
 
 def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:

@@ -29,6 +29,9 @@ from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
 
 DEVICE_S: Final = 30.0
 """Shortest time between two events about a device [s]: the limit for a device that flaps."""
+MISSING_S: Final = 600.0
+"""Time from the agent's start until a faulty device of its former run that no report has counts as removed
+[s]: its driver may not have declared it yet."""
 DEBOUNCE_S: Final = 1.0
 """Delay after a changed report [s], so that several changes are sent together."""
 RETRY_S: Final = 1.0
@@ -52,6 +55,7 @@ class _SentHealth(NamedTuple):
     device: DeviceHealth
     facts: tuple[object, ...]
     at_ns: int
+    """Monotonic time at which it was sent; of a restored device that of the agent's start [ns]."""
     is_restored: bool = False
     """True: a former run of the agent sent it, and the device was not reported in this run."""
 
@@ -104,7 +108,7 @@ class SentinelPublisher:
         self._saved_rows: list[_SavedDevice] | None = None
         self._unsaved = LogRateLimiter()
         self._sent: dict[DeviceRef, _SentHealth] = {
-            DeviceRef(*device.key): _SentHealth(device, (), -round(DEVICE_S * NS), is_restored=True)
+            DeviceRef(*device.key): _SentHealth(device, (), clock().mono_ns, is_restored=True)
             for device in self._load_devices()
         }
         self._retry_ns = 0
@@ -166,7 +170,7 @@ class SentinelPublisher:
             return (self._retry_ns - now.mono_ns) / NS
         found = {DeviceRef(*device.key): device for device in report.devices}
         changed = self._changed_devices(found)
-        due = {ref: device for ref, device in changed.items() if self._wait_s(ref, now) <= 0}
+        due = {ref: device for ref, device in changed.items() if self._wait_s(ref, found, now) <= 0}
         if due:
             try:
                 self._send(due, now)
@@ -179,7 +183,8 @@ class SentinelPublisher:
                     )
                 return self._note_failure("internal error", now)
             self._note_success(due, found, now)
-        return min((self._wait_s(ref, now) for ref in changed.keys() - due.keys()), default=IDLE_S)
+        rest = changed.keys() - due.keys()
+        return min((self._wait_s(ref, found, now) for ref in rest), default=IDLE_S)
 
     def _changed_devices(self, found: Mapping[DeviceRef, DeviceHealth]) -> dict[DeviceRef, DeviceHealth]:
         """Return the devices whose health differs from that sent last; removed devices count as healthy."""
@@ -189,14 +194,15 @@ class SentinelPublisher:
             if ref not in self._sent or self._sent[ref].facts != _facts(device)
         }
         for ref in self._sent.keys() - found.keys():
-            if not self._sent[ref].is_restored:  # else its driver may not have declared it yet
-                changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
+            changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
         return changed
 
-    def _wait_s(self, ref: DeviceRef, now: Instant) -> float:
+    def _wait_s(self, ref: DeviceRef, found: Mapping[DeviceRef, DeviceHealth], now: Instant) -> float:
         """Return the time until an event about a device may be sent [s]; 0 or less: now."""
         sent = self._sent.get(ref)
-        return DEVICE_S - (now.mono_ns - sent.at_ns) / NS if sent else 0.0
+        if sent is None or (sent.is_restored and ref in found):
+            return 0.0
+        return (MISSING_S if sent.is_restored else DEVICE_S) - (now.mono_ns - sent.at_ns) / NS
 
     def _send(self, due: Mapping[DeviceRef, DeviceHealth], now: Instant) -> None:
         devices = []
