@@ -282,6 +282,27 @@ def test_agent_that_lost_its_lease_stops_to_write(api: ClusterApi) -> None:
     assert agent.publisher.status.holder == "agent-2"
 
 
+@pytest.mark.parametrize(("slow", "status"), [("GET", "other"), ("PATCH", "other"), ("", "False")])
+def test_condition_is_not_written_after_the_lease_was_lost_meanwhile(
+    api: ClusterApi, slow: str, status: str
+) -> None:
+    agent = SteppedAgent(api, k8s_events=False)
+    agent.show(device())
+    api.set_condition("DRADevicesHealthy", "other")
+    agent.clock.advance(11)
+
+    def lose_lease(request: Request) -> None:
+        if request.method == slow and request.path.startswith("/api/v1/nodes"):
+            agent.clock.advance(DURATION_S)
+            lease = api.objects[LEASE]
+            api.put(LEASE, {**lease, "spec": {**lease["spec"], "holderIdentity": "agent-2"}})
+
+    api.refuse = lose_lease
+    agent.show(device("gpu-0", XID))
+    assert api.conditions()["DRADevicesHealthy"]["status"] == status
+    assert agent.publisher.status.is_held is (not slow)
+
+
 def test_clock_of_another_machine_does_not_end_its_lease(api: ClusterApi) -> None:
     first = SteppedAgent(api)
     first.clock.step_wall(-(10**6))

@@ -368,6 +368,8 @@ class ClusterPublisher:
             return TaskIntervals(_sooner(resync_s, due_s))
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
         path = f"{self._node_path}/status"
+        if not self._may_write():  # the Node may have been read for as long as the Lease lasts
+            return TaskIntervals(0.0)
         try:
             node = self._api.apply(path, body, manager=MANAGER)
         except ApiError as error:
@@ -375,6 +377,8 @@ class ClusterPublisher:
                 raise
             text = " ".join(str(error).split())  # the API server lists the fields in lines
             log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
+            if not self._may_write():
+                return TaskIntervals(0.0)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._note_node(node)
         return TaskIntervals(_sooner(resync_s, due_s), WRITE_S)
