@@ -1,4 +1,5 @@
-"""Admission policy of the example driver: its rules agree with the types that decode the parameters.
+"""Admission policies: that of the example driver agrees with the types that decode the parameters, and that
+of the agent restricts a pod to the conditions of its own Node.
 
 cel-go, the engine of the API server, evaluates the rules (``tests/admission``); the tests that need it are
 skipped without Go.
@@ -24,6 +25,9 @@ from agent.sources.yaml_text import parse_yaml
 ROOT: Final = Path(__file__).parents[1]
 PROGRAM: Final = ROOT / "tests" / "admission"
 POLICY_FILE: Final = ROOT / "examples" / "hostdev_driver" / "admission.yaml"
+AGENT_FILE: Final = ROOT / "deploy" / "kubernetes" / "drahealth-cluster.yaml"
+CHART_FILE: Final = ROOT / "deploy" / "helm" / "drahealth" / "templates" / "admissionpolicy.yaml"
+NODE: Final = "node-a"
 DRIVER: Final = VERSION.partition("/")[0]
 ABSENT: Final = object()
 
@@ -99,11 +103,12 @@ def policy() -> Mapping[str, Any]:
 
 
 Evaluate = Callable[[Sequence[Mapping[str, Any]]], list[list[str]]]
+EvaluatePolicy = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], list[list[str]]]
 
 
 @pytest.fixture(scope="module")
-def evaluate(policy: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
-    """Return a function that evaluates the policy's validations for some requests."""
+def evaluate_policy(tmp_path_factory: pytest.TempPathFactory) -> EvaluatePolicy:
+    """Return a function that evaluates a policy's validations for some requests."""
     if shutil.which("go") is None:
         pytest.skip("Go is not installed: the rules are not evaluated")
     binary, environ = tmp_path_factory.mktemp("admission") / "admission", os.environ | SETTINGS
@@ -113,7 +118,7 @@ def evaluate(policy: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory
     build = _run(["go", "build", "-o", str(binary), "."], environ)
     assert build.returncode == 0, build.stderr
 
-    def evaluate(requests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    def evaluate(policy: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         rules = {key: policy["spec"][key] for key in ("variables", "validations")}
         done = _run([str(binary)], environ, json.dumps({**rules, "requests": requests}))
         assert done.returncode == 0, done.stderr
@@ -123,6 +128,12 @@ def evaluate(policy: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory
         return results
 
     return evaluate
+
+
+@pytest.fixture(scope="module")
+def evaluate(policy: Mapping[str, Any], evaluate_policy: EvaluatePolicy) -> Evaluate:
+    """Return a function that evaluates the validations of the example's policy for some requests."""
+    return lambda requests: evaluate_policy(policy, requests)
 
 
 def _run(
@@ -190,3 +201,82 @@ def test_policy_names_one_reason_for_each_mistake(evaluate: Evaluate) -> None:
     names = ("unknown kind", "unknown field", "no pages", "size without a unit", "CPUs as a number")
     results = evaluate([request("resourceclaims", config(PARAMETERS[name])) for name in names])
     assert [result.count("false") for result in results] == [1] * len(names)
+
+
+# --- policy of the agent -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def agent_policy() -> Mapping[str, Any]:
+    objects: Any = parse_yaml(AGENT_FILE.read_bytes())
+    (found,) = (one for one in objects if one["kind"] == "ValidatingAdmissionPolicy")
+    return dict(found)
+
+
+def node_update(
+    changed: Mapping[str, Any], *, absent: str = "", name: str = NODE, part: str = "status"
+) -> dict[str, Any]:
+    """Return the variables of an update of a Node's status, by the agent on NODE.
+
+    Args:
+        changed: Fields of a part of the Node that the update changes.
+        absent: Field of this part that the update removes.
+        name: Name of the updated Node.
+        part: Part of the Node: ``status`` or ``metadata``.
+    """
+    metadata = {"name": name, "labels": {"a": "b"}, "managedFields": [], "resourceVersion": "1"}
+    status = {
+        "capacity": {"cpu": "4"},
+        "conditions": [{"type": "Ready", "status": "True"}, {"type": "DRADevicesHealthy", "status": "True"}],
+        "images": [{"names": ["a"], "sizeBytes": 1}],
+    }
+    before: dict[str, Any] = {"metadata": metadata, "status": status}
+    after = {key: value for key, value in {**before[part], **changed}.items() if key != absent}
+    user = {"extra": {"authentication.kubernetes.io/node-name": [NODE]}}
+    request = {"resource": {"resource": "nodes"}, "userInfo": user}
+    return {"request": request, "oldObject": before, "object": {**before, part: after}}
+
+
+READY: Final = {"type": "Ready", "status": "True"}
+ALLOWED_UPDATES: Final = (
+    node_update({}),
+    node_update({"conditions": [READY, {"type": "DRADevicesHealthy", "status": "False"}]}),
+    node_update({"conditions": [READY]}),
+    node_update({"managedFields": [{"manager": "drahealth"}], "resourceVersion": "2"}, part="metadata"),
+)
+REFUSED_UPDATES: Final = (
+    (node_update({}, name="node-b"), "own Node only"),
+    (node_update({"conditions": []}), "begin with DRA"),
+    (node_update({"capacity": {"cpu": "8"}}), "only the conditions"),
+    (node_update({"allocatable": {"cpu": "4"}}), "only the conditions"),
+    (node_update({"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}), "only the conditions"),
+    (node_update({}, absent="images"), "only the conditions"),
+    (node_update({"futureField": True}), "only the conditions"),
+    (node_update({"labels": {"a": "c"}}, part="metadata"), "no labels"),
+    (node_update({}, absent="labels", part="metadata"), "no labels"),
+    (node_update({"annotations": {"a": "b"}}, part="metadata"), "no labels"),
+    (node_update({"finalizers": ["a/b"]}, part="metadata"), "no labels"),
+)
+
+
+def test_agent_may_write_only_conditions_of_its_own_node(
+    agent_policy: Mapping[str, Any], evaluate_policy: EvaluatePolicy
+) -> None:
+    messages = [one["message"] for one in agent_policy["spec"]["validations"]]
+    results = evaluate_policy(agent_policy, [*ALLOWED_UPDATES, *(update for update, _ in REFUSED_UPDATES)])
+    refusals = [
+        [message for message, text in zip(messages, result, strict=True) if text == "false"]
+        for result in results
+    ]
+    count = len(ALLOWED_UPDATES)
+    assert refusals[:count] == [[]] * count
+    for found, (_, expected) in zip(refusals[count:], REFUSED_UPDATES, strict=True):
+        assert len(found) == 1
+        assert expected in found[0]
+
+
+def test_chart_and_manifest_have_the_same_rules(agent_policy: Mapping[str, Any]) -> None:
+    text = " ".join(CHART_FILE.read_text().split())
+    for one in (*agent_policy["spec"]["variables"], *agent_policy["spec"]["validations"]):
+        assert one["expression"] in text
+        assert one.get("message", "") in text

@@ -478,10 +478,11 @@ def test_admission_policy_restricts_a_pod_to_its_own_node(server: RealKubeApi) -
     access = pod_access(server, "bound", "own-node")
     client = drahealth.ApiServer(access)
 
-    def apply(node: str, type_: str = "DRADevicesHealthy") -> None:
+    def apply(node: str, type_: str = "DRADevicesHealthy", **other: Any) -> None:
         entry = {"type": type_, "status": "True", "reason": "Test"}
-        metadata = {"name": node}
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"conditions": [entry]}}
+        metadata = {"name": node, **other.pop("metadata", {})}
+        status = {"conditions": [entry], **other}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
         client.apply(f"/api/v1/nodes/{node}/status", body, manager="drahealth")
 
     def is_refused() -> bool:
@@ -494,6 +495,16 @@ def test_admission_policy_restricts_a_pod_to_its_own_node(server: RealKubeApi) -
     eventually(is_refused, "the policy is in force", 3 * PATIENCE_S)
     with pytest.raises(drahealth.ApiError, match="begin with DRA"):
         apply("own-node", "Ready")
+    for fields in (
+        {"capacity": {"cpu": "8"}},
+        {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]},
+    ):
+        with pytest.raises(drahealth.ApiError, match="only the conditions"):
+            apply("own-node", **fields)
+    for field in ("labels", "annotations"):
+        with pytest.raises(drahealth.ApiError, match="may change no labels"):
+            apply("own-node", metadata={field: {"a": "b"}})
+    apply("own-node")
     path = server.admin.dra_path("devicetaintrules", "r")
     taint = {"key": "example.com/a", "effect": "NoSchedule"}
     for node, selector, refusal in (

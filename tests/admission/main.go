@@ -21,7 +21,7 @@ type expression struct {
 type input struct {
 	Variables   []expression     `json:"variables"`
 	Validations []expression     `json:"validations"`
-	Requests    []map[string]any `json:"requests"` // activations with "object" and "request"
+	Requests    []map[string]any `json:"requests"` // activations with "object", "oldObject" and "request"
 }
 
 func main() {
@@ -44,6 +44,7 @@ func run() error {
 		cel.CrossTypeNumericComparisons(true),
 		cel.OptionalTypes(),
 		cel.Variable("object", cel.DynType),
+		cel.Variable("oldObject", cel.DynType),
 		cel.Variable("request", cel.DynType),
 		cel.Variable("variables", cel.DynType),
 	)
