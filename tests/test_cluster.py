@@ -3,6 +3,7 @@ do."""
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from agent.config.config import Config
 from agent.devices.inventory import DeviceKind
 from agent.errors import ConfigError
 from agent.model.health import Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.serve.kube_api.api_server import ApiServer
 
 DEGRADED = ("gpu.ecc.correctable_rate", Severity.DEGRADED)
@@ -80,6 +82,40 @@ def test_condition_of_a_kind_exists_only_with_devices_of_the_kind() -> None:
         ("DRACPUDevicesHealthy", "True"),
         ("DRAGPUDevicesHealthy", "False"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "passes", "status"),
+    [
+        (SourceState.STARTING, 0, "Unknown"),
+        (SourceState.STALLED, 0, "Unknown"),
+        (SourceState.STALLED, 1, "True"),
+        (SourceState.ABSENT, 0, "True"),
+    ],
+)
+def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, passes: int, status: str) -> None:
+    nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "", passes=passes)
+    cpus = replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,))
+    found = {"DRAGPUDevicesHealthy", "DRANICDevicesHealthy"}
+    decided = decide_conditions(cpus, ("gpu", "mig", "cpu", "nic"), found)
+    expected = {"DRADevicesHealthy": status, "DRACPUDevicesHealthy": "True"}
+    if status == "Unknown":
+        expected["DRAGPUDevicesHealthy"] = status
+        assert decided[0].message == "nvml: devices not listed yet"
+    assert {one.type: one.status for one in decided} == expected
+    sick = replace(report(device("gpu-0", XID)), sources=(nvml,))
+    assert {one.status for one in decide_conditions(sick, ("gpu",), found)} == {"False"}
+
+
+def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi) -> None:
+    SteppedAgent(api, k8s_condition_kinds=("gpu",)).show(device("gpu-0", XID))
+    agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
+    nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
+    agent.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+    types = ("DRADevicesHealthy", "DRAGPUDevicesHealthy")
+    for seconds, status in ((UNKNOWN_S - 1, "False"), (20, "Unknown")):
+        agent.run_for(seconds)
+        assert {condition_of(api, type_)[0] for type_ in types} == {status}
 
 
 def test_every_kind_of_device_has_a_condition_type() -> None:

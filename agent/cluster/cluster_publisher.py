@@ -18,6 +18,7 @@ from agent.cluster.node_objects import (
     CONFLICT,
     RENEW_S,
     AgentLease,
+    NodeCondition,
     UnknownDelay,
     active_maintenance,
     are_on_node,
@@ -356,12 +357,11 @@ class ClusterPublisher:
         report, config = self._report, self._config
         if report is None:
             return TaskIntervals(RESYNC_S)
-        decided = decide_conditions(report, config.k8s_condition_kinds)
-        wanted, due_s = self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
+        wanted, due_s = self._wanted_conditions(report, config, now)
         if now.mono_ns < self._compare_node_ns and are_on_node(wanted, self._node_conditions):
             return TaskIntervals(_sooner((self._compare_node_ns - now.mono_ns) / NS, due_s))
         self._read_node()
-        wanted, due_s = self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
+        wanted, due_s = self._wanted_conditions(report, config, now)
         resync_s = RESYNC_S * (0.9 + 0.2 * self._jitter())
         self._compare_node_ns = now.mono_ns + round(resync_s * NS)
         if are_on_node(wanted, self._node_conditions):
@@ -382,6 +382,12 @@ class ClusterPublisher:
             node = self._api.apply(path, body, manager=MANAGER, force=True)
         self._note_node(node)
         return TaskIntervals(_sooner(resync_s, due_s), WRITE_S)
+
+    def _wanted_conditions(
+        self, report: Report, config: Config, now: Instant
+    ) -> tuple[tuple[NodeCondition, ...], float | None]:
+        decided = decide_conditions(report, config.k8s_condition_kinds, self._node_conditions)
+        return self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
 
     def _record_events(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config

@@ -12,7 +12,7 @@ clock: the times in a Lease come from clocks of other machines.
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ from agent.errors import ApiError
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.json_values import JsonObject
+from agent.model.reading import unlisted_sources
 from agent.model.report import Report
 from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
@@ -42,6 +43,8 @@ KIND_CONDITIONS: Final[Mapping[str, str]] = {
     DeviceKind.OTHER: "DRAOtherDevicesHealthy",
 }
 """Types of the Node's conditions about the devices of one kind."""
+GPU_KINDS: Final = frozenset({DeviceKind.GPU, DeviceKind.MIG})
+"""Kinds of devices that NVML lists, see :func:`unlisted_sources`."""
 OWN_TYPES: Final = frozenset({ALL_DEVICES, *KIND_CONDITIONS.values()})
 MAINTENANCE_TYPES: Final = (
     "DrainInProgress",
@@ -139,19 +142,27 @@ def _from_node(entry: JsonObject) -> NodeCondition | None:
     return NodeCondition(type_, status, ConditionReason(reason), message)
 
 
-def decide_conditions(report: Report, kinds: Iterable[str]) -> tuple[NodeCondition, ...]:
+def decide_conditions(
+    report: Report, kinds: Iterable[str], found: Container[str] = ()
+) -> tuple[NodeCondition, ...]:
     """Return the Node conditions that follow from a report; empty while the agent starts.
 
     Args:
         report: Newest health report.
         kinds: Kinds of devices with a condition of their own. A kind without devices has no condition, so
             that one configuration fits nodes with and without GPUs.
+        found: Types of the Node's conditions. Until NVML lists the GPUs, these remain as Unknown.
     """
     if report.starting:
         return ()
-    by_kind = ((kind, [one for one in report.devices if one.kind == kind]) for kind in sorted(set(kinds)))
-    of_kinds = (_condition(KIND_CONDITIONS[kind], devices) for kind, devices in by_kind if devices)
-    return (_condition(ALL_DEVICES, report.devices), *of_kinds)
+    unlisted = unlisted_sources(report.sources)
+    conditions = [_condition(ALL_DEVICES, report.devices, unlisted)]
+    for kind in sorted(set(kinds)):
+        type_, devices = KIND_CONDITIONS[kind], [one for one in report.devices if one.kind == kind]
+        missing = unlisted if kind in GPU_KINDS and type_ in found else ()
+        if devices or missing:
+            conditions.append(_condition(type_, devices, missing))
+    return tuple(conditions)
 
 
 def device_name(device: DeviceHealth) -> str:
@@ -207,14 +218,16 @@ def active_maintenance(found: Mapping[str, JsonObject]) -> tuple[str, ...]:
     return tuple(name for name in MAINTENANCE_TYPES if found.get(name, {}).get("status") == "True")
 
 
-def _condition(type_: str, devices: Sequence[DeviceHealth]) -> NodeCondition:
-    if not devices:
+def _condition(type_: str, devices: Sequence[DeviceHealth], unlisted: Sequence[str]) -> NodeCondition:
+    if not devices and not unlisted:
         return NodeCondition(type_, "Unknown", ConditionReason.NO_DEVICES, "the node has no known devices")
-    worst = max(map(_severity, devices))
+    worst = max([*map(_severity, devices), *(Severity.UNKNOWN for _ in unlisted)])
     status, reason = _OUTCOMES[worst]
     if reason is ConditionReason.ALL_HEALTHY:
         return NodeCondition(type_, status, reason, "all devices are healthy")
     texts = [_device_text(device, worst) for device in devices if _severity(device) is worst]
+    if worst is Severity.UNKNOWN:
+        texts += [f"{source}: devices not listed yet" for source in unlisted]
     return NodeCondition(type_, status, reason, _joined(texts))
 
 
