@@ -38,6 +38,14 @@ _PATH: Final = re.compile(
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
+def documented_removal(node: str) -> dict[str, Any]:
+    """Return the Node that the command in the documentation applies to remove the agent's conditions."""
+    text = (ROOT / "docs/cluster.md").read_text()
+    assert "kubectl apply --server-side --subresource=status --field-manager=drahealth -f -" in text
+    (found,) = re.findall(r"^  echo '(.*)' \|$", text, re.MULTILINE)
+    return dict(json.loads(found.replace("'$node'", node)))
+
+
 class Request(NamedTuple):
     """One request to the server."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_agents import DRIVER, XID, SteppedAgent, device, report
-from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, granted_rights
+from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, documented_removal, granted_rights
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -271,6 +271,15 @@ def test_condition_of_a_kind_that_is_configured_no_longer_is_removed(api: Cluste
     agent.publisher.reconfigure(Config(node_name=NODE, k8s_enabled=True))
     agent.publisher.step()
     assert set(api.conditions()) == {"DRADevicesHealthy", "Ready"}
+
+
+def test_documented_command_removes_the_conditions_of_the_agent_only(api: ClusterApi) -> None:
+    agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
+    agent.show(device("gpu-0", XID))
+    api.set_condition("Ready", "True")
+    client = ApiServer(ApiAccess(api.url))
+    client.apply(f"/api/v1/nodes/{NODE}/status", documented_removal(NODE), manager="drahealth")
+    assert set(api.conditions()) == {"Ready"}
 
 
 def test_condition_of_another_manager_is_taken_over_with_a_warning(

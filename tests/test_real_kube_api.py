@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from cluster_agents import XID, StepClock, device, report
+from cluster_api import documented_removal
 from kubelet.claims import allocated_claim
 from patience import PATIENCE_S
 from real_kube_api import RealKubeApi, real_kube_api
@@ -392,6 +393,10 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     assert admin.list_objects(admin.dra_path("devicetaintrules")).items == []
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
     assert sorted({one["reason"] for one in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
+
+    admin.apply(f"/api/v1/nodes/{node}/status", documented_removal(node), manager="drahealth")
+    status = admin.call("GET", f"/api/v1/nodes/{node}")["status"]
+    assert not any(one["type"].startswith("DRA") for one in status.get("conditions", ()))
 
 
 def test_condition_of_another_manager_is_a_conflict_and_taken_over(
