@@ -25,9 +25,10 @@ from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLo
 from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredMemoryDevice, DriverDevice
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.model.machine_samples import (
     DimmSample,
+    LogSample,
     MachineSample,
     NumaMemorySample,
     PerCpuSample,
@@ -92,6 +93,7 @@ class PaperMemory:
     memory: SourceState = SourceState.OK
     settings: EngineSettings = field(default_factory=lambda: EngineSettings("node-a"))
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
+    log: LogSample | None = None
     now_s: float = 1_000 * DAY
     past: MemoryRuleState = field(default_factory=MemoryRuleState)
 
@@ -121,6 +123,7 @@ class PaperMemory:
         states = {"edac": self.edac, "memory": self.memory}
         return Snapshot(
             seq=1,
+            log=self.log,
             cpus=cpus_sample(),
             nodes=self.nodes,
             machine=MachineSample(
@@ -553,6 +556,37 @@ def test_pages_with_hardware_errors_have_result(
     if lines:
         paper.write_lines(KernelLogCode.MEMORY_FAILURE, times=lines)
     assert paper.result(POISONED) == answer
+
+
+PRECAUTION: Final = bad(POISONED, "8 KiB taken out of use as a precaution", Severity.DEGRADED)
+FAILED_PAGES: Final = bad(POISONED, "8 KiB with hardware errors")
+
+
+@pytest.mark.parametrize(
+    ("reader", "is_complete", "lines", "answer"),
+    [
+        (SourceState.OK, True, 0, PRECAUTION),
+        (SourceState.OK, True, 1, FAILED_PAGES),
+        (SourceState.OK, False, 0, FAILED_PAGES),  # the line may have been overwritten
+        (SourceState.FAILING, True, 0, FAILED_PAGES),
+        (SourceState.STALLED, True, 0, FAILED_PAGES),
+        (SourceState.STARTING, False, 0, RuleInconclusive("the kernel log is still being read")),
+        (SourceState.STARTING, False, 1, FAILED_PAGES),
+    ],
+)
+def test_pages_without_a_line_of_failure_in_a_whole_log_are_degraded(
+    reader: SourceState, is_complete: bool, lines: int, answer: RuleResult
+) -> None:
+    paper = PaperMemory(numa=(numa(poisoned=ABSENT),), corrupted_kib=8)
+    paper.log = LogSample((), SourceSample("kmsg", reader, 0, NS, 0, ""), is_complete=is_complete)
+    if lines:
+        paper.write_lines(KernelLogCode.MEMORY_FAILURE, times=lines)
+    found = paper.result(POISONED)
+    if isinstance(found, Finding):
+        is_precaution = found.severity is Severity.DEGRADED
+        assert found.repair is (Repair.INSPECT_HARDWARE if is_precaution else None)
+        found = found._replace(advice="", repair=None)
+    assert found == answer
 
 
 def test_poisoned_pages_count_for_their_node_or_for_all() -> None:

@@ -116,6 +116,7 @@ def test_lines_are_counted_by_their_key(log: Path) -> None:
         assert first.text.endswith("pid=9, name=b, Ch 8")
         assert (second.times, second.first_text) == (1, second.text)
         assert (sample.lost, sample.source.failures, sample.source.detail) == (0, 0, "")
+        assert sample.is_complete
 
 
 def test_unchanged_line_is_not_decoded_again(log: Path) -> None:
@@ -133,6 +134,15 @@ def test_lost_records_are_counted_and_a_late_start_loses_none(log: Path) -> None
         sample = one.until(lambda s: times(s) == [2])
         assert (sample.lost, sample.source.state) == (4, SourceState.OK)
         assert sample.source.detail == "4 records were overwritten before they were read"
+
+
+@pytest.mark.parametrize(("numbers", "is_complete"), [((0, 1), True), ((1, 2), False), ((0, 2), False)])
+def test_log_is_complete_if_every_record_since_boot_was_read(
+    log: Path, numbers: tuple[int, ...], is_complete: bool
+) -> None:
+    add(log, *(record(number, "lost a") for number in numbers))
+    with reader(log, "lost %w") as one:
+        assert one.until(lambda s: times(s) == [2]).is_complete is is_complete
 
 
 def test_lost_records_text_is_correct(log: Path) -> None:

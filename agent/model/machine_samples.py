@@ -271,6 +271,8 @@ class LogSample:
     then."""
     lost: int = 0
     """Number of records that were overwritten before the agent read them, or too long to read."""
+    is_complete: bool = False
+    """True: every record since boot was read, and no line that matches a pattern was dropped."""
 
 
 class Subsystem(StrEnum):

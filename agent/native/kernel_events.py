@@ -121,6 +121,8 @@ class KernelLogReader:
             # a container may have no kernel log; NVML reports most of its faults too
             source=source_sample(head, "kmsg", detail, vital=False),
             lost=head.lost,
+            # the kernel numbers records from 0
+            is_complete=head.next_seq == head.lines and not head.evicted,
         )
 
 

@@ -29,7 +29,7 @@ from agent.health.host.verdicts import (
     PoolsByDevice,
     main_sources,
 )
-from agent.health.kernel_log.facts import log_reader_state
+from agent.health.kernel_log.facts import is_log_complete, log_reader_state
 from agent.health.rules import CounterGrowth
 from agent.health.verdict import VerdictContext
 from agent.model.cpuset import CpuSet, cpu_numbers
@@ -239,6 +239,7 @@ def _shared_memory_input(
         (
             settings,
             (memory.blocks_online, memory.failure_lines, memory.locations),
+            (log_reader_state(snapshot.log), is_log_complete(snapshot.log)),
             (has_source_been_read(machine, "memory"), has_source_been_read(machine, "edac")),
             (machine.numa, machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
         )

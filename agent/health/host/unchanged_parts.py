@@ -68,7 +68,7 @@ def host_inputs(snapshot: Snapshot, settings: EngineSettings) -> HostInputs:
         settings,
         tuple(beats_ns),
         tuple(map(_state, machine.sources)),
-        (log.lines, log.lost, log.source.state) if log else None,
+        (log.lines, log.lost, log.is_complete, log.source.state) if log else None,
         snapshot.declared,
     )
     nodes = snapshot.nodes

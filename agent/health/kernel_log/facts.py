@@ -246,6 +246,12 @@ def log_reader_state(log: LogSample | None) -> SourceState:
     return log.source.state if log else SourceState.ABSENT
 
 
+def is_log_complete(log: LogSample | None) -> bool:
+    """Return whether all lines of the kernel log since boot were read, so that a missing line was not
+    written."""
+    return log is not None and log.is_complete and log.source.state is SourceState.OK
+
+
 def no_log_lines_result(reader: SourceState) -> RuleResult:
     """Return the result of a rule that reads only the kernel log and found no line of a fault. The result is
     OK if the log is read, not applicable if it cannot be read, and not evaluated while old lines are still

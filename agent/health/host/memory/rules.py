@@ -15,7 +15,13 @@ from agent.health.host.memory.edac import (
     numa_nodes_with_memory,
     unchanged_edac_state,
 )
-from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
+from agent.health.kernel_log.facts import (
+    KernelLogCode,
+    KernelLogState,
+    is_log_complete,
+    log_reader_state,
+    no_log_lines_result,
+)
 from agent.health.rules import (
     OK,
     Rule,
@@ -31,7 +37,7 @@ from agent.model.declared_devices import DeclaredMemoryDevice, DriverDevice
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.machine_samples import MachineSample, NumaMemorySample
 from agent.model.persistent_faults import MemoryBaseline
-from agent.model.reading import NEVER_READ, Missing, Reading, is_absent
+from agent.model.reading import NEVER_READ, Missing, Reading, SourceState, is_absent
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -73,6 +79,9 @@ class MemoryRuleInput(NamedTuple):
     correctable_errors: int
     """Smallest number of correctable errors within the window that is a fault."""
     correctable_window_s: int
+    log_reader: SourceState = SourceState.ABSENT
+    is_log_complete: bool = False
+    """True: all lines of the kernel log since boot were read."""
     declared_bytes: int = 0
     """Memory size that a driver declares [bytes]; 0: not declared."""
 
@@ -178,6 +187,8 @@ def memory_rule_input(
         failed_since=state.failed_since,
         correctable_errors=limits.correctable_errors,
         correctable_window_s=limits.correctable_window_s,
+        log_reader=log_reader_state(snapshot.log),
+        is_log_complete=is_log_complete(snapshot.log),
     )
 
 
@@ -204,6 +215,7 @@ MAX_LOCATIONS_LISTED: Final = 4
 NOT_YET: Final = RuleInconclusive("the machine's memory has not been read yet")
 NO_MEMORY: Final = RuleInconclusive("the NUMA node has no memory")
 NO_COUNTERS: Final = RuleNotApplicable("the machine has no EDAC error counters")
+_PRECAUTION: Final = "find the module (EDAC, rasdaemon); replace it at the next maintenance if pages follow"
 TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
 
@@ -281,7 +293,9 @@ def detect_poisoned_pages(view: MemoryRuleInput) -> RuleResult:
     """Memory pages had hardware errors: the kernel took them out of use and killed the processes that used
     them.
 
-    Kernels before Linux 6.4 do not count them by NUMA node; then they count for every NUMA node.
+    Kernels before Linux 6.4 do not count them by NUMA node; then they count for every NUMA node. Their count
+    includes pages taken out of use as a precaution, which lose no data: degraded if the kernel log was read
+    since boot, and has no line of memory failure.
 
     Source: ``node<N>/memory_failure/total`` [pages]; else ``HardwareCorrupted`` of ``/proc/meminfo`` [KiB],
     and lines of memory failure in the kernel log.
@@ -305,14 +319,22 @@ def detect_poisoned_pages(view: MemoryRuleInput) -> RuleResult:
 
 def _poisoned_on_unknown_numa_node(view: MemoryRuleInput, kib: Reading) -> RuleResult:
     lines = view.failure_lines
+    place = "" if view.is_only_numa_node else ", NUMA node unknown"
     fault = ""
+    if isinstance(kib, int) and kib and not lines:
+        if view.log_reader is SourceState.STARTING:
+            return no_log_lines_result(view.log_reader)
+        if view.is_log_complete:
+            evidence = f"{format_at_least(kib)} KiB taken out of use as a precaution{place}"
+            return Finding(
+                "mem.poisoned", Severity.DEGRADED, evidence, _PRECAUTION, repair=Repair.INSPECT_HARDWARE
+            )
     if isinstance(kib, int) and kib:
         fault = f"{format_at_least(kib)} KiB with hardware errors"
     elif lines:
         noun = "line" if lines == 1 else "lines"
         fault = f"{format_at_least(lines)} {noun} of memory failure in the kernel log"
     if fault:
-        place = "" if view.is_only_numa_node else ", NUMA node unknown"
         return Finding("mem.poisoned", Severity.UNHEALTHY, fault + place, since=view.failed_since)
     if isinstance(kib, int):
         return OK
