@@ -187,6 +187,11 @@ class GpuNode(PaperNode):
             self.hanging.discard(number)
             self.change(number, call="", call_ns=0)
 
+    def reload_stopped(self, **how: Any) -> None:
+        """Restart the agent, and reload the driver while it is stopped."""
+        self.library["module"] += 1
+        self.restart(**how)
+
     def reload(self) -> None:
         """Reload the driver."""
         self.library["generation"] += 1

@@ -20,7 +20,7 @@ from agent.health.gpu.faults.match_reports import KEPT_BURSTS, KEPT_LINES, KEPT_
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
+from agent.model.persistent_faults import Cure, DriverModule, KnownGpu, PersistentFault, PersistentState
 from agent.store.gpu_fault_file import (
     SIZE_MAX,
     decode_gpu_faults,
@@ -50,7 +50,9 @@ FAULT = PersistentFault(
     texts=("NVRM: Xid (PCI:0000:3b:00): 79",),
 )
 MEMORY = PersistentState(
-    (GPU,), (FAULT, FAULT._replace(uuid="", code="fabric.sxid.20034", healed=True, texts=()))
+    (GPU,),
+    (FAULT, FAULT._replace(uuid="", code="fabric.sxid.20034", healed=True, texts=())),
+    module=DriverModule(FAULT.boot_id, 4711),
 )
 
 

@@ -179,6 +179,45 @@ def test_driver_reload_resolves_faults_of_every_gpu(code: int) -> None:
     assert seconds_until_healthy(node) <= 66
 
 
+@pytest.mark.parametrize("code", UNTIL_RESET)
+def test_driver_reload_while_the_agent_is_stopped_resolves_faults(code: int) -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.library["module"] = 4711
+    node.next(2)
+    node.xid(0, code)
+    node.rest(20)
+    node.restart(away_s=60)
+    node.rest(200)
+    assert node.health() is Health.UNHEALTHY, "the module is the same"
+    node.reload_stopped(away_s=60)
+    assert seconds_until_healthy(node) <= 66
+
+
+def test_fault_between_stop_and_start_is_not_resolved_by_a_reload() -> None:
+    """Whether the line came before the reload is not known."""
+    node = GpuNode(readings=OLD_DRIVER)
+    node.library["module"] = 4711
+    node.next(2)
+    node.xid(0, 46)
+    node.rest(20)
+    node.log_xid(0, 62)
+    node.reload_stopped(away_s=60)
+    node.rest(200)
+    assert node.codes() == ["gpu.xid.62"]
+
+
+def test_module_of_another_boot_is_no_reload() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.library["module"] = 4711
+    node.next(2)
+    node.restart(boot_id=SECOND_BOOT, away_s=120, evaluate=False)
+    node.library["module"] = 9
+    node.log_xid(0, 46)
+    node.rest(200)
+    assert node.health() is Health.UNHEALTHY
+    assert node.checkpoint.module == (SECOND_BOOT, 9)
+
+
 def test_fault_after_driver_reload_is_not_resolved_by_it() -> None:
     node = GpuNode(readings=OLD_DRIVER)
     node.reload()

@@ -247,6 +247,22 @@ def test_driver_reloaded_between_two_processes_is_counted(
     assert watched.until_read(2).generation == generation
 
 
+@pytest.mark.parametrize("is_loaded_again", [False, True])
+def test_nvml_opened_again_is_a_reload_only_of_another_module(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched], is_loaded_again: bool
+) -> None:
+    module = tmp_path / "module/nvidia"
+    module.mkdir(parents=True)
+    watched = start(replace(QUICK, library=str(fake.library), sysfs_root=tmp_path))
+    assert watched.until_read(2).module == module.stat().st_ino
+    if is_loaded_again:
+        module.rename(module.with_name("unloaded"))
+        module.mkdir()
+    fake.send("reload")
+    after = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [2, 2])
+    assert (after.generation, after.module) == (1 + is_loaded_again, module.stat().st_ino)
+
+
 def test_driver_of_another_version_after_a_process_is_a_reload() -> None:
     wake_fd = os.eventfd(0)
     nvml = NvmlProcess(replace(QUICK, sysfs_root=Path("/nonexistent")), Path("/proc"), wake_fd)

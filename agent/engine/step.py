@@ -167,7 +167,13 @@ def initial_state(
     state = EngineState(settings)
     if restored is not None:
         gpus = GpuState(
-            restored.gpus, restored.faults, restored.recovery_signs, restored.saved, cleared=restored.cleared
+            restored.gpus,
+            restored.faults,
+            restored.recovery_signs,
+            restored.saved,
+            cleared=restored.cleared,
+            module=restored.module,
+            reloaded_at=restored.reloaded_at,
         )
         state = replace(state, gpus=gpus, conditions=restored.conditions)
     if saved is None:

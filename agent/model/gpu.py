@@ -247,7 +247,9 @@ class NvmlSample:
     err: int = 0
     """NVML return code behind ``nvml.detail``; 0: no error."""
     generation: int = 0
-    """Number of initialisations of the NVML library; grows when the driver is reloaded."""
+    """Number of loads of the driver since the start; without ``module``, of initialisations of NVML."""
+    module: int = 0
+    """Number of the loaded kernel module, which each load changes; 0: unknown."""
     count: int = 0
     """Number of GPUs that NVML last reported."""
     driver: str = ""

@@ -10,7 +10,7 @@ The agent stores the faults, so that a fault does not end because the agent is r
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import MigSample
@@ -234,6 +234,18 @@ class PersistentCheckFault(NamedTuple):
     since_wall_s: float
 
 
+class DriverModule(NamedTuple):
+    """Kernel module of the GPU driver that was loaded when NVML was last initialised."""
+
+    boot_id: str = ""
+    """Boot ID of the kernel that loaded the module; empty: unknown."""
+    number: int = 0
+    """Number of the module, which each load changes; 0: unknown."""
+
+
+NO_MODULE: Final = DriverModule()
+
+
 @dataclass(frozen=True, slots=True)
 class PersistentState:
     """GPUs, GPU faults, faults of drivers' checks and baseline values that the agent stores.
@@ -250,9 +262,10 @@ class PersistentState:
     """Faults that health checks of drivers found, in the boot of ``start``."""
     runs: int = 0
     """Number of times that the agent has started with this state file."""
+    module: DriverModule = NO_MODULE
 
     @property
     def gpu_part(self) -> "PersistentState":
         """Part of the stored state that concerns GPUs: the GPUs and the GPU faults, without faults of checks
         and without the baseline."""
-        return PersistentState(self.gpus, self.faults, self.cleared)
+        return PersistentState(self.gpus, self.faults, self.cleared, module=self.module)

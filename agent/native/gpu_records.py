@@ -255,6 +255,7 @@ class GpuRecordDecoder:
             ),
             err=head.err,
             generation=head.generation,
+            module=head.module,
             count=head.count,
             driver=_text(ffi.buffer(head.driver)[:]),
             library=_text(ffi.buffer(head.nvml)[:]),

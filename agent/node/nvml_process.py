@@ -116,8 +116,6 @@ class NvmlProcess:
         """Last sample of the child process before this one; None: this is the first."""
         self._raw: NvmlSample | None = None
         """Newest sample as this child process published it, without the counts of earlier child processes."""
-        self._module = 0
-        """Identity of the loaded kernel module when GPUs were last read; see :meth:`_module_id`."""
         self._was_reloaded = False
         """Whether the driver was reloaded between the last child process that read GPUs and this one."""
         self._unread: NvmlSample | None = None
@@ -167,18 +165,11 @@ class NvmlProcess:
     def _is_reloaded(self, found: NvmlSample) -> bool:
         """Return whether the driver was reloaded since the last child process: it has another version, or its
         kernel module was loaded again. ``found`` is the first sample of this child process."""
-        last_module, self._module = self._module, self._module_id() or self._module
-        is_loaded_again = 0 < last_module != self._module
-        last_driver = self._before.driver if self._before else ""
-        return is_loaded_again or bool(last_driver and found.driver and found.driver != last_driver)
-
-    def _module_id(self) -> int:
-        """Return a number that a load of the kernel module changes; 0: not loaded. The kernel numbers the
-        directories of sysfs in the order in which it creates them, and uses no number again soon."""
-        try:
-            return (self._options.sysfs_root / "module/nvidia").stat().st_ino
-        except OSError:
-            return 0
+        before = self._before
+        if before is None:
+            return False
+        pairs = ((before.module, found.module), (before.driver, found.driver))
+        return any(last and now and last != now for last, now in pairs)
 
     def _replaces_last(self, found: NvmlSample) -> bool:
         """Return whether a new child process's first sample replaces the last sample of the child before.
@@ -389,7 +380,6 @@ class NvmlProcess:
             self._child = None
             end = self._set_end(_reap(child.pid))
             self._before, self._raw, self._first_call_ns = self._last, None, 0
-            self._module = self._module_id() or self._module  # this child process may have seen a reload
             child.watch.close()
             child.channel.close()
         return end
@@ -474,6 +464,7 @@ def _continued(found: NvmlSample, before: NvmlSample, reloads: int = 0) -> NvmlS
         nvml=_continued_source(found.nvml, before.nvml),
         events=_continued_source(found.events, before.events),
         generation=before.generation + reloads if before.generation else found.generation,
+        module=found.module or before.module,
     )
 
 

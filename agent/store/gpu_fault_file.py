@@ -19,6 +19,7 @@ from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.model.persistent_faults import (
     BootBaseline,
+    DriverModule,
     KnownGpu,
     PersistentCheckFault,
     PersistentFault,
@@ -67,6 +68,7 @@ class _FaultsFile(msgspec.Struct):
     start: BootBaseline = BootBaseline()
     checks: list[PersistentCheckFault] = []
     runs: Annotated[int, _NATURAL] = 0
+    module: DriverModule = DriverModule()
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
@@ -92,6 +94,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
         start=file.start,
         checks=tuple(file.checks),
         runs=file.runs,
+        module=file.module,
     )
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
@@ -145,6 +148,8 @@ def _encode(memory: PersistentState) -> bytes:
         content["checks"] = memory.checks
     if memory.runs:
         content["runs"] = memory.runs
+    if memory.module.number:
+        content["module"] = memory.module
     return encode_json(content)
 
 
@@ -263,4 +268,4 @@ def _urgent_part(memory: PersistentState) -> object:
         for fault in memory.faults
     ]
     checks = [(fault.device, fault.check, fault.code, fault.severity) for fault in memory.checks]
-    return memory.gpus, faults, memory.cleared, memory.start, memory.runs, checks
+    return memory.gpus, faults, memory.cleared, memory.start, memory.runs, memory.module, checks

@@ -850,7 +850,9 @@ struct dh_gpus {
     uint64_t heartbeat_ns;
     uint64_t period_ns;
     uint64_t failures;
-    uint64_t generation; /* initialisations of the library; grows when the driver was reloaded */
+    uint64_t generation; /* grows when the driver was reloaded; 1 after the first initialisation. Without
+                            `module`, each initialisation of the library counts as a reload */
+    uint64_t module;     /* inode of module/nvidia in sysfs: a load of the kernel module changes it; 0 unknown */
     uint32_t count;      /* GPUs that NVML last counted */
     uint32_t wait_state; /* enum dh_source_state of the event waiter; ABSENT if NVML has no events */
     int32_t wait_err;    /* nvmlReturn_t of the last failed wait or registration; 28: an event of an unknown

@@ -94,6 +94,30 @@ static void test_driver_reload_is_followed(void)
     gx_stop(&g);
 }
 
+/* A failed call opens the library again, and resets nothing; another module or version is a reload. */
+static void test_library_opened_again_is_a_reload_only_of_another_driver(void)
+{
+    struct gx g;
+
+    fx_dir("sys/module/nvidia");
+    g = gx_start(580, "profile h100 gpus=1");
+    gx_ready(&g, 1);
+    CHECK(g.head->module != 0);
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_gpu(&g, 0)->handles == 2 && gx_gpu(&g, 0)->status == 0);
+    EVENTUALLY(gx_head(&g)->passes >= 3);
+    CHECK_U64(g.head->generation, 1);
+    gx_command(&g, "reload driver=575.57.08");
+    EVENTUALLY(gx_head(&g)->generation == 2);
+    fx_dir("sys/module/next");
+    fx_remove("sys/module/nvidia");
+    fx_dir("sys/module/nvidia");
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_head(&g)->generation == 3);
+    gx_stop(&g);
+    fx_remove("sys/module");
+}
+
 static void test_unloaded_driver_is_reported_by_every_gpu(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
@@ -253,6 +277,7 @@ int main(void)
     test_file_that_is_no_library_fails();
     test_unloaded_driver_is_retried();
     test_driver_reload_is_followed();
+    test_library_opened_again_is_a_reload_only_of_another_driver();
     test_unloaded_driver_is_reported_by_every_gpu();
     test_removed_gpu_keeps_its_record();
     test_other_gpu_at_the_same_index_gets_another_record();

@@ -139,7 +139,7 @@ def evaluate_unbound_gpu(view: GpuRuleInput) -> RuleResult:
 def evaluate_driver_reloads(view: GpuRuleInput) -> RuleResult:
     """The driver was reloaded since the agent started, which resets its counters.
 
-    Source: number of initialisations of NVML.
+    Source: inode of ``module/nvidia`` in sysfs, and the driver's version.
     """
     again = view.gpu_set.generation - 1
     if again < 1:

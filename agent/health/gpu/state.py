@@ -30,7 +30,7 @@ from agent.health.gpu.xid.decisions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuSample
 from agent.model.health import NotApplicable
-from agent.model.persistent_faults import PersistentState
+from agent.model.persistent_faults import DriverModule, PersistentState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -52,6 +52,9 @@ class GpuState(NamedTuple):
     evaluated_ns: int = 0
     cleared: tuple[ClearedFault, ...] = ()
     """Records of faults, of all kinds of devices, that operators cleared within a day."""
+    module: DriverModule = DriverModule()
+    reloaded_at: Instant | None = None
+    """Earliest time of a reload since the last run; None: no fault was restored, or NVML was read since."""
 
 
 class GpuEvaluationResult(NamedTuple):
@@ -96,17 +99,26 @@ def evaluate_gpus(
     if is_unchanged:
         cleared = recent_clears(previous.cleared, now)
         log, signs, stored = previous.fault_log, previous.recovery_signs, previous.checkpoint
-        state = GpuState(rule_state, log, signs, stored, now.mono_ns, cleared)
+        state = GpuState(
+            rule_state, log, signs, stored, now.mono_ns, cleared, previous.module, previous.reloaded_at
+        )
         return GpuEvaluationResult(state, {}, {}, frozenset(), None, unchanged)
     replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
     log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
     decisions = evaluate_faults(log, rule_state, limits, now)
-    signs = update_recovery_signs(previous.recovery_signs, rule_state, snapshot.gpus.generation, now)
+    module, reloaded_at = previous.module, None
+    if log.boot_id and snapshot.gpus.module:
+        module = DriverModule(log.boot_id, snapshot.gpus.module)
+        if previous.module.number and module != previous.module:
+            reloaded_at = previous.reloaded_at
+    generation = snapshot.gpus.generation
+    signs = update_recovery_signs(previous.recovery_signs, rule_state, generation, now, reloaded_at)
     log, resolve_ns = resolve_faults(log, decisions, signs, now)
     decisions = {key: found for key, found in decisions.items() if not log.faults[key].resolved}
     due = [at for at in (resolve_ns, next_wait_end_ns(log)) if at is not None]
     cleared = recent_clears(previous.cleared, now)
-    state = GpuState(rule_state, log, signs, previous.checkpoint, now.mono_ns, cleared)
+    waiting = None if snapshot.gpus.module else previous.reloaded_at
+    state = GpuState(rule_state, log, signs, previous.checkpoint, now.mono_ns, cleared, module, waiting)
     state = with_checkpoint(state, decisions)
     faulty = {key.gpu_number for key in decisions}
     unchanged = frozenset() if SHARED in faulty else unchanged - faulty
@@ -123,9 +135,8 @@ def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]
     Args:
         decisions: Severity, advice and cure (the event that ends the fault) of each unresolved fault.
     """
-    checkpoint = build_checkpoint(
-        state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared
-    )
+    log, registry = state.fault_log, state.rule_state.registry
+    checkpoint = build_checkpoint(log, decisions, registry, state.recovery_signs, state.cleared, state.module)
     return state if checkpoint == state.checkpoint else state._replace(checkpoint=checkpoint)
 
 

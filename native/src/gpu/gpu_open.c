@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "gpu/gpus.h"
 
@@ -35,8 +36,8 @@ static bool version_keep(char to[DH_VERSION_LEN], const struct dh_text *answer)
     return changed;
 }
 
-/* Read versions and GPU count. @changed: the driver is of another version than before. */
-static nvmlReturn_t check_library(struct dh_gpu_watch *w, bool *changed)
+/* Read versions and GPU count, and note a driver of another version than at the last initialisation. */
+static nvmlReturn_t check_library(struct dh_gpu_watch *w)
 {
     struct dh_text driver = { 0 }, library = { 0 };
     unsigned int count = 0;
@@ -47,10 +48,34 @@ static nvmlReturn_t check_library(struct dh_gpu_watch *w, bool *changed)
     OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetDriverVersion, driver.bytes, DH_VERSION_LEN);
     OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetNVMLVersion, library.bytes, DH_VERSION_LEN);
     w->head.count = count;
-    *changed = version_keep(w->head.driver, &driver);
+    w->version_changed |= version_keep(w->head.driver, &driver);
     version_keep(w->head.nvml, &library);
     atomic_store(&w->driver_major, (uint32_t)strtoul(w->head.driver, NULL, 10));
     return NVML_SUCCESS;
+}
+
+/* Return the inode of the kernel module in sysfs, 0 if there is none. The kernel does not reuse it soon. */
+static uint64_t module_inode(const struct dh_gpu_watch *w)
+{
+    char path[DH_SYSFS_MAX + 16];
+    struct stat module;
+
+    snprintf(path, sizeof(path), "%s/module/nvidia", w->sysfs);
+    return stat(path, &module) ? 0 : (uint64_t)module.st_ino;
+}
+
+/*
+ * Count an initialisation of the library as a load of the driver, unless module and version are those of the
+ * last one: NVML is also initialised again after a failed call, which resets nothing.
+ */
+static void count_load(struct dh_gpu_watch *w)
+{
+    uint64_t module = module_inode(w);
+
+    if (!w->head.generation || !module || module != w->head.module || w->version_changed)
+        w->head.generation++;
+    w->head.module = module;
+    w->version_changed = false;
 }
 
 /* Whether a code means, for all GPUs, that the driver is unloaded or does not match the library. */
@@ -95,7 +120,7 @@ static nvmlReturn_t load(struct dh_gpu_watch *w, bool *absent)
  */
 static void reopen(struct dh_gpu_watch *w)
 {
-    bool empty = dh_nvml_session_drain(w), absent = false, changed;
+    bool empty = dh_nvml_session_drain(w), absent = false;
     nvmlReturn_t code;
 
     if (dh_gpus_is_stopping(w))
@@ -110,7 +135,7 @@ static void reopen(struct dh_gpu_watch *w)
         w->inits += !code;
     }
     if (!code)
-        code = check_library(w, &changed);
+        code = check_library(w);
     w->head.err = (int32_t)code;
     if (code) {
         w->head.state = absent ? DH_STATE_ABSENT : DH_STATE_FAILING;
@@ -123,7 +148,7 @@ static void reopen(struct dh_gpu_watch *w)
         return;
     }
     w->head.state = DH_STATE_OK;
-    w->head.generation++;
+    count_load(w);
     w->reinit_pending = !empty;
     w->check_failed = false;
     w->scanned = 0;
@@ -135,12 +160,12 @@ static void reopen(struct dh_gpu_watch *w)
  */
 static bool needs_reopen(struct dh_gpu_watch *w)
 {
-    bool changed = false, check_failed = w->check_failed;
-    nvmlReturn_t code = check_library(w, &changed);
+    bool check_failed = w->check_failed;
+    nvmlReturn_t code = check_library(w);
 
     w->check_failed = code != NVML_SUCCESS;
     w->head.failures += w->check_failed;
-    return changed || is_void(code) || (w->check_failed && check_failed) ||
+    return w->version_changed || is_void(code) || (w->check_failed && check_failed) ||
            (w->reinit_pending && dh_nvml_session_is_current(w));
 }
 

@@ -204,6 +204,7 @@ struct dh_gpu_watch {
     bool reinit_pending;     /* initialised again while a thread hung in a call; to be repeated when
                                 that thread returns */
     bool check_failed;       /* the last check of the library failed */
+    bool version_changed;    /* the driver has another version than at the last initialisation */
     uint64_t reopen_ns;      /* last attempt to open the library */
 
     /* used by the waiter only */

@@ -26,7 +26,14 @@ from agent.health.state_machine import Condition, ConditionPhase, with_probation
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.health import Repair, Severity, repair_for_severity
-from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
+from agent.model.persistent_faults import (
+    NO_MODULE,
+    Cure,
+    DriverModule,
+    KnownGpu,
+    PersistentFault,
+    PersistentState,
+)
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits, RuleOverride
 from agent.model.time import NS, Instant, instant_at_mono
@@ -65,7 +72,7 @@ class RecoverySigns(NamedTuple):
     reset_required: bool = False
     """True: NVML returned RESET_REQUIRED in the last pass over the GPU."""
     generation: int = 0
-    """Number of NVML initialisations at the last evaluation; a reload of the driver adds one."""
+    """Number of loads of the driver at the last evaluation; a reload adds one."""
     reloaded_at: Instant | None = None
     """Time of a driver reload after which the GPU was not read yet; else None."""
     read_ns: int = 0
@@ -82,17 +89,24 @@ class RecoverySigns(NamedTuple):
 
 
 def update_recovery_signs(
-    before: Mapping[int, RecoverySigns], gpus: GpuRuleState, generation: int, now: Instant
+    before: Mapping[int, RecoverySigns],
+    gpus: GpuRuleState,
+    generation: int,
+    now: Instant,
+    reloaded_at: Instant | None = None,
 ) -> Mapping[int, RecoverySigns]:
     """Return the readings that show a recovery of a GPU, by GPU number; by SHARED those of all GPUs together.
 
     Args:
-        generation: Number of NVML initialisations. A reload of the driver increases it.
+        generation: Number of loads of the driver.
+        reloaded_at: Earliest time of a reload that happened while the agent was stopped, once it is detected.
     """
     found = {}
     for gpu in gpus.registry:
         sample, gpu_state = gpus.samples.get(gpu.number), gpus.per_gpu[gpu.number]
         signs = _with_generation(before.get(gpu.number, RecoverySigns()), generation, now)
+        if reloaded_at is not None:
+            signs = signs._replace(reloaded_at=reloaded_at)
         if sample is None or not sample.passes:
             found[gpu.number] = signs
         elif sample.status != NvmlReturnCode.OK:
@@ -258,6 +272,10 @@ class RestoredFaults(NamedTuple):
     """Conditions of the restored faults, raised or in their probation, by device name and finding code."""
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day."""
+    module: DriverModule = NO_MODULE
+    """Module of the GPU driver when the last run of the agent ended, if it ended in this boot."""
+    reloaded_at: Instant | None = None
+    """Earliest time of a reload of the driver since the last run of the agent: that of its newest fault."""
     saved: PersistentState = PersistentState()
     """Known GPUs and latched GPU faults, as the checkpoint has them."""
 
@@ -271,6 +289,7 @@ def build_checkpoint(
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
     cleared: tuple[ClearedFault, ...] = (),
+    module: DriverModule = NO_MODULE,
 ) -> PersistentState:
     """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``. A
     latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the records
@@ -288,7 +307,7 @@ def build_checkpoint(
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     gpus = tuple(gpu for gpu in registry if gpu.uuid)
-    return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared)
+    return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared, module=module)
 
 
 def _kept_fault(
@@ -404,8 +423,15 @@ def restore_faults(
         signs,
         conditions,
         kept.cleared,
+        kept.module if boot_id and kept.module.boot_id == boot_id else NO_MODULE,
+        _after_newest(fault for fault in faults.values() if fault.boot_id == boot_id),
         kept.gpu_part,
     )
+
+
+def _after_newest(faults: Iterable[Fault]) -> Instant | None:
+    newest = max((fault.last for fault in faults), default=None)
+    return newest and Instant(newest.mono_ns + 1, newest.wall_s)
 
 
 def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
