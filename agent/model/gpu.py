@@ -31,7 +31,9 @@ class NvmlReturnCode:
     LOST: Final = 15
     RESET_REQUIRED: Final = 16
     MISMATCH: Final = 18
+    VGPU_ECC_NOT_SUPPORTED: Final = 22
     ARGUMENT_MISMATCH: Final = 25
+    DEPRECATED: Final = 26
     GPU_NOT_FOUND: Final = 28
     UNKNOWN: Final = 999
 
@@ -41,7 +43,9 @@ UNSUPPORTED_CODES: Final = frozenset(
         NvmlReturnCode.INVALID_ARGUMENT,
         NvmlReturnCode.NOT_SUPPORTED,
         NvmlReturnCode.FUNCTION_NOT_FOUND,
+        NvmlReturnCode.VGPU_ECC_NOT_SUPPORTED,
         NvmlReturnCode.ARGUMENT_MISMATCH,
+        NvmlReturnCode.DEPRECATED,
     }
 )
 """NVML return codes of calls that the GPU or its driver does not support, as in the C core.

@@ -11,10 +11,10 @@
 
 static void test_code_classifies_field_and_gpu(void)
 {
-    static const int unreachable[] = { 1, 9, 15, 18, 28 }, unsupported[] = { 2, 3, 13, 25 };
+    static const int unreachable[] = { 1, 9, 15, 18, 28 }, unsupported[] = { 2, 3, 13, 22, 25, 26 };
 
     for (int code = 0, d = 0, u = 0; code <= NVML_ERROR_UNKNOWN; code++) {
-        bool is_dead = d < 5 && code == unreachable[d], is_unsupported = u < 4 && code == unsupported[u];
+        bool is_dead = d < 5 && code == unreachable[d], is_unsupported = u < 6 && code == unsupported[u];
 
         CHECK_INT(dh_gpu_is_unreachable((nvmlReturn_t)code), is_dead);
         CHECK_INT(dh_gpu_is_unsupported(code), is_unsupported);

@@ -12,7 +12,8 @@
 bool dh_gpu_is_unsupported(int code)
 {
     return code == NVML_ERROR_NOT_SUPPORTED || code == NVML_ERROR_FUNCTION_NOT_FOUND ||
-           code == NVML_ERROR_INVALID_ARGUMENT || code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+           code == NVML_ERROR_INVALID_ARGUMENT || code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH ||
+           code == NVML_ERROR_VGPU_ECC_NOT_SUPPORTED || code == NVML_ERROR_DEPRECATED;
 }
 
 /* Whether a code means that the GPU or the driver fails, so that further calls would fail as well. */
