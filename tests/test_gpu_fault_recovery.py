@@ -272,6 +272,34 @@ def test_fault_from_before_start_is_resolved_by_action_none() -> None:
         assert node.health() is Health.HEALTHY, code
 
 
+def failed_init() -> GpuNode:
+    node = GpuNode(readings=OLD_DRIVER)
+    bus = node.gpus[0].bus
+    node.log(f"NVRM: GPU {bus}: RmInitAdapter failed! (0x62:0xffff:1863)")
+    node.rest(200)
+    assert node.codes() == ["gpu.init_failed"], "the handle is older than the line"
+    return node
+
+
+def test_failed_initialisation_is_resolved_when_a_new_handle_answers() -> None:
+    node = failed_init()
+    node.lose(0)
+    node.rest(200)
+    assert "gpu.init_failed" in node.codes()
+    node.recover(0, OLD_DRIVER)
+    assert seconds_until_healthy(node) <= 66
+
+
+def test_failed_initialisation_before_start_is_resolved_by_the_first_pass() -> None:
+    node = failed_init()
+    node.lose(0)
+    node.restart(away_s=60)
+    node.rest(200)
+    assert "gpu.init_failed" in node.codes(), "the GPU does not answer"
+    node.recover(0, OLD_DRIVER)
+    assert seconds_until_healthy(node) <= 66
+
+
 # --- a boot -------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,16 @@ from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.faults.decide_severity import is_latched_fault_code, latched_fault_row
-from agent.health.gpu.faults.fault_log import DAY_NS, LOST_CODE, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.fault_log import (
+    DAY_NS,
+    INIT_FAILED,
+    LOST_CODE,
+    NO_REPORTS,
+    SHARED,
+    Fault,
+    FaultKey,
+    FaultLog,
+)
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
@@ -86,6 +95,10 @@ class RecoverySigns(NamedTuple):
     """
     links_up_since: Instant | None = None
     """Time since which all NVLinks that were ever up are up; None: a link is down."""
+    handles: int = 0
+    """Number of NVML handles of the GPU at its last reading."""
+    opened_at: Instant | None = None
+    """Time of the first pass without an error with the present NVML handle; None: no such pass."""
 
 
 def update_recovery_signs(
@@ -151,6 +164,8 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
         else reset_at,
         calm_since=(before.calm_since or at) if calm else None,
         links_up_since=(before.links_up_since or at) if all_up else None,
+        handles=sample.handles,
+        opened_at=before.opened_at if sample.handles == before.handles else at,
     )
 
 
@@ -207,7 +222,7 @@ def resolve_faults(
                 faults[key] = fault
             continue
         ends_ns = min(
-            _resolution_times(fault, decision.cure, signs.get(key.gpu_number, RecoverySigns()), now),
+            _resolution_times(key, fault, decision.cure, signs.get(key.gpu_number, RecoverySigns()), now),
             default=None,
         )
         if ends_ns is None or ends_ns > now.mono_ns:
@@ -226,7 +241,9 @@ def _is_expired(fault: Fault, now: Instant) -> bool:
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
-def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant) -> Iterator[int]:
+def _resolution_times(
+    key: FaultKey, fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant
+) -> Iterator[int]:
     """Yield the monotonic times at which a fault may end [ns]. They follow from the fault's cure (the event
     that ends the fault) and from readings that show a recovery."""
     last_ns = fault.last.mono_ns
@@ -234,6 +251,8 @@ def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Insta
         yield last_ns + EXPIRE_NS
     if cure in _BY_RESET and signs.reset_at and signs.reset_at.mono_ns > last_ns:
         yield signs.reset_at.mono_ns
+    if key.code == INIT_FAILED and signs.opened_at and signs.opened_at.mono_ns > last_ns:
+        yield signs.opened_at.mono_ns  # only an initialised GPU gives a handle
     if cure in _BY_RESET and signs.reloaded_at:
         yield now.mono_ns + NS
     # a reset may have followed a fault from before the agent's start: then no recovery action is requested
