@@ -252,14 +252,38 @@ def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
     for number in (0, 1):
         node.set_readings(number, ecc_correctable=7)
     node.next()
-    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 30 egress sequence id error")
     node.next()
     node.reset(0)
     node.rest(200)
-    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.20034"]
+    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.12020"]
     node.reset(1)
-    node.rest(15)
+    node.rest(100)
     assert node.codes("gpu-0") == node.codes("gpu-1") == []
+
+
+def test_fault_of_one_port_is_resolved_by_reset_of_a_gpu_once_all_links_are_up() -> None:
+    node = GpuNode(2)
+    for number in (0, 1):
+        node.set_readings(number, ecc_correctable=7)
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.set_readings(0, links_up=H100_LINKS & ~1)
+    node.next()
+    node.reset(1)
+    node.rest(200)
+    assert "gpu.fabric.sxid.20034" in node.codes("gpu-1"), "a link is still down"
+    node.set_readings(0, links_up=H100_LINKS)
+    node.rest(15)
+    assert not any("sxid" in code for name in ("gpu-0", "gpu-1") for code in node.codes(name))
+
+
+def test_fault_of_one_port_stays_without_a_reset_of_a_gpu() -> None:
+    node = GpuNode(2)
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.rest(200)
+    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.20034"]
 
 
 def test_fault_from_before_start_is_resolved_by_action_none() -> None:

@@ -30,6 +30,7 @@ from agent.health.gpu.faults.fault_log import (
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
+from agent.health.gpu.xid.xid_table import XidAdvice
 from agent.health.rules import RuleChange, RuleChanges, with_severity
 from agent.health.state_machine import Condition, ConditionPhase, with_probation_time
 from agent.model.cleared_faults import ClearedFault
@@ -88,6 +89,8 @@ class RecoverySigns(NamedTuple):
     """Monotonic time of the GPU's last reading [ns]: a fault is resolved only by later readings."""
     reset_at: Instant | None = None
     """Time at which the last reset of the GPU was detected; None: no reset."""
+    any_reset_at: Instant | None = None
+    """Of all GPUs together: time at which the last reset of any GPU was detected; None: no reset."""
     calm_since: Instant | None = None
     """Time since which no recovery action is requested, and no memory waits for a reset.
 
@@ -189,6 +192,7 @@ def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
     calm = [gpu.calm_since for gpu in gpus]
     linked = [gpu.links_up_since for gpu in gpus]
     return RecoverySigns(
+        any_reset_at=max((at for at in resets if at), default=None),
         read_ns=min((gpu.read_ns for gpu in gpus), default=0),
         reset_at=min((at for at in resets if at), default=None) if all(resets) else None,
         calm_since=max((at for at in calm if at), default=None) if all(calm) else None,
@@ -222,7 +226,7 @@ def resolve_faults(
                 faults[key] = fault
             continue
         ends_ns = min(
-            _resolution_times(key, fault, decision.cure, signs.get(key.gpu_number, RecoverySigns()), now),
+            _resolution_times(key, fault, decision, signs.get(key.gpu_number, RecoverySigns()), now),
             default=None,
         )
         if ends_ns is None or ends_ns > now.mono_ns:
@@ -242,17 +246,21 @@ def _is_expired(fault: Fault, now: Instant) -> bool:
 
 
 def _resolution_times(
-    key: FaultKey, fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant
+    key: FaultKey, fault: Fault, decision: FaultDecision, signs: RecoverySigns, now: Instant
 ) -> Iterator[int]:
     """Yield the monotonic times at which a fault may end [ns]. They follow from the fault's cure (the event
     that ends the fault) and from readings that show a recovery."""
-    last_ns = fault.last.mono_ns
+    last_ns, cure = fault.last.mono_ns, decision.cure
     if cure is Cure.EXPIRES:
         yield last_ns + EXPIRE_NS
     if cure in _BY_RESET and signs.reset_at and signs.reset_at.mono_ns > last_ns:
         yield signs.reset_at.mono_ns
     if key.code == INIT_FAILED and signs.opened_at and signs.opened_at.mono_ns > last_ns:
         yield signs.opened_at.mono_ns  # only an initialised GPU gives a handle
+    # the line of a switch does not name the GPU behind the port, so the reset may be that of any GPU
+    reset_at, up_since = signs.any_reset_at, signs.links_up_since
+    if decision.advice == XidAdvice.CHECK_LINKS and up_since and reset_at and reset_at.mono_ns > last_ns:
+        yield max(reset_at, up_since).mono_ns
     if cure in _BY_RESET and signs.reloaded_at:
         yield now.mono_ns + NS
     # a reset may have followed a fault from before the agent's start: then no recovery action is requested
