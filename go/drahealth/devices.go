@@ -128,14 +128,14 @@ func messageOf(device Device) *pb.DeclaredDevice {
 type declaration struct {
 	devices  []*pb.DeclaredDevice
 	reported bool // OnError got the agent's error
-	refused  bool // the agent will never accept it
+	refused  bool // the agent will never accept it; another agent can
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
 // again on each new connection. A driver that writes devices.d does not call Declare.
 //
-// Declare returns at once. OnError gets the agent's refusal once; invalid devices are not declared again
-// until the next call. An agent that is too old for declarations is not an error.
+// Declare returns at once. OnError gets the agent's refusal once; invalid devices are declared again with the
+// next call or stream only. An agent that is too old for declarations is not an error.
 func (c *Client) Declare(devices ...Device) {
 	c.redeclare(append([]Device{}, devices...))
 }
@@ -155,7 +155,7 @@ func (c *Client) keepDeclared() {
 			return
 		case <-c.undeclared:
 		}
-		for pause := reconnectMax; c.sync(c.background) != nil; pause = min(2*pause, declareMax) {
+		for pause := reconnectMax; c.sync(c.background, false) != nil; pause = min(2*pause, declareMax) {
 			select {
 			case <-c.background.Done():
 				return
@@ -170,14 +170,14 @@ func (c *Client) keepDeclared() {
 // new one.
 func (c *Client) declareAgain(ctx context.Context) {
 	c.checks.resend()
-	if c.sync(ctx) != nil {
+	if c.sync(ctx, true) != nil {
 		c.declareSoon()
 	}
 }
 
-// sync declares the devices, unless there are none or the agent has refused them. It returns an error
-// if a repetition can help.
-func (c *Client) sync(ctx context.Context) error {
+// sync declares the devices, unless there are none or the agent has refused them. A refusal does not count for a
+// new stream, whose agent can be another version. sync returns an error if a repetition can help.
+func (c *Client) sync(ctx context.Context, newStream bool) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	select {
@@ -187,9 +187,10 @@ func (c *Client) sync(ctx context.Context) error {
 		return ctx.Err()
 	}
 	declared := c.declared.Load()
-	if declared == nil || declared.refused {
+	if declared == nil || (declared.refused && !newStream) {
 		return nil
 	}
+	declared.refused = false
 	_, err := c.link.SyncDevices(ctx, &pb.SyncDevicesRequest{Devices: declared.devices})
 	switch status.Code(err) {
 	case codes.OK:

@@ -63,7 +63,7 @@ func TestNewestDevicesAreDeclaredWithoutAStream(t *testing.T) {
 	})
 }
 
-func TestInvalidDevicesAreDeclaredAndReportedOnce(t *testing.T) {
+func TestInvalidDevicesAreDeclaredOncePerStreamAndReportedOnce(t *testing.T) {
 	var complaints []error
 	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
@@ -76,14 +76,46 @@ func TestInvalidDevicesAreDeclaredAndReportedOnce(t *testing.T) {
 		k := startKubelet(ctx, c)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if a.count("sync") != 1 || len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
+		declared := a.count("sync")
+		if declared > 1+a.count("health") || len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
 			!strings.Contains(complaints[0].Error(), "limit 63") {
-			t.Errorf("declared %d times, OnError got %v", a.count("sync"), complaints)
+			t.Errorf("declared %d times to %d streams, OnError got %v", declared, a.count("health"), complaints)
 		}
 		c.Declare(cpu("b"))
 		synctest.Wait()
-		if a.count("sync") != 2 || len(complaints) != 2 {
+		if a.count("sync") != declared+1 || len(complaints) != 2 {
 			t.Errorf("declared %d times, OnError got %v", a.count("sync"), complaints)
+		}
+		k.received(t)
+	}, handle)
+}
+
+func TestDevicesThatAnOldAgentRefusedAreDeclaredToTheNextAgent(t *testing.T) {
+	var complaints journal[error]
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints.add(err) })
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var accepted journal[*pb.SyncDevicesRequest]
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			return status.Error(codes.InvalidArgument, "devices[0].part: not set, or unknown to this agent")
+		}
+		a.health = sendLists(healthy("cpu-node0"))
+		a.start()
+		c.Declare(cpu("a"))
+		k := startKubelet(ctx, c)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		a.stop()
+		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
+			accepted.add(request)
+			return nil
+		}
+		a.start()
+		time.Sleep(5 * second)
+		if got := accepted.entries(); len(got) == 0 || got[0].GetDevices()[0].GetName() != "a" {
+			t.Errorf("the new agent got %v", got)
+		}
+		if got := complaints.entries(); len(got) != 1 {
+			t.Errorf("OnError got %v", got)
 		}
 		k.received(t)
 	}, handle)
