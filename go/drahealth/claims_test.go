@@ -311,6 +311,29 @@ func TestReportsToAbsentAgentAreSentLaterNewestLast(t *testing.T) {
 	})
 }
 
+func TestQueuedPrepareResultIsSentBeforeAQueuedUnprepareOfItsClaim(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var reports []string
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			for _, outcome := range request.GetOutcomes() {
+				reports = append(reports, outcome.GetClaim().GetUid()+" "+request.GetStep().String())
+			}
+			return answerReport(ctx, request)
+		}
+		_, _ = c.Prepare(ctx, claims("first"), prepares()) // already being sent
+		synctest.Wait()
+		_, _ = c.Prepare(ctx, claims("a"), prepares("a"))
+		_, _ = c.Unprepare(ctx, []kubeletplugin.NamespacedObject{{UID: "a"}},
+			func(context.Context, kubeletplugin.NamespacedObject) error { return nil })
+		a.start()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if want := []string{"first STEP_PREPARE", "a STEP_PREPARE", "a STEP_UNPREPARE"}; !slices.Equal(reports, want) {
+			t.Errorf("the agent received %v, not %v", reports, want)
+		}
+	})
+}
+
 func TestReportInterruptedByAgentStopIsSentAgain(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check = noBlockers

@@ -76,12 +76,16 @@ func (c *Client) report(
 	return nil
 }
 
-// enqueue queues a report and removes older results of the same claims from the queue.
+// enqueue queues a report and removes older results of the same step and claims from the queue. Results of
+// the other step stay: the agent remembers a failed prepare until its claim is prepared again.
 func (c *Client) enqueue(one *report) {
 	r := &c.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, older := range r.waiting {
+		if older.step != one.step {
+			continue
+		}
 		older.outcomes = slices.DeleteFunc(older.outcomes, func(was *pb.PrepareOutcome) bool {
 			return slices.ContainsFunc(one.outcomes, func(is *pb.PrepareOutcome) bool {
 				return is.GetClaim().GetUid() == was.GetClaim().GetUid()
