@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -93,14 +95,14 @@ type HealthCheck struct {
 	// Timeout is the longest duration of a run; 0: Every. The context of Run ends then. A run that ignores
 	// that has no result, and no other run begins until it has returned.
 	Timeout time.Duration
-	// Devices returns whether a device is checked; nil: all declared devices are.
+	// Devices returns whether a device is checked; nil: all declared devices are. Check and Declare call it.
 	Devices func(Device) bool
 	// RaiseAfter is the number of consecutive runs with a fault that raise it, ClearAfter that of runs
 	// without it that clear it; 0: 3.
 	RaiseAfter, ClearAfter int
 	// Run checks a device. It returns nil, nil for no fault. After an error the run has no result: after
 	// RaiseAfter such runs the device is Unknown, and a fault that was raised before stays. Runs of
-	// several devices may be concurrent.
+	// several devices may be concurrent. A panic is an error, too; the first one is logged with its stack.
 	Run func(context.Context, Device) (*Finding, error)
 }
 
@@ -143,6 +145,7 @@ type checks struct {
 	mu     sync.Mutex
 	all    []HealthCheck
 	given  []Device // the devices of Declare; nil: not called
+	number int64    // of changes of all and given
 	runs   map[checkKey]*checkRun
 	newest map[checkKey]result
 	unsent map[checkKey]bool
@@ -152,9 +155,10 @@ type checks struct {
 
 // checkRun is a check of a device that runs periodically.
 type checkRun struct {
-	check  HealthCheck
-	device Device
-	cancel context.CancelFunc
+	check    HealthCheck
+	device   Device
+	cancel   context.CancelFunc
+	panicked bool // a panic was logged; only for the goroutine of the current run
 }
 
 func newChecks() *checks {
@@ -186,6 +190,7 @@ func (k *checks) add(check HealthCheck) error {
 		return fmt.Errorf("the driver has %d checks already", checksMax)
 	}
 	k.all = append(k.all, check)
+	k.number++
 	return nil
 }
 
@@ -194,36 +199,54 @@ func (k *checks) add(check HealthCheck) error {
 func (c *Client) redeclare(devices []Device) {
 	k := c.checks
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	if devices != nil {
 		k.given = devices
-	} else if k.given == nil {
+		k.number++
+	}
+	given, all, number := k.given, k.all, k.number
+	k.mu.Unlock()
+	if given == nil {
 		return
 	}
-	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(k.given))}
-	wanted := map[checkKey]bool{}
-	for _, one := range k.given {
-		message := messageOf(one)
-		for _, check := range k.all {
-			if check.Devices != nil && !check.Devices(one) {
-				continue
+	wanted := make([][]*HealthCheck, len(given))
+	for i, one := range given { // without k.mu: Devices is the driver's, and may call the client
+		for at := range all {
+			if check := &all[at]; check.Devices == nil || check.Devices(one) {
+				wanted[i] = append(wanted[i], check)
 			}
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.number == number { // else the call that changed it declares the newer devices
+		c.declareChecked(given, wanted)
+	}
+}
+
+// declareChecked declares devices with their wanted checks; the caller holds checks.mu.
+func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
+	k := c.checks
+	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices))}
+	kept := map[checkKey]bool{}
+	for i, one := range devices {
+		message := messageOf(one)
+		for _, check := range wanted[i] {
 			key := checkKey{check.Name, device{one.Pool, one.Name}}
 			message.Checks = append(message.Checks, check.Name)
-			wanted[key] = true
+			kept[key] = true
 			if run := k.runs[key]; run != nil {
 				run.device = one
 				continue
 			}
 			ctx, cancel := context.WithCancel(c.background)
-			run := &checkRun{check: check, device: one, cancel: cancel}
+			run := &checkRun{check: *check, device: one, cancel: cancel}
 			k.runs[key] = run
 			c.inBackground(func() { c.runPeriodically(ctx, key, run) })
 		}
 		declared.devices = append(declared.devices, message)
 	}
 	for key, run := range k.runs {
-		if !wanted[key] {
+		if !kept[key] {
 			run.cancel()
 			delete(k.runs, key)
 			delete(k.newest, key)
@@ -291,8 +314,7 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 	returned := make(chan outcome, 1)
 	go func() {
 		defer cancel()
-		finding, err := run.check.Run(timed, c.checks.deviceOf(run))
-		returned <- outcome{finding, err}
+		returned <- run.call(timed, c.checks.deviceOf(run))
 	}()
 	select {
 	case found := <-returned:
@@ -303,6 +325,24 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 	case <-timed.Done():
 		return late, returned
 	}
+}
+
+// call calls the check's Run. A panic becomes an error, because it would end the driver.
+func (run *checkRun) call(ctx context.Context, checked Device) (found outcome) {
+	defer func() {
+		reason := recover()
+		if reason == nil {
+			return
+		}
+		found = outcome{err: fmt.Errorf("the check panicked: %v", reason)}
+		if !run.panicked {
+			run.panicked = true
+			klog.FromContext(ctx).Error(found.err, "Check has no result; further panics are not logged",
+				"check", run.check.Name, "device", checked.Name, "stack", string(debug.Stack()))
+		}
+	}()
+	finding, err := run.check.Run(ctx, checked)
+	return outcome{finding, err}
 }
 
 func (k *checks) deviceOf(run *checkRun) Device {

@@ -173,6 +173,49 @@ func TestCheckThatReturnsItsContextsErrorHasTheSameTextAsAHungOne(t *testing.T) 
 	})
 }
 
+func TestCheckThatPanicsHasNoResultAndRunsAgain(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		var calls atomic.Int32
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			if calls.Add(1) < 3 {
+				panic("no such link")
+			}
+			return nil, nil
+		}})
+		c.Declare(card("a"))
+		time.Sleep(25 * second)
+		panicked := "the check panicked: no such link"
+		if got, want := r.texts(), []string{"a 1: " + panicked, "a 2: " + panicked, "a 3: no fault"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
+}
+
+func TestFunctionDevicesOfACheckMayCallTheClient(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		run := func(context.Context, Device) (*Finding, error) { return nil, nil }
+		var called atomic.Bool
+		add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: run, Devices: func(Device) bool {
+			if !called.Swap(true) {
+				c.Declare(card("a"), card("b"))
+			}
+			return true
+		}})
+		c.Declare(card("a"))
+		got := r.texts()
+		slices.Sort(got)
+		if want := []string{"a 1: no fault", "b 1: no fault"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
+}
+
 func TestNewAgentGetsTheNewestResultsWithTheirAge(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
