@@ -17,6 +17,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
+// partialSuffix ends the name of a file that is being written. Container runtimes read the files with a CDI
+// extension, .json or .yaml, also hidden ones.
+const partialSuffix = ".new"
+
 // grant is the part of one device that a claim gets.
 type grant struct {
 	result resourceapi.DeviceRequestAllocationResult
@@ -60,18 +64,32 @@ func (c cdiFiles) write(claim types.UID, grants []grant) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	partial := filepath.Join(c.directory, "."+filepath.Base(c.path(claim)))
-	if err := os.WriteFile(partial, data, 0o644); err != nil {
+	partial := c.path(claim) + partialSuffix
+	if err := writeSynced(partial, data); err != nil {
 		return nil, err
 	}
 	return ids, os.Rename(partial, c.path(claim))
 }
 
-func (c cdiFiles) remove(claim types.UID) error {
-	if err := os.Remove(c.path(claim)); !errors.Is(err, fs.ErrNotExist) {
+// writeSynced writes a file and waits until its content is on the disk.
+func writeSynced(path string, data []byte) error {
+	file, err := os.Create(path)
+	if err != nil {
 		return err
 	}
-	return nil
+	_, err = file.Write(data)
+	return errors.Join(err, file.Sync(), file.Close())
+}
+
+// remove removes a claim's file, and the rest of a write that was interrupted.
+func (c cdiFiles) remove(claim types.UID) error {
+	var failures []error
+	for _, path := range []string{c.path(claim) + partialSuffix, c.path(claim)} {
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+			failures = append(failures, err)
+		}
+	}
+	return errors.Join(failures...)
 }
 
 // edits returns the changes of a container: GODEV_CPUS_NODE0_0=0-1,

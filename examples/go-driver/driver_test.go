@@ -163,6 +163,31 @@ func TestInsufficientFreePagesAreTransient(t *testing.T) {
 	}
 }
 
+func TestInterruptedWriteLeavesNoCDIFileAndIsRemoved(t *testing.T) {
+	d := newDriver(t)
+	if err := os.Mkdir(d.cdi.path("uid"), 0o755); err != nil { // so that the last step of the write fails
+		t.Fatal(err)
+	}
+	if _, err := d.prepare(t.Context(), claimOf("", cpus)); err == nil {
+		t.Fatal("a directory was replaced by a file")
+	}
+	left, err := filepath.Glob(filepath.Join(d.cdi.directory, "*uid*.*"))
+	if hidden, _ := filepath.Glob(filepath.Join(d.cdi.directory, ".*")); err != nil || len(left) != 2 || len(hidden) != 0 {
+		t.Errorf("left: %v, %v (%v)", left, hidden, err)
+	}
+	for _, path := range left {
+		if path != d.cdi.path("uid") && filepath.Ext(path) == ".json" {
+			t.Errorf("container runtimes read %s", path)
+		}
+	}
+	if err := d.unprepare(t.Context(), kubeletplugin.NamespacedObject{UID: "uid"}); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(d.cdi.directory); len(left) != 0 {
+		t.Errorf("left after unprepare: %v", left)
+	}
+}
+
 func TestUnwritableCDIFileHasOperationCDI(t *testing.T) {
 	d := newDriver(t)
 	d.cdi.directory += "/gone"
