@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,11 +13,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -212,6 +215,30 @@ func TestInvalidFlagsAreRefused(t *testing.T) {
 	}
 	if len(h.devices) != 0 {
 		t.Errorf("%v", h.devices)
+	}
+}
+
+func TestPublishedTaintsAreAwaited(t *testing.T) {
+	d := newDriver(t)
+	taint := resourceapi.DeviceTaint{Key: name + "/lost", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	pool := d.host.published(map[string][]resourceapi.DeviceTaint{cpus: {taint}})
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "it"},
+		Spec:       resourceapi.ResourceSliceSpec{Driver: name, NodeName: &d.node, Devices: d.host.published(nil).Slices[0].Devices},
+	}
+	client := fake.NewClientset(slice)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*publishPoll)
+	defer cancel()
+	if err := d.waitPublished(ctx, client, pool); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v without the taint", err)
+	}
+	slice.Spec.Devices = pool.Slices[0].Devices
+	timer := time.AfterFunc(2*publishPoll, func() {
+		_, _ = client.ResourceV1().ResourceSlices().Update(t.Context(), slice, metav1.UpdateOptions{})
+	})
+	defer timer.Stop()
+	if err := d.waitPublished(t.Context(), client, pool); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -129,7 +129,7 @@ func run(o options) error {
 		if !o.inform {
 			taints = taints.Without(resourceapi.DeviceTaintEffectNone)
 		}
-		return d.publish(ctx, helper, taints)
+		return d.publish(ctx, helper, client, taints)
 	})
 	if stopped.Err() != nil {
 		return nil

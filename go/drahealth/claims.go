@@ -213,8 +213,8 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 }
 
 // Report sends the results to the agent and returns an error for each claim that failed. If the agent
-// answers in time, a device that failed is already Unhealthy, and Report waits until its taint is
-// published (see TaintWait). The report is sent in any case; Report waits for the answer only if a claim
+// answers in time, a device that failed is already Unhealthy, and Report waits until the function of
+// WatchTaints has published its taint (see TaintWait). The report is sent in any case; Report waits for the answer only if a claim
 // failed and the agent is not known to be absent.
 func (call *Call) Report() map[types.UID]error {
 	call.mu.Lock()

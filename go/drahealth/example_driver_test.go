@@ -92,6 +92,7 @@ func (d *driver) run(ctx context.Context) error {
 		return err
 	}
 	defer helper.Stop()
+	// best effort: PublishResources returns before the taints are in the API server
 	d.agent.WatchTaints(ctx, func(ctx context.Context, taints drahealth.Taints) error {
 		return helper.PublishResources(ctx, d.resources(taints))
 	})

@@ -77,8 +77,8 @@ func keepsPodsOff(taints []resourceapi.DeviceTaint) bool {
 	return false
 }
 
-// waitTainted waits until the devices that the verdicts found failed are tainted, so that the scheduler
-// gives them to no other pod before the kubelet has the error. OnError gets a taint that comes too late.
+// waitTainted waits until the function of WatchTaints has published taints of the devices that the verdicts
+// found failed, so that the scheduler gives them to no other pod before the kubelet has the error. OnError gets a taint that comes too late.
 func (c *Client) waitTainted(ctx context.Context, verdicts []*pb.PrepareVerdict) {
 	var failed []*pb.BlamedDevice
 	for _, verdict := range verdicts {

@@ -59,7 +59,9 @@ func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 
 // WatchTaints calls publish, in the caller's goroutine, with all taints of the driver's devices: at the
 // start and after each change. They replace the published taints. When publish returns, the taints should
-// be in the API server, because an error about a failed device waits for that (see TaintWait). After an
+// be in the API server, because an error about a failed device waits for that (see TaintWait). The helper's
+// PublishResources returns before it writes: publish can read the ResourceSlices until they have the taints, or
+// it returns at once, and the taint before the error is best effort. After an
 // error publish is called again, with pauses of 1 s to 30 s, and OnError gets the first of these errors.
 // While publish runs, newer taints replace older ones that wait. While the agent is absent publish is not
 // called, so that taints stay. Only if there are no taints within 5 s of the start, publish is called
