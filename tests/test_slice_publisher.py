@@ -259,6 +259,32 @@ def test_quantity_that_the_api_server_shortens_is_no_difference(
     assert kube_api.writes() == ["POST"]
 
 
+def test_two_instances_do_not_rewrite_shortened_quantities_in_turn(
+    api: drahealth.ApiServer,
+    monitor: drahealth.Monitor,
+    kube_api: FakeKubeApi,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def shorten(devices: list[dict[str, Any]], now: str) -> None:
+        capacity = devices[0]["capacity"]
+        short = {"1024Mi": "1Gi", "1000": "1k", "512Mi": "512Mi"}
+        capacity["memory"]["value"] = short.get(capacity["memory"]["value"], "1Gi")
+        capacity["slots"]["value"] = short.get(capacity["slots"]["value"], "1k")
+
+    monkeypatch.setattr("go_driver.api_server._check_slice", shorten)
+    device = drahealth.SliceDevice("card-0", capacity={"memory": "1024Mi", "slots": {"value": 1000}})
+    first = drahealth.SlicePublisher(api, monitor, [device])
+    second = drahealth.SlicePublisher(api, monitor_in(tmp_path / "second"), [device])
+    for publisher in (first, second, first, second):
+        publisher.publish(drahealth.Taints())
+    assert kube_api.writes() == ["POST"]
+    first.set_devices([drahealth.SliceDevice("card-0", capacity={"memory": "512Mi", "slots": 1000})])
+    first.publish(drahealth.Taints())
+    assert kube_api.writes() == ["PUT"]
+    assert generations(kube_api) == {(NODE, 2, 1)}
+
+
 # --- API servers that refuse or change ------------------------------------------------------------------
 
 

@@ -13,9 +13,11 @@ the generation.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final
 
+from agent.cgroup_audit.pod_model import parse_quantity
 from agent.config.values import check_node_name
 from agent.driver.taint_callback_publisher import taint_objects
 from agent.errors import ConfigError
@@ -159,6 +161,8 @@ NAME_BYTES: Final = 240
 """Longest beginning of a ResourceSlice's name [bytes]; names of objects have at most 253."""
 NESTED_VERSION: Final = "v1beta1"
 """Version of ``resource.k8s.io`` in which a device's fields, except its name, are in ``basic``."""
+_QUANTITY_FIELDS: Final = ("capacity", "consumesCounters", "nodeAllocatableResourceMappings")
+"""Fields of a device that contain quantities."""
 
 AttributeValue = str | bool | int | Mapping[str, object]
 """Value of a device's attribute.
@@ -283,7 +287,8 @@ def _plan_pool(
     published = {name: spec for name, spec in existing.items() if _pool_of(spec).get("name") == pool}
     generation = max((_generation(spec) for spec in published.values()), default=0)
     if published.keys() != parts.keys() or not all(
-        untainted(_devices_of(published[name])) == untainted(part) for name, part in parts.items()
+        _with_amounts(untainted(_devices_of(published[name]))) == _with_amounts(untainted(part))
+        for name, part in parts.items()
     ):
         generation += 1
     common = {
@@ -305,7 +310,30 @@ def slice_base_name(driver: str, node: str, pool: str) -> str:
 
 def is_up_to_date(found: JsonObject, wanted: JsonObject) -> bool:
     """Return whether the spec of a ResourceSlice has all wanted fields; it may have others, too."""
-    return all(found.get(key) == value for key, value in wanted.items())
+    return all(
+        found.get(key) == value or _with_amounts(found.get(key)) == _with_amounts(value)
+        for key, value in wanted.items()
+    )
+
+
+def _with_amounts(part: object, *, is_quantity: bool = False) -> object:
+    """Return a part of a spec with amounts for quantities: API servers rewrite ``1024Mi`` as ``1Gi``.
+
+    The texts of the part are quantities if `is_quantity` is true.
+    """
+    if isinstance(part, Mapping):
+        return {
+            key: value
+            if key == "attributes"
+            else _with_amounts(value, is_quantity=is_quantity or key in _QUANTITY_FIELDS)
+            for key, value in part.items()
+        }
+    if isinstance(part, list | tuple):
+        return [_with_amounts(value, is_quantity=is_quantity) for value in part]
+    if is_quantity and isinstance(part, str | int) and not isinstance(part, bool):
+        with suppress(ValueError):  # else another field, such as the name of a counter set
+            return parse_quantity(str(part))
+    return part
 
 
 def untainted(devices: Iterable[JsonObject]) -> list[JsonObject]:
