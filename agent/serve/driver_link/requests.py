@@ -157,7 +157,7 @@ def decode_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ..
     claim = _claim(request["claim"], driver, "claim") if "claim" in request else Claim("", "", "")
     evidence = _evidence(request["evidence"], "evidence")
     if not evidence:
-        raise _invalid("evidence: 0 entries, must be at least 1")
+        raise _invalid(f"evidence: 0 entries with one of {', '.join(_EVIDENCE_READERS)}; must be at least 1")
     return claim, evidence
 
 
@@ -279,16 +279,11 @@ def _result(outcome: FieldValues, driver: str, field_path: str) -> ReportedClaim
 
 
 def _evidence(given: Sequence[FieldValues], field_path: str) -> tuple[Evidence, ...]:
-    found = []
-    for number, values in enumerate(given):
-        kind = next(iter(values), None)  # a oneof: at most one field is set
-        if kind is None:
-            raise _invalid(
-                f"{field_path}[{number}].kind: not set, or unknown to this agent; set one of "
-                f"{', '.join(_EVIDENCE_READERS)}"
-            )
-        found.append(_EVIDENCE_READERS[kind](values[kind], f"{field_path}[{number}].{kind}"))
-    return tuple(found)
+    return tuple(
+        _EVIDENCE_READERS[kind](value, f"{field_path}[{number}].{kind}")
+        for number, values in enumerate(given)
+        for kind, value in values.items()  # a oneof: one field, or none if a newer driver set an unknown one
+    )
 
 
 def _errno(values: FieldValues, _: str) -> Evidence:
