@@ -582,6 +582,16 @@ def test_failed_cdi_write_causes_no_second_grant(tmp_path: Path, hostdev: HostDr
     assert hostdev.prepare(claim_of(("c", CPUS)))
 
 
+def test_cdi_file_that_cannot_be_removed_keeps_no_grant(tmp_path: Path, hostdev: HostDriver) -> None:
+    claim = claim_of(("c", CPUS))
+    hostdev.prepare(claim)
+    shutil.rmtree(tmp_path / "cdi")
+    (tmp_path / "cdi").write_text("a file where a directory should be")
+    with pytest.raises(OSError, match="cdi"):
+        hostdev.unprepare(claim.ref)
+    assert hostdev.store.read() == {}
+
+
 def test_use_of_unclaimed_pages_is_reported(paper: Path, hostdev: HostDriver) -> None:
     device = hostdev.host.found[PAGES].device
     assert hostdev.pages_left(device) is None

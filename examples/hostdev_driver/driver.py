@@ -38,9 +38,14 @@ class HostDriver:
         ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:
-        """Unprepare a claim; does nothing for a claim that was never prepared."""
-        drahealth.remove_cdi_spec(self.cdi_dir, self.kind, ref.uid)
-        self.store.release(ref.uid)
+        """Unprepare a claim; does nothing for a claim that was never prepared.
+
+        The claim's containers have ended, so its devices are free even if the CDI file cannot be removed.
+        """
+        try:
+            drahealth.remove_cdi_spec(self.cdi_dir, self.kind, ref.uid)
+        finally:
+            self.store.release(ref.uid)
 
     def pages_left(self, device: drahealth.Device) -> drahealth.Finding | None:
         """Report pages in use without a claim: the device works, but the next claim may find too few
