@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden.files import RELEASE
 from hypothesis import given
 from hypothesis import strategies as st
 from other_user import become_other_user
@@ -449,3 +451,15 @@ def test_records_of_cleared_faults_are_stored_and_optional() -> None:
     memory = PersistentState(MEMORY.gpus, MEMORY.faults, (record,))
     assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
     assert "cleared" not in json.loads(encode_gpu_faults(MEMORY)), "older agents read the file"
+
+
+def test_file_has_only_keys_that_release_0_1_accepts() -> None:
+    """It refuses unknown keys of the file and of a fault, and ignores those of ``start``."""
+    fault = FAULT._replace(first_ns=1, last_ns=2, healed_ns=3, bursts_ns=(1,))
+    memory = replace(MEMORY, faults=(fault,), runs=1)
+    data = encode_gpu_faults(memory)
+    written = json.loads(data)
+    released = json.loads((RELEASE / "gpu-faults.json").read_bytes())
+    assert written.keys() <= {*released, "cleared", "start", "checks", "runs"}
+    assert written["faults"][0].keys() == released["faults"][0].keys()
+    assert decode_gpu_faults(data) == memory

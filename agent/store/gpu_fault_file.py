@@ -6,9 +6,9 @@ cause as many writes.
 
 import logging
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import trio
@@ -18,6 +18,7 @@ from agent.model.cpuset import parse_cpus
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.model.persistent_faults import (
+    NO_MODULE,
     BootBaseline,
     DriverModule,
     KnownGpu,
@@ -55,9 +56,33 @@ _FAULT: Final = struct_type_of(
     log_us=_NATURAL,
     severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
 )
-_LATER_FIELDS: Final = frozenset({"first_ns", "last_ns", "healed_ns", "bursts_ns"})
-"""Fields of a fault that release 0.1 did not have; without a value they are left out."""
+_MONOTONIC: Final = ("first_ns", "last_ns", "healed_ns", "bursts_ns")
+"""Fields of a fault that release 0.1 did not have."""
 _CLEARED: Final = struct_type_of(ClearedFault)
+
+
+class _FaultTimes(NamedTuple):
+    """Monotonic times of one fault; the other fields are those of PersistentFault."""
+
+    uuid: str
+    code: str
+    gi: int
+    ci: int
+    first_ns: int
+    last_ns: int
+    healed_ns: int
+    bursts_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Start(BootBaseline):
+    """Object ``start`` of the file. Release 0.1 ignores unknown keys only here."""
+
+    module: DriverModule = NO_MODULE
+    fault_times: tuple[_FaultTimes, ...] = ()
+
+
+_BASELINE: Final = tuple(one.name for one in fields(BootBaseline))
 
 
 class _FaultsFile(msgspec.Struct):
@@ -65,10 +90,9 @@ class _FaultsFile(msgspec.Struct):
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]
     cleared: list[_CLEARED] = []  # type: ignore[valid-type]
-    start: BootBaseline = BootBaseline()
+    start: _Start = _Start()
     checks: list[PersistentCheckFault] = []
     runs: Annotated[int, _NATURAL] = 0
-    module: DriverModule = DriverModule()
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
@@ -87,14 +111,16 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
         UnusableFile: The content is not valid; the text has the reason and the JSON path.
     """
     file = decode_json(data, _FaultsFile, VERSION)
+    faults = (PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults)
+    times = {entry[:4]: entry for entry in file.start.fault_times}
     memory = PersistentState(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
-        faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
+        faults=tuple(_with_times(fault, times.get(_fault_key(fault))) for fault in faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
-        start=file.start,
+        start=BootBaseline(**{name: getattr(file.start, name) for name in _BASELINE}),
         checks=tuple(file.checks),
         runs=file.runs,
-        module=file.module,
+        module=file.start.module,
     )
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
@@ -138,23 +164,46 @@ def _encode(memory: PersistentState) -> bytes:
     content: dict[str, object] = {
         "version": VERSION,
         "gpus": [gpu._asdict() for gpu in memory.gpus],
-        "faults": list(map(_fault_fields, memory.faults)),
+        "faults": [_fields_of_release_0_1(fault) for fault in memory.faults],
     }
     if memory.cleared:  # without it, earlier versions of the agent can read the file
         content["cleared"] = [record._asdict() for record in memory.cleared]
+    start: dict[str, object] = {}
     if memory.start != BootBaseline():
-        content["start"] = memory.start
+        start = {name: getattr(memory.start, name) for name in _BASELINE}
+    if memory.module != NO_MODULE:
+        start["module"] = memory.module
+    if times := [
+        _fault_times(fault) for fault in memory.faults if any(map(fault.__getattribute__, _MONOTONIC))
+    ]:
+        start["fault_times"] = times
+    if start:
+        content["start"] = start
     if memory.checks:
         content["checks"] = memory.checks
     if memory.runs:
         content["runs"] = memory.runs
-    if memory.module.number:
-        content["module"] = memory.module
     return encode_json(content)
 
 
-def _fault_fields(fault: PersistentFault) -> dict[str, object]:
-    return {name: value for name, value in fault._asdict().items() if value or name not in _LATER_FIELDS}
+def _fields_of_release_0_1(fault: PersistentFault) -> dict[str, object]:
+    return {name: value for name, value in fault._asdict().items() if name not in _MONOTONIC}
+
+
+def _fault_key(fault: PersistentFault) -> tuple[str, str, int, int]:
+    return fault.uuid, fault.code, fault.gi, fault.ci
+
+
+def _with_times(fault: PersistentFault, times: _FaultTimes | None) -> PersistentFault:
+    if times is None:
+        return fault
+    return fault._replace(
+        first_ns=times.first_ns, last_ns=times.last_ns, healed_ns=times.healed_ns, bursts_ns=times.bursts_ns
+    )
+
+
+def _fault_times(fault: PersistentFault) -> _FaultTimes:
+    return _FaultTimes(*_fault_key(fault), fault.first_ns, fault.last_ns, fault.healed_ns, fault.bursts_ns)
 
 
 def save_gpu_faults(path: Path, memory: PersistentState) -> None:
