@@ -145,8 +145,14 @@ def count_evaluations() -> int:
 def count_retained_blocks() -> float:
     """Return how many blocks of Python's allocator each evaluation without changes retains.
 
-    The result is the median of several counts, because unrelated blocks may be freed during one of them.
+    A separate process counts them, because other threads of this process may allocate and free blocks.
     """
+    program = "from agent.bench.idle_counts import _print_retained_blocks as p; p()"
+    return float(run_python(["-c", program]))
+
+
+def _print_retained_blocks() -> None:
+    """Count the retained blocks in this process; print the median of several counts."""
     with _open_sampler() as sampler:
         sampler.run_pass()
         now = Instant(max(source.beat_ns for source in _read_snapshot(sampler).sources), 1.7e9)
@@ -164,7 +170,7 @@ def count_retained_blocks() -> float:
             return sys.getallocatedblocks() - before - 1  # `before` itself is a block
 
         evaluate_repeatedly()
-        return median(count_growth() for _ in range(COUNTS)) / EVALUATIONS
+        print(median(count_growth() for _ in range(COUNTS)) / EVALUATIONS)
 
 
 @contextlib.contextmanager
