@@ -40,6 +40,7 @@ from agent.serve.sockets import (
     close_server,
     connection_limit,
     largest_peers,
+    longest_wait_of_largest_peer,
     make_socket_directory,
     peer_credentials,
 )
@@ -386,10 +387,8 @@ class UnsentResponses:
         """Abort the connections that have waited longest, of the clients whose responses take most memory,
         until the others are within the limit."""
         while (used := _size_of(self._waiting.values())) > self._limit_bytes and len(self._waiting) > 1:
-            by_peer: dict[str, list[tuple[ResponseProgress, Any]]] = {}
-            for progress, document in self._waiting.values():  # the longest wait is first
-                by_peer.setdefault(progress.peer, []).append((progress, document))
-            slowest, _ = max(by_peer.values(), key=_size_of)[0]
+            waiting = self._waiting.values()
+            slowest, _ = longest_wait_of_largest_peer(waiting, lambda one: one[0].peer, _size_of)
             self._waiting = {wait: one for wait, one in self._waiting.items() if one[0] is not slowest}
             slowest.abort()
             if count := self._log_limit.tick():

@@ -186,6 +186,24 @@ def largest_peers(
     return [connection for connection in connections if numbers[peer_of(connection)] == most], most
 
 
+def longest_wait_of_largest_peer(
+    waiting: Iterable[Connection],
+    peer_of: Callable[[Connection], Hashable],
+    size_of: Callable[[list[Connection]], int],
+) -> Connection:
+    """Return the longest wait of the peer whose waits together take most memory.
+
+    Args:
+        waiting: At least one wait for a peer to read, the longest first.
+        peer_of: Returns the peer of a wait.
+        size_of: Returns the memory of one peer's waits together [bytes].
+    """
+    by_peer: dict[Hashable, list[Connection]] = {}
+    for one in waiting:
+        by_peer.setdefault(peer_of(one), []).append(one)
+    return max(by_peer.values(), key=size_of)[0]
+
+
 def connection_limit(sockets: int) -> int:
     """Return the number of connections that each of a process's sockets may serve at a time.
 

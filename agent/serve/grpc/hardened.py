@@ -59,6 +59,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from agent.serve.sockets import longest_wait_of_largest_peer
 from agent.system.timing import LogRateLimiter
 
 log = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class UnsentMessages:
         now_s = asyncio.get_running_loop().time()
         self._waiting[stream] = messages, now_s
         while (used := self._used_bytes(self._waiting)) > self._limit_bytes and len(self._waiting) > 1:
-            slowest = self._choose_stream_to_end()
+            slowest = longest_wait_of_largest_peer(self._waiting, lambda one: one.uid, self._used_bytes)
             _, since_s = self._waiting.pop(slowest)
             text = (
                 f"the client has not read for {now_s - since_s:.1f} s, and data that wait for clients take "
@@ -240,13 +241,6 @@ class UnsentMessages:
     def discard(self, stream: "HardenedStream") -> None:
         """Stop counting the messages of a stream, whose wait for its client has ended."""
         self._waiting.pop(stream, None)
-
-    def _choose_stream_to_end(self) -> "HardenedStream":
-        """Return the stream that waits longest, of those of the uid that holds most bytes."""
-        by_uid: dict[int, list[HardenedStream]] = {}
-        for stream in self._waiting:  # the longest wait is first
-            by_uid.setdefault(stream.uid, []).append(stream)
-        return max(by_uid.values(), key=self._used_bytes)[0]
 
     def _used_bytes(self, streams: "Iterable[HardenedStream]") -> int:
         """Return the size of the messages and write buffers of waiting streams together [bytes]."""
