@@ -45,24 +45,9 @@ COUNTS_INTERVAL_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
-_NATURAL: Final = msgspec.Meta(ge=0)
-_INSTANCE: Final = msgspec.Meta(ge=0, le=WHOLE_GPU)
-_GPU: Final = struct_type_of(KnownGpu, number=_NATURAL)
-_FAULT: Final = struct_type_of(
-    PersistentFault,
-    gi=_INSTANCE,
-    ci=_INSTANCE,
-    times=_NATURAL,
-    log_us=_NATURAL,
-    severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
-)
-_MONOTONIC: Final = ("first_ns", "last_ns", "healed_ns", "bursts_ns")
-"""Fields of a fault that release 0.1 did not have."""
-_CLEARED: Final = struct_type_of(ClearedFault)
-
 
 class _FaultTimes(NamedTuple):
-    """Monotonic times of one fault; the other fields are those of PersistentFault."""
+    """Identity of one fault, and its monotonic times, which release 0.1 does not have."""
 
     uuid: str
     code: str
@@ -72,6 +57,22 @@ class _FaultTimes(NamedTuple):
     last_ns: int
     healed_ns: int
     bursts_ns: tuple[int, ...]
+
+
+_MONOTONIC: Final = _FaultTimes._fields[4:]
+_NATURAL: Final = msgspec.Meta(ge=0)
+_INSTANCE: Final = msgspec.Meta(ge=0, le=WHOLE_GPU)
+_GPU: Final = struct_type_of(KnownGpu, number=_NATURAL)
+_FAULT: Final = struct_type_of(
+    PersistentFault,
+    without=_MONOTONIC,
+    gi=_INSTANCE,
+    ci=_INSTANCE,
+    times=_NATURAL,
+    log_us=_NATURAL,
+    severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
+)
+_CLEARED: Final = struct_type_of(ClearedFault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
     times = {entry[:4]: entry for entry in file.start.fault_times}
     memory = PersistentState(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
-        faults=tuple(_with_times(fault, times.get(_fault_key(fault))) for fault in faults),
+        faults=tuple(_with_times(fault, times.get(_fault_times(fault)[:4])) for fault in faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
         start=BootBaseline(**{name: getattr(file.start, name) for name in _BASELINE}),
         checks=tuple(file.checks),
@@ -173,9 +174,7 @@ def _encode(memory: PersistentState) -> bytes:
         start = {name: getattr(memory.start, name) for name in _BASELINE}
     if memory.module != NO_MODULE:
         start["module"] = memory.module
-    if times := [
-        _fault_times(fault) for fault in memory.faults if any(map(fault.__getattribute__, _MONOTONIC))
-    ]:
+    if times := [entry for entry in map(_fault_times, memory.faults) if any(entry[4:])]:
         start["fault_times"] = times
     if start:
         content["start"] = start
@@ -190,8 +189,8 @@ def _fields_of_release_0_1(fault: PersistentFault) -> dict[str, object]:
     return {name: value for name, value in fault._asdict().items() if name not in _MONOTONIC}
 
 
-def _fault_key(fault: PersistentFault) -> tuple[str, str, int, int]:
-    return fault.uuid, fault.code, fault.gi, fault.ci
+def _fault_times(fault: PersistentFault) -> _FaultTimes:
+    return _FaultTimes(*(getattr(fault, name) for name in _FaultTimes._fields))
 
 
 def _with_times(fault: PersistentFault, times: _FaultTimes | None) -> PersistentFault:
@@ -200,10 +199,6 @@ def _with_times(fault: PersistentFault, times: _FaultTimes | None) -> Persistent
     return fault._replace(
         first_ns=times.first_ns, last_ns=times.last_ns, healed_ns=times.healed_ns, bursts_ns=times.bursts_ns
     )
-
-
-def _fault_times(fault: PersistentFault) -> _FaultTimes:
-    return _FaultTimes(*_fault_key(fault), fault.first_ns, fault.last_ns, fault.healed_ns, fault.bursts_ns)
 
 
 def save_gpu_faults(path: Path, memory: PersistentState) -> None:

@@ -7,7 +7,7 @@ reads the files of a later one; a change that it must not ignore gets a new form
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from errno import EISDIR, ELOOP, ENOENT, ENOTDIR, ENXIO
 from pathlib import Path
@@ -160,18 +160,19 @@ def decode_json(data: bytes, kind: type[T], version: int) -> T:
         raise UnusableFile(f"state file cannot be parsed: {text}") from None
 
 
-def struct_type_of(model: type, **limits: object) -> type[msgspec.Struct]:
-    """Return a msgspec struct type with the fields and defaults of a named tuple; `limits`: value limits by
-    field. A file of an earlier release, without a field that has a default, can be read."""
-    defaults: dict[str, object] = model._field_defaults  # type: ignore[attr-defined]  # a NamedTuple
-    hints = {
-        name: Annotated[hint, limits[name]] if name in limits else hint
+def struct_type_of(model: type, without: Collection[str] = (), **limits: object) -> type[msgspec.Struct]:
+    """Return a msgspec struct type with the fields of a named tuple.
+
+    Args:
+        without: Fields that are left out.
+        limits: Value limits by field.
+    """
+    fields = [
+        (name, Annotated[hint, limits[name]] if name in limits else hint)
         for name, hint in get_type_hints(model).items()
-    }
-    return msgspec.defstruct(
-        model.__name__,
-        [(name, hint, defaults[name]) if name in defaults else (name, hint) for name, hint in hints.items()],
-    )
+        if name not in without
+    ]
+    return msgspec.defstruct(model.__name__, fields)
 
 
 def encode_json(document: object) -> bytes:

@@ -30,7 +30,7 @@ from agent.health.gpu.xid.decisions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import GpuSample
 from agent.model.health import NotApplicable
-from agent.model.persistent_faults import DriverModule, PersistentState
+from agent.model.persistent_faults import NO_MODULE, DriverModule, PersistentState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -52,7 +52,7 @@ class GpuState(NamedTuple):
     evaluated_ns: int = 0
     cleared: tuple[ClearedFault, ...] = ()
     """Records of faults, of all kinds of devices, that operators cleared within a day."""
-    module: DriverModule = DriverModule()
+    module: DriverModule = NO_MODULE
     reloaded_at: Instant | None = None
     """Earliest time of a reload since the last run; None: no fault was restored, or NVML was read since."""
 
