@@ -287,7 +287,7 @@ def _plan_pool(
     published = {name: spec for name, spec in existing.items() if _pool_of(spec).get("name") == pool}
     generation = max((_generation(spec) for spec in published.values()), default=0)
     if published.keys() != parts.keys() or not all(
-        _with_amounts(untainted(_devices_of(published[name]))) == _with_amounts(untainted(part))
+        _has_same_amounts(untainted(_devices_of(published[name])), untainted(part))
         for name, part in parts.items()
     ):
         generation += 1
@@ -310,10 +310,12 @@ def slice_base_name(driver: str, node: str, pool: str) -> str:
 
 def is_up_to_date(found: JsonObject, wanted: JsonObject) -> bool:
     """Return whether the spec of a ResourceSlice has all wanted fields; it may have others, too."""
-    return all(
-        found.get(key) == value or _with_amounts(found.get(key)) == _with_amounts(value)
-        for key, value in wanted.items()
-    )
+    return all(_has_same_amounts(found.get(key), value) for key, value in wanted.items())
+
+
+def _has_same_amounts(part: object, other: object) -> bool:
+    """Return whether two parts of a spec are equal, with quantities compared by their amounts."""
+    return part == other or _with_amounts(part) == _with_amounts(other)
 
 
 def _with_amounts(part: object, *, is_quantity: bool = False) -> object:
