@@ -5,13 +5,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cgroup_audit_pods import UID, claim, container, pod_object
+from cgroup_audit_pods import SYSTEMD, UID, claim, container, pod_object
+
+from agent.model.pod_findings import CgroupSettings, HugepageLimits
 
 CONTAINER: Final = "c0de" * 16
 LONG_AGO: Final = "2026-01-02T03:04:05Z"
 STARTED: Final = {"running": {"startedAt": LONG_AGO}}
 MAX: Final = "max"
 GI: Final = 1 << 30
+
+NOW: Final = 1_800_000_000.0
+TOP: Final = "/kubepods.slice/kubepods-burstable.slice"
+POD: Final = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+SCOPE: Final = f"{POD}/cri-containerd-{CONTAINER}.scope"
+PAGES: Final = tuple(HugepageLimits(size, 0, 0) for size in SYSTEMD.hugepages_kib)
 
 Object = dict[str, Any]
 Files = Mapping[str, object]
@@ -55,6 +63,22 @@ KUBEPODS_KNOBS: Final[Files] = {
     "memory.min": 0,
 }
 """Files of the cgroup kubepods of a node with 8 CPUs and 64 GiB, of which nothing is reserved."""
+
+
+def knobs(**given: object) -> CgroupSettings:
+    """Return settings of a cgroup: CPU 500m to 1, memory 256Mi to 512Mi, no hugepages, and those given."""
+    values = {
+        "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
+        "weight": 20,
+        "quota_us": 100_000,
+        "period_us": 100_000,
+        "throttled": 0,
+        "memory": 512 << 20,
+        "cpus": 0,
+        "effective": 3,
+        "pages": PAGES,
+    }
+    return CgroupSettings(**{**values, **given})
 
 
 def kep_pod(

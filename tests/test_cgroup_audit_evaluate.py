@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from audit_samples import CONTAINER, running_status
+from audit_samples import CONTAINER, NOW, POD, SCOPE, TOP, knobs, running_status
 from cgroup_audit_pods import SYSTEMD, UID, claim, container, pod_object
 
 from agent.cgroup_audit.audit import (
@@ -27,27 +27,7 @@ from agent.errors import ProbeError
 from agent.model.pod_findings import NO_LIMIT, CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing
 
-NOW = 1_800_000_000.0
-TOP = "/kubepods.slice/kubepods-burstable.slice"
-POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
-SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
 NODE = AuditedNode(SYSTEMD)
-
-
-def knobs(**given: object) -> CgroupSettings:
-    """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
-    values = {
-        "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
-        "weight": 20,
-        "quota_us": 100_000,
-        "period_us": 100_000,
-        "throttled": 0,
-        "memory": 512 << 20,
-        "cpus": 0,
-        "effective": 3,
-        "pages": tuple(HugepageLimits(size, 0, 0) for size in SYSTEMD.hugepages_kib),
-    }
-    return CgroupSettings(**{**values, **given})
 
 
 def sample_pod(claims: tuple[object, ...] = (), ident: str = CONTAINER, **status: object) -> Pod:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from audit_samples import CONTAINER, running_status
+from audit_samples import CONTAINER, NOW, PAGES, POD, SCOPE, knobs, running_status
 from cgroup_audit_pods import SYSTEMD, UID, claim, container, pod_object
 
 from agent.cgroup_audit.audit import (
@@ -18,28 +18,6 @@ from agent.cgroup_audit.pod_model import Pod
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.pod_findings import CgroupSettings, HugepageLimits, PodFinding, Resource
 from agent.model.reading import NEVER_READ
-
-NOW = 1_800_000_000.0
-TOP = "/kubepods.slice/kubepods-burstable.slice"
-POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
-SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
-PAGES = tuple(HugepageLimits(size, 0, 0) for size in SYSTEMD.hugepages_kib)
-
-
-def knobs(**given: object) -> CgroupSettings:
-    """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
-    values = {
-        "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
-        "weight": 20,
-        "quota_us": 100_000,
-        "period_us": 100_000,
-        "throttled": 0,
-        "memory": 512 << 20,
-        "cpus": 0,
-        "effective": 3,
-        "pages": PAGES,
-    }
-    return CgroupSettings(**{**values, **given})
 
 
 def findings_of_tree(

@@ -1,6 +1,5 @@
 """Driver with a real agent: its calls over the socket, and their effects."""
 
-import fcntl
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from agents import (
     wait_for_health,
     wait_for_message,
 )
+from held_lock import held_lock
 from kubelet_files import checkpoint
 from kubelet_files import claim as saved_claim
 from patience import PATIENCE_S
@@ -437,8 +437,7 @@ def test_prepares_file_contains_reported_failure(driver: Driver) -> None:
 
 def test_agent_ends_although_the_disk_of_a_driver_hangs(agent: Agent, driver: Driver) -> None:
     driver.ledger.parent.mkdir(parents=True)
-    with driver.ledger.with_suffix(".json.new").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # blocks the writer
+    with held_lock(driver.ledger.with_suffix(".json.new")):
         driver.failed(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
         assert agent.end() == 0
     assert f"shutdown: ledger writer of {DRIVER} did not stop in time; abandoning its thread" in agent.log

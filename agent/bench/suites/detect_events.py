@@ -220,8 +220,8 @@ def _hit_limits(
             start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER, agent)
         )
         client.wait(lambda line: "found" in line)
-        ends_ns: list[int] = []
         for container, group in groups.items():
+            ends_ns: list[int] = []
             if lower_bound:
                 lower_bound.discard_lines()
             cause = partial(_hit_limit, hitter, group, ends_ns)
@@ -230,7 +230,6 @@ def _hit_limits(
             if lower_bound:
                 ends_ns.append(lower_bound.wait()["t_ns"])
             bound_ns += [end_ns - latency.start_ns for end_ns in ends_ns]
-            ends_ns.clear()
         return client.library
 
 
