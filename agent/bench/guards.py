@@ -545,6 +545,10 @@ def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     is_met = best.low <= limit
     if not is_met and min(others) > OTHERS_MAX:
         return GuardResult(f"{value}, while other programs used {min(others):.1f} CPUs", "", None)
+    if not is_met and reference == "good":
+        bound = _measure_ratio(RATIOS[name]._replace(timed="floor"))
+        if bound.low > limit:  # no reader of these files can meet the limit on this CPU
+            return GuardResult(f"{value}; the bare system calls take {bound.median:.2f}x", "", None)
     return GuardResult(value, f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over", is_met)
 
 
