@@ -562,6 +562,53 @@ os._exit(0)
     assert int(done.stdout.split()[0]) > 10_000
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_second_signal_does_not_end_the_agent_while_it_stops(tmp_path: Path, number: signal.Signals) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from agent.app import daemon
+from agent.config.config import Config
+
+def stop(report, *, is_repeat):
+    os.kill(os.getpid(), {signal.SIGTERM:d})
+
+stop_parts = daemon.Daemon._stop
+def interrupted_stop(self):
+    os.kill(os.getpid(), {number:d})
+    stop_parts(self)
+
+daemon.Daemon._stop = interrupted_stop
+daemon.run(Config(node_name="n", runtime_dir=Path({str(tmp_path / "run")!r}), gpu_watch=False), stop)
+os.kill(os.getpid(), {number:d})
+print("stopped", flush=True)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
+def test_signal_just_before_the_receiver_stops_the_agent(tmp_path: Path) -> None:
+    code = f"""
+import os, trio
+from pathlib import Path
+from agent.app import daemon
+from agent.config.config import Config
+
+open_receiver = trio.open_signal_receiver
+def open_after_signal(*numbers):
+    os.kill(os.getpid(), {signal.SIGTERM:d})
+    return open_receiver(*numbers)
+
+trio.open_signal_receiver = open_after_signal
+daemon.run(Config(node_name="n", runtime_dir=Path({str(tmp_path / "run")!r}), gpu_watch=False))
+print("stopped", flush=True)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
 def test_history_has_the_changes_of_killed_and_restarted_agents(
     short_tmp: Path, sysfs: PlainSysfs, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

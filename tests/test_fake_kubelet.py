@@ -422,7 +422,8 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     plugin.stop()
     kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped, since=seen), "slices wiped")
     entries = kubelet.history.timed()[seen:]
-    (lost_s,) = (at_s for at_s, entry in entries if isinstance(entry, Disconnected))
+    # A kubelet that connects again before the socket is closed loses that connection, too.
+    lost_s = [at_s for at_s, entry in entries if isinstance(entry, Disconnected)][-1]
     ((wiped_s, wiped),) = (timed for timed in entries if isinstance(timed.entry, SlicesWiped))
     assert wiped == SlicesWiped(DRIVER)
     assert wiped_s - lost_s >= kubelet.pace.wipe_s

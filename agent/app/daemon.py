@@ -79,6 +79,7 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
 YIELD_S: Final = 0.001
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOP_S: Final = 1.7  # the process exits less than 2 s after SIGTERM, even if a thread hangs
 IO_STOP_S: Final = 0.9
 HTTP_STOP_S: Final = 0.2
@@ -105,7 +106,8 @@ def run(
     """Run the agent until SIGTERM or SIGINT.
 
     Threads that hang at the end are abandoned and logged. The process should then end with :func:`os._exit`,
-    because the cleanup of a library that such a thread uses may hang, too.
+    because the cleanup of a library that such a thread uses may hang, too. After the core loop the process
+    ignores the signals that it handled.
 
     Args:
         config: Configuration of the agent.
@@ -275,8 +277,10 @@ class Daemon:
             self._reloader.run,
             failure.wait,
         )
-        receiver = trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        with receiver as signals, _unblocked(signal.SIGHUP):
+        outside = _collect_signals_outside_receiver()
+        with trio.open_signal_receiver(*_SIGNALS) as signals, _unblocked(signal.SIGHUP):
+            for early in tuple(outside):
+                signal.raise_signal(early)
             self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
             async with trio.open_nursery() as nursery:
                 for task in tasks:
@@ -662,6 +666,19 @@ def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
         ) from None
     except ValueError as error:
         raise ConfigError(f"lock file {directory / LOCK_FILE}: {error}; remove it") from None
+
+
+def _collect_signals_outside_receiver() -> Sequence[int]:
+    """Return a list that gets each signal of ``_SIGNALS`` while Trio's receiver does not handle it.
+
+    When the receiver closes, it restores the handlers that this function has set, so that signals no longer
+    end the process: it stops within ``STOP_S`` anyway, and a second SIGTERM, or the first one while a failed
+    agent stops, would end it before it has saved the faults and logged its failure. Main thread only.
+    """
+    collected: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _frame: collected.append(number))
+    return collected
 
 
 @contextmanager
