@@ -4,7 +4,9 @@
  */
 #include <sched.h>
 #include <sys/inotify.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include "check.h"
 #include "fixture.h"
@@ -137,6 +139,33 @@ static void test_pod_created_below_an_unwatched_directory_is_found(void)
     fx_close(&f);
 }
 
+/* Watches are set through /proc/self/fd. In a child, whose mount namespace ends with it. */
+static int groups_without_proc(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    if (unshare(CLONE_NEWNS) || mount("tmpfs", "/proc", "tmpfs", 0, NULL))
+        return 100;
+    f = fx_open(&o, "/", NULL, 0);
+    fx_pass(&f);
+    return f.head->unwatched ? (int)fx_group_count(&f) : 101;
+}
+
+static void test_groups_without_proc_are_found_and_unwatched(void)
+{
+    pid_t child;
+    int status = 0;
+
+    group_make("cg/" POD);
+    child = fork();
+    if (!child)
+        _exit(groups_without_proc());
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status));
+    CHECK_INT(WEXITSTATUS(status), 1);
+}
+
 int main(void)
 {
     if (unshare(CLONE_NEWUSER) || !allow("instances", 0))
@@ -151,5 +180,7 @@ int main(void)
     fx_remove("cg/kubepods");
     fx_must(allow("watches", 1000), "max_inotify_watches");
     test_pod_created_below_an_unwatched_directory_is_found();
+    fx_remove("cg/kubepods");
+    test_groups_without_proc_are_found_and_unwatched();
     return check_done("test_cgroups_unwatched");
 }

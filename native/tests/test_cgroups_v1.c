@@ -142,6 +142,31 @@ static void test_v1_freezer_takes_precedence_over_v2(void)
     done(&f);
 }
 
+/* Runtimes may mount it after the agent's start. */
+static void test_v1_freezer_that_appears_later_takes_precedence_over_v2(void)
+{
+    struct fx f;
+
+    fx_write("0\n", "cg/memory/" POD "/memory.failcnt");
+    fx_write("hugetlb\n", "cg/unified/cgroup.controllers");
+    fx_write("populated 1\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
+    f = running();
+    CHECK_U64(fx_group(&f, UID, "")->frozen, 0);
+    fx_write("FROZEN\n", "cg/freezer/" POD "/freezer.state");
+    fx_resync(&f);
+    sweep(&f);
+    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
+    reread(&f);
+    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
+    CHECK_U64(fx_group(&f, UID, "")->populated, 1);
+    fx_write("populated 0\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
+    fx_events(&f);
+    reread(&f);
+    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
+    CHECK_U64(fx_group(&f, UID, "")->populated, 0);
+    done(&f);
+}
+
 static void test_cpusets_are_read_at_resync_in_v1_and_v2(void)
 {
     static const struct {
@@ -583,6 +608,7 @@ int main(void)
     test_frozen_container_is_found_by_the_sweep();
     test_freezer_state_unknown_is_unreadable();
     test_v1_freezer_takes_precedence_over_v2();
+    test_v1_freezer_that_appears_later_takes_precedence_over_v2();
     test_cpusets_are_read_at_resync_in_v1_and_v2();
     test_cpuset_of_every_second_cpu_is_read_in_full();
     test_cpuset_beyond_the_record_is_unreadable();

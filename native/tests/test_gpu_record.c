@@ -353,20 +353,21 @@ static void test_every_rise_keeps_its_base(void)
 
 static void test_period_keeps_the_passes_within_the_budget(void)
 {
-    struct dh_gpus_options o = { .period_ns = DH_NS, .cpu_budget_ns = 2 * MS };
+    struct dh_gpus_options o = { .period_ns = DH_NS, .slow_ns = 10 * DH_NS, .cpu_budget_ns = 2 * MS };
 
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS / 4, 8), DH_NS);               /* 8 passes of 0.25 ms: 2 ms/s */
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, 8), 4 * DH_NS);               /* 8 ms in 4 s */
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS + 1, 8), 4 * DH_NS + DH_NS / 10); /* a multiple of 0.1 s, above */
-    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 12 / 10, 8), 4 * DH_NS); /* wrong by less than a quarter */
-    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 13 / 10, 8), 52 * DH_NS / 10);
-    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS / 2, 8), 2 * DH_NS);       /* cheaper: shorter again */
-    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, 0, 8), DH_NS);
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, 1000 * DH_NS, 64), 10 * DH_NS);   /* at most 10 s */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS / 4, MS / 4, 8), DH_NS); /* 8 passes of 0.25 ms: 2 ms/s */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, MS, 8), 4 * DH_NS); /* 8 ms in 4 s */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS + 1, MS + 1, 8), 4 * DH_NS + DH_NS / 10); /* a multiple of 0.1 s, above */
+    /* wrong by less than a quarter */
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 12 / 10, MS * 12 / 10, 8), 4 * DH_NS);
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS * 13 / 10, MS * 13 / 10, 8), 52 * DH_NS / 10);
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, MS / 2, MS / 2, 8), 2 * DH_NS); /* cheaper: shorter again */
+    CHECK_U64(dh_gpu_period_ns(&o, 4 * DH_NS, 0, 0, 8), DH_NS);
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, 1000 * DH_NS, 1000 * DH_NS, 64), 10 * DH_NS); /* at most 10 s */
     o.cpu_budget_ns = 0;
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, 8), DH_NS);
-    o = (struct dh_gpus_options){ .period_ns = 60 * DH_NS, .cpu_budget_ns = 1 };
-    CHECK_U64(dh_gpu_period_ns(&o, 60 * DH_NS, MS, 8), 60 * DH_NS);         /* never shorter than configured */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, MS, MS, 8), DH_NS);
+    o = (struct dh_gpus_options){ .period_ns = 60 * DH_NS, .slow_ns = 60 * DH_NS, .cpu_budget_ns = 1 };
+    CHECK_U64(dh_gpu_period_ns(&o, 60 * DH_NS, MS, MS, 8), 60 * DH_NS); /* never shorter than configured */
 }
 
 /* The driver spun for half a minute in a call of one pass. */
@@ -375,20 +376,57 @@ static void test_one_expensive_pass_hardly_stretches_the_period(void)
     struct dh_gpus_options o = { .period_ns = DH_NS, .slow_ns = 10 * DH_NS, .cpu_budget_ns = 2 * MS };
     uint64_t mean_ns = dh_gpu_mean_ns(&o, MS / 10, 30 * DH_NS, 16, 8);
 
-    CHECK(dh_gpu_period_ns(&o, DH_NS, mean_ns, 8) <= 2 * DH_NS);
+    CHECK(dh_gpu_period_ns(&o, DH_NS, mean_ns, mean_ns, 8) <= 2 * DH_NS);
     for (int i = 0; i < 16; i++)
         mean_ns = dh_gpu_mean_ns(&o, mean_ns, MS / 10, 16, 8);
-    CHECK_U64(dh_gpu_period_ns(&o, 2 * DH_NS, mean_ns, 8), DH_NS);
+    CHECK_U64(dh_gpu_period_ns(&o, 2 * DH_NS, mean_ns, mean_ns, 8), DH_NS);
     for (int i = 0; i < 100; i++)
         mean_ns = dh_gpu_mean_ns(&o, mean_ns, 30 * DH_NS, 16, 8);
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, mean_ns, 8), 10 * DH_NS); /* each pass is expensive */
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, mean_ns, mean_ns, 8), 10 * DH_NS); /* each pass is expensive */
     CHECK_U64(dh_gpu_mean_ns(&o, 0, 2 * MS, 1, 8), 2 * MS);         /* a slow pass every 10 s is in the budget */
     o.slow_ns = 60 * DH_NS;
     CHECK_U64(dh_gpu_mean_ns(&o, 0, 14 * MS, 1, 8), 14 * MS); /* and a longer one every minute, too */
     o.cpu_budget_ns = 0;
     CHECK_U64(dh_gpu_mean_ns(&o, 0, 30 * DH_NS, 1, 8), 30 * DH_NS);
     o.cpu_budget_ns = 1; /* the smallest budget, and most GPUs */
-    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, dh_gpu_mean_ns(&o, 0, MS, 1, 64), 64), 10 * DH_NS);
+    CHECK_U64(dh_gpu_period_ns(&o, DH_NS, 0, dh_gpu_mean_ns(&o, 0, MS, 1, 64), 64), 10 * DH_NS);
+}
+
+/*
+ * Return the period after four hours in which a slow pass takes @slow_ns of CPU time, and any pass ten times as long for
+ * the minute from @expensive_ns on.
+ */
+static uint64_t period_after_hours(const struct dh_gpus_options *o, uint64_t slow_ns, uint64_t expensive_ns)
+{
+    uint64_t period_ns = o->period_ns, fast_mean_ns = MS / 20, slow_mean_ns = slow_ns, last_slow_ns = 0;
+
+    for (uint64_t now_ns = DH_NS; now_ns < 4 * 3600 * DH_NS; now_ns += period_ns) {
+        bool slow = dh_is_due(now_ns, last_slow_ns, o->slow_ns, period_ns);
+        uint64_t took_ns = slow ? slow_ns : MS / 20;
+
+        if (now_ns >= expensive_ns && now_ns < expensive_ns + 60 * DH_NS)
+            took_ns *= 10;
+        if (slow) {
+            last_slow_ns = now_ns;
+            slow_mean_ns = dh_gpu_mean_ns(o, slow_mean_ns, took_ns, 4, 8);
+        } else {
+            fast_mean_ns = dh_gpu_mean_ns(o, fast_mean_ns, took_ns, 16, 8);
+        }
+        period_ns = dh_gpu_period_ns(o, period_ns, fast_mean_ns, slow_mean_ns, 8);
+    }
+    return period_ns;
+}
+
+static void test_period_is_the_same_after_a_minute_of_expensive_passes(void)
+{
+    struct dh_gpus_options o = { .period_ns = DH_NS, .slow_ns = 10 * DH_NS, .cpu_budget_ns = 2 * MS };
+
+    for (uint64_t slow_ns = MS / 2; slow_ns <= 19 * MS / 10; slow_ns += MS / 10) {
+        CHECK_U64(period_after_hours(&o, slow_ns, DH_NEVER / 2), DH_NS);
+        CHECK_U64(period_after_hours(&o, slow_ns, 600 * DH_NS), DH_NS);
+    }
+    /* slow passes alone exceed the budget */
+    CHECK_U64(period_after_hours(&o, 5 * MS, 600 * DH_NS), 10 * DH_NS);
 }
 
 /* A reader that knows the shorter period only would take the GPU's thread for stalled. */
@@ -411,6 +449,7 @@ int main(void)
     fx_begin();
     test_period_keeps_the_passes_within_the_budget();
     test_one_expensive_pass_hardly_stretches_the_period();
+    test_period_is_the_same_after_a_minute_of_expensive_passes();
     test_longer_period_is_published_before_a_pass_is_delayed_by_it();
     test_code_classifies_field_and_gpu();
     test_gpu_status_is_its_worst_result();

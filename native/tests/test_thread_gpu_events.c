@@ -242,6 +242,22 @@ static void test_failed_wait_backs_off_and_registers_again(void)
     gx_stop(&g);
 }
 
+/* The GPU is lost for good, so that nothing is waited for again. How many of the events arrive before is open. */
+static void test_last_events_before_a_failed_wait_are_published(void)
+{
+    static const char lines[] = "gpu 0 xid 94\ngpu 0 xid 94\ngpu 0 xid 94\ngpu 0 lost\nwait 15\n";
+    struct gx g = gx_start(535, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    EVENTUALLY(gx_gpu(&g, 0)->event_mask);
+    gx_command(&g, "gpu 0 xid 94");
+    EVENTUALLY(xid_of(&g, 0, 94)->count == 1);
+    fx_must(write(g.control, lines, sizeof(lines) - 1) > 0, "control");
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING);
+    EVENTUALLY(xid_of(&g, 0, 94)->last_ns == atomic_load(&dh_gpu_slot_at(g.w, 0)->event_ns));
+    gx_stop(&g);
+}
+
 /* A library whose wait returns at once must not cost a core. */
 static void test_wait_that_returns_at_once_is_no_busy_loop(void)
 {
@@ -327,6 +343,7 @@ int main(void)
     test_event_storm_is_counted_and_wakes_rate_limited();
     test_xids_beyond_the_table_evict_the_oldest();
     test_failed_wait_backs_off_and_registers_again();
+    test_last_events_before_a_failed_wait_are_published();
     test_wait_that_returns_at_once_is_no_busy_loop();
     test_gpu_that_cannot_register_does_not_affect_others();
     test_gpu_hung_in_registration_does_not_affect_others();

@@ -24,6 +24,16 @@ static bool is_common(struct gx *g)
     return common;
 }
 
+static bool is_running(struct gx *g, uint32_t index)
+{
+    bool running;
+
+    pthread_mutex_lock(&g->w->lock);
+    running = dh_gpu_slot_at(g->w, index)->is_running;
+    pthread_mutex_unlock(&g->w->lock);
+    return running;
+}
+
 /* Whether the next passes of all GPUs are due at one multiple of the period. */
 static bool are_aligned(struct gx *g, uint32_t gpus)
 {
@@ -92,6 +102,25 @@ static void test_hang_in_the_common_thread_delays_no_other_for_long(void)
     gx_stop(&g);
 }
 
+/* The costs of its round are noted while a thread of its own reads another GPU of the round. */
+static void test_hang_of_the_last_gpu_of_a_round_affects_no_record(void)
+{
+    struct gx g = started("profile h100 gpus=3");
+
+    gx_ready(&g, 3);
+    EVENTUALLY(is_common(&g));
+    gx_command(&g, "gpu 2 hang all");
+    gx_await_hang(&g, 2);
+    await_passes(&g, 0, 3);
+    gx_command(&g, "gpu 0 slow 30ms");
+    EVENTUALLY(is_running(&g, 0));
+    gx_command(&g, "gpu 2 release");
+    gx_command(&g, "gpu 0 slow 0s");
+    await_passes(&g, 2, 3);
+    await_passes(&g, 0, 3);
+    gx_stop(&g);
+}
+
 static void test_slow_gpu_leaves_the_common_thread(void)
 {
     struct gx g = started("profile h100 gpus=3");
@@ -148,6 +177,7 @@ int main(void)
     test_short_passes_move_to_the_common_thread();
     test_single_gpu_stays_in_its_own_thread();
     test_hang_in_the_common_thread_delays_no_other_for_long();
+    test_hang_of_the_last_gpu_of_a_round_affects_no_record();
     test_slow_gpu_leaves_the_common_thread();
     test_requested_pass_is_early_in_the_common_thread();
     test_abandoned_common_thread_frees_the_watch();

@@ -86,14 +86,17 @@ static void test_memory_that_can_shrink_is_refused(void)
     close(small);
 }
 
-/* In a child: 0 if it has what dh_confine() promises. */
-static int confined(int parent)
+/* In a child: 0 if it has what dh_confine() promises, under a lower limit of an ordinary user if @is_limited. */
+static int confined(int parent, bool is_limited)
 {
-    struct rlimit memory;
+    uint64_t memory_bytes = is_limited ? MEMORY_BYTES / 2 : MEMORY_BYTES;
+    struct rlimit memory = { .rlim_cur = memory_bytes, .rlim_max = memory_bytes };
 
+    if (is_limited && (setrlimit(RLIMIT_DATA, &memory) || (!geteuid() && setresuid(65534, 65534, 65534))))
+        return 7;
     if (dh_confine(parent, MEMORY_BYTES))
         return 1;
-    if (getrlimit(RLIMIT_DATA, &memory) || memory.rlim_max != MEMORY_BYTES)
+    if (getrlimit(RLIMIT_DATA, &memory) || memory.rlim_max != memory_bytes)
         return 2;
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1)
         return 3;
@@ -104,13 +107,13 @@ static int confined(int parent)
     return dh_confine(parent + 1, MEMORY_BYTES) == -ESRCH ? 0 : 6;
 }
 
-static void test_confined_process_loses_privileges_and_ends_with_its_parent(void)
+static void test_confined_process_loses_privileges_and_ends_with_its_parent(bool is_limited)
 {
     pid_t parent = getpid(), child = fork();
     int status = 0;
 
     if (!child)
-        _exit(confined(parent));
+        _exit(confined(parent, is_limited));
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK_INT(WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status), 0);
 }
@@ -118,7 +121,8 @@ static void test_confined_process_loses_privileges_and_ends_with_its_parent(void
 int main(void)
 {
     fx_begin();
-    test_confined_process_loses_privileges_and_ends_with_its_parent();
+    test_confined_process_loses_privileges_and_ends_with_its_parent(false);
+    test_confined_process_loses_privileges_and_ends_with_its_parent(true);
     test_attached_reader_copies_what_the_watch_publishes();
     test_impossible_count_is_an_error();
     test_memory_that_can_shrink_is_refused();

@@ -9,6 +9,7 @@
 #define MC "sys/devices/system/edac/mc/mc0"
 #define ONLINE "sys/devices/system/node/online"
 #define READERS 2
+#define HANG_NS (DH_NS / 2)
 
 static struct mx started(uint64_t period_ns)
 {
@@ -110,6 +111,34 @@ static void test_no_rescan_request_is_lost(void)
     mx_close(&x);
 }
 
+static void *one_pass(void *machine)
+{
+    int err = dh_machine_pass(machine);
+
+    dh_machine_pause_rescans(machine);
+    return err ? machine : NULL;
+}
+
+/* The pause after a rescan is a multiple of the CPU time that it took, not of the time for which a file hung. */
+static void test_rescan_after_a_hang_is_not_delayed_by_its_length(void)
+{
+    struct dh_machine_options o = mx_options();
+    struct mx x = mx_open(&o);
+    pthread_t reader;
+    void *failed;
+
+    fx_fifo(MC "/ce_count");
+    fx_must(!pthread_create(&reader, NULL, one_pass, x.m), "pthread_create");
+    usleep(HANG_NS / 1000);
+    fx_release(MC "/ce_count");
+    fx_must(!pthread_join(reader, &failed), "pthread_join");
+    CHECK(!failed);
+    CHECK(x.m->rescan_after_ns > 0);
+    CHECK(x.m->rescan_after_ns < dh_now_ns() + HANG_NS);
+    fx_write("0\n", MC "/ce_count");
+    mx_close(&x);
+}
+
 /* Also during the time in which requests are ignored. */
 static void test_stop_during_rescan_requests_ends_the_thread(void)
 {
@@ -177,6 +206,7 @@ int main(void)
     test_thread_hung_at_start_is_abandoned();
     test_hung_source_stalls_its_heartbeat_and_keeps_values();
     test_no_rescan_request_is_lost();
+    test_rescan_after_a_hang_is_not_delayed_by_its_length();
     test_stop_during_rescan_requests_ends_the_thread();
     test_reader_never_gets_a_torn_copy();
     return check_done("test_thread_machine");

@@ -126,6 +126,9 @@ void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before)
     if (!c->hiers)
         return;
     sizes_add(s);
+    for (uint32_t i = 0; i < c->files; i++) /* v1's freezer appeared, and decides from now on */
+        if (c->file[i].spec == &specs[1] && !is_in_hierarchy(&specs[1], &c->hier[c->file[i].hier]))
+            c->file[i].spec = &specs[0];
     for (uint32_t slot = 0; c->sizes > sizes_before && slot < s->work->head.groups; slot++) {
         if (!c->group[slot].hiers)
             continue;

@@ -39,6 +39,9 @@ static void hier_add(struct search *in, const char *path, uint8_t version, unsig
         close(fd);
         return;
     }
+    for (uint32_t i = 0; version == 1 && i < *in->hiers; i++)
+        if (hier[i].version == 2 && hier[i].controllers & controllers) /* found before that of v1 was mounted */
+            hier[i].controllers = (uint8_t)((hier[i].controllers & ~controllers) | DH_CG_CORE);
     for (uint32_t i = 0; i < *in->hiers; i++) {
         if (hier[i].dev != (uint64_t)st.st_dev || hier[i].ino != (uint64_t)st.st_ino)
             continue;

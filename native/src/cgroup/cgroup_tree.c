@@ -79,6 +79,8 @@ static int watch_add(struct dh_sampler *s, uint8_t hier, const char *path, uint3
         return dh_cg_missing(c, hier, path) ? -ENOENT : -EMFILE;
     snprintf(full, sizeof(full), "/proc/self/fd/%d/%s", c->hier[hier].fd, path);
     wd = inotify_add_watch(s->inotify_fd, full, mask);
+    if (wd < 0 && dh_is_absence(errno)) /* of the path, or of /proc/self/fd */
+        return dh_cg_missing(c, hier, path) ? -ENOENT : -EACCES;
     if (wd < 0)
         return -errno;
     if (!dh_map_put(&c->by_wd, (uint64_t)wd, meaning)) {

@@ -39,14 +39,18 @@ static int capabilities_drop(uint64_t kept)
 
 int dh_confine(int parent, uint64_t memory_bytes)
 {
-    const struct rlimit memory = { .rlim_cur = memory_bytes, .rlim_max = memory_bytes };
+    struct rlimit memory = { .rlim_cur = memory_bytes, .rlim_max = memory_bytes }, now;
     int err;
 
     if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
         return -errno;
     if (getppid() != parent)
         return -ESRCH; /* it ended before the signal was set */
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || setrlimit(RLIMIT_DATA, &memory) < 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || getrlimit(RLIMIT_DATA, &now) < 0)
+        return -errno;
+    if (now.rlim_max < memory.rlim_max) /* an unprivileged process may not raise it */
+        memory.rlim_cur = memory.rlim_max = now.rlim_max;
+    if (setrlimit(RLIMIT_DATA, &memory) < 0)
         return -errno;
     err = capabilities_drop(1ull << CAP_SYS_ADMIN);
     signal(SIGINT, SIG_IGN); /* a terminal and a service manager signal all processes of the agent */

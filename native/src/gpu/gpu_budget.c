@@ -8,6 +8,7 @@
 #include "gpu/gpus.h"
 
 #define AVERAGED_PASSES 16
+#define AVERAGED_SLOW_PASSES 4
 #define LEARNED_PASSES 8               /* the first passes read everything, and are not typical */
 #define STRETCHED_MAX_NS (10 * DH_NS)  /* longest period because of the budget */
 #define STEP_NS (DH_NS / 10)           /* a stretched period is a multiple */
@@ -58,16 +59,24 @@ uint64_t dh_gpu_mean_ns(const struct dh_gpus_options *o, uint64_t mean_ns, uint6
  * Return the time between two passes over a GPU at which the passes over all @gpus keep within the budget: the
  * configured one, or up to 10 s. @now_ns, the time in force, stays until it is wrong by a quarter, because a change
  * of it is published.
+ *
+ * A fast pass takes @fast_ns of CPU time, a slow one @slow_ns. Slow passes are due by time: a mean of both kinds would
+ * rise with the period, because more of the passes are slow then, and so keep a period that is longer than needed.
  */
-uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus)
+uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t fast_ns, uint64_t slow_ns,
+                          uint32_t gpus)
 {
-    double needed_ns, now = (double)now_ns;
+    double fast = (double)fast_ns, slow = slow_ns > fast_ns ? (double)slow_ns : fast, now = (double)now_ns;
+    double budget = (double)o->cpu_budget_ns / (double)DH_NS / (gpus ? gpus : 1), left, needed_ns;
 
     if (!o->cpu_budget_ns || o->period_ns >= STRETCHED_MAX_NS)
         return o->period_ns;
-    needed_ns = (double)pass_cpu_ns * gpus * (double)DH_NS / (double)o->cpu_budget_ns;
+    left = budget - (slow - fast) / (double)o->slow_ns;
+    needed_ns = left > 0 ? fast / left : (double)DH_NEVER;
+    if (needed_ns > (double)o->slow_ns) /* every pass is a slow one */
+        needed_ns = slow / budget;
     if (needed_ns <= (double)o->period_ns)
-        return needed_ns <= 0.75 * now ? o->period_ns : now_ns;
+        return o->period_ns;
     if (needed_ns > 0.75 * now && needed_ns <= 1.25 * now)
         return now_ns;
     if (needed_ns >= (double)STRETCHED_MAX_NS)
@@ -78,15 +87,19 @@ uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint
 /* Set the period of a GPU from the CPU time of its last pass. */
 static void note_pass(struct dh_gpu_slot *s, uint64_t took_ns, uint32_t gpus)
 {
-    uint64_t weight;
+    uint64_t weight, slow_weight = s->slow_cpu_ns ? AVERAGED_SLOW_PASSES : 1;
 
     add(&s->cpu_ns, took_ns);
     if (s->work.passes <= LEARNED_PASSES)
         return;
     weight = s->work.passes - LEARNED_PASSES < AVERAGED_PASSES ? s->work.passes - LEARNED_PASSES : AVERAGED_PASSES;
-    s->pass_cpu_ns = dh_gpu_mean_ns(&s->w->opt, s->pass_cpu_ns, took_ns, weight, gpus);
+    if (s->slow)
+        s->slow_cpu_ns = dh_gpu_mean_ns(&s->w->opt, s->slow_cpu_ns, took_ns, slow_weight, gpus);
+    else
+        s->fast_cpu_ns = dh_gpu_mean_ns(&s->w->opt, s->fast_cpu_ns, took_ns, weight, gpus);
     if (weight == AVERAGED_PASSES)
-        s->work.period_ns = dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->pass_cpu_ns, gpus);
+        s->work.period_ns =
+            dh_gpu_period_ns(&s->w->opt, s->work.period_ns, s->fast_cpu_ns, s->slow_cpu_ns, gpus);
 }
 
 /*
@@ -104,8 +117,12 @@ void dh_gpus_note_usage(struct dh_gpu_watch *w, uint64_t done, struct dh_thread_
     used->cpu_ns = ns_of(now.ru_utime) + ns_of(now.ru_stime);
     used->switches = (uint64_t)(now.ru_nvcsw + now.ru_nivcsw);
     add(&dh_gpu_slot_at(w, (uint32_t)__builtin_ctzll(done))->switches, used->switches - before.switches);
-    for (; done; done &= done - 1)
-        note_pass(dh_gpu_slot_at(w, (uint32_t)__builtin_ctzll(done)), (used->cpu_ns - before.cpu_ns) / passes, gpus);
+    for (; done; done &= done - 1) {
+        struct dh_gpu_slot *s = dh_gpu_slot_at(w, (uint32_t)__builtin_ctzll(done));
+
+        if (!s->is_running) /* else its own thread, which took it over while a later GPU hung, uses the record */
+            note_pass(s, (used->cpu_ns - before.cpu_ns) / passes, gpus);
+    }
 }
 
 static void costs_add(struct dh_gpu_costs *to, const struct dh_caller *c)

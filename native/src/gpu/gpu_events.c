@@ -117,7 +117,7 @@ static nvmlReturn_t wait_once(struct dh_gpu_watch *w)
         dh_gpus_sleep_until(w, now_ns + SHORT_WAIT_NS); /* a wait that returns at once must not become a busy
                                                        loop */
     }
-    dh_events_flush_delayed(w);
+    dh_events_flush(w, code && code != NVML_ERROR_TIMEOUT);
     if (code == NVML_ERROR_TIMEOUT && now_ns - begun_ns < wait_ns / 2)
         dh_gpus_sleep_until(w, begun_ns + wait_ns); /* a wait that ends early neither */
     return code == NVML_ERROR_TIMEOUT ? NVML_SUCCESS : code;
@@ -132,6 +132,7 @@ static nvmlReturn_t run_event_set(struct dh_gpu_watch *w, uint64_t *backoff_ns)
         return code;
     while (!code && !dh_gpus_is_stopping(w) && !dh_nvml_session_is_stale(w, &w->waiter)) {
         if (!is_any_registered(w)) {
+            dh_events_flush(w, true);
             wait_publish(w, state_idle(w), atomic_load(&w->register_err));
             continue;
         }
@@ -143,6 +144,7 @@ static nvmlReturn_t run_event_set(struct dh_gpu_watch *w, uint64_t *backoff_ns)
         atomic_store(&w->waited_ns, dh_now_ns());
         wait_publish(w, DH_STATE_OK, atomic_load(&w->register_err));
     }
+    dh_events_flush(w, true);
     set_retire(w);
     return code;
 }

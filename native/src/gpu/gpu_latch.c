@@ -136,11 +136,14 @@ bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event)
     return true;
 }
 
-/* Publish the last events of a storm. Until then the waiter waits at most SHORT_WAIT_NS at a time. */
-void dh_events_flush_delayed(struct dh_gpu_watch *w)
+/*
+ * Publish the last events of a storm. Until then the waiter waits at most SHORT_WAIT_NS at a time. @at_once: no
+ * wait follows.
+ */
+void dh_events_flush(struct dh_gpu_watch *w, bool at_once)
 {
     uint64_t now_ns = dh_now_ns();
 
-    if (w->event_dirty && now_ns - w->notified_ns >= COALESCE_NS)
+    if (w->event_dirty && (at_once || now_ns - w->notified_ns >= COALESCE_NS))
         publish_events(w, now_ns);
 }

@@ -140,7 +140,7 @@ struct dh_gpu_slot {
     int query_count;                                  /* queries in this pass */
     uint32_t sensors;
     uint8_t sensor[DH_GPU_FIELD_NUM]; /* rows of sensors_table in this pass */
-    uint64_t pass_cpu_ns;            /* CPU time of a pass, averaged */
+    uint64_t fast_cpu_ns, slow_cpu_ns; /* CPU time of a fast and of a slow pass, averaged */
 
     /* shared between threads */
     uint64_t cpu_ns, switches;       /* of all passes; read by any thread */

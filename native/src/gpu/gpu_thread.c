@@ -260,7 +260,10 @@ static void pass_closed(struct dh_gpu_slot *s)
 {
     pthread_mutex_lock(&s->w->lock);
     s->status = (nvmlReturn_t)s->w->closed_err;
+    s->pass_requested |= !s->status;
     pthread_mutex_unlock(&s->w->lock);
+    if (!s->status) /* it was opened meanwhile: the next pass reads */
+        return;
     s->ok_epoch = 0;
     dh_gpu_invalidate(s);
     finish_pass(s);

@@ -24,7 +24,8 @@ uint64_t dh_gpu_next_pass_ns(const struct dh_gpu_slot *s, uint64_t due_ns, uint6
 /* gpu_budget.c */
 uint64_t dh_gpu_mean_ns(const struct dh_gpus_options *o, uint64_t mean_ns, uint64_t took_ns, uint64_t weight,
                         uint32_t gpus);
-uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t pass_cpu_ns, uint32_t gpus);
+uint64_t dh_gpu_period_ns(const struct dh_gpus_options *o, uint64_t now_ns, uint64_t fast_ns, uint64_t slow_ns,
+                          uint32_t gpus);
 void dh_gpus_note_usage(struct dh_gpu_watch *w, uint64_t done, struct dh_thread_usage *used);
 
 /* gpu_slots.c, gpu_handle.c: records and their GPUs */
@@ -40,7 +41,7 @@ nvmlReturn_t dh_gpu_handle(struct dh_gpu_slot *s, nvmlDevice_t *dev);
 
 void dh_gpu_register(struct dh_gpu_slot *s);
 bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event);
-void dh_events_flush_delayed(struct dh_gpu_watch *w);
+void dh_events_flush(struct dh_gpu_watch *w, bool at_once);
 
 /*
  * Return the events that are certain to be delivered if they happen: those that the GPU is registered for, while the

@@ -47,8 +47,11 @@ static void paces_set(struct dh_machine *m)
 {
     m->now_ns = dh_now_ns();
     m->read_all = m->first || (m->now_ns >= m->rescan_after_ns && take_rescan_request(m));
-    if (m->read_all && !m->first)
-        m->settle_passes = RESCAN_PASSES + 1;
+    if (m->read_all) {
+        m->began_cpu_ns = dh_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+        if (!m->first)
+            m->settle_passes = RESCAN_PASSES + 1;
+    }
     m->settle_passes -= m->settle_passes > 0;
     m->rare = m->read_all || m->settle_passes ||
               dh_is_due(m->now_ns, m->rare_ns, m->opt.rare_ns, m->opt.period_ns);
@@ -157,17 +160,24 @@ static bool wait_until_due(struct dh_machine *m)
     }
 }
 
+/*
+ * After a pass that read everything, ignore requests for a multiple of its CPU time: memory blocks that are added one
+ * by one cause thousands. A read that hangs uses no CPU.
+ */
+void dh_machine_pause_rescans(struct dh_machine *m)
+{
+    if (m->read_all)
+        m->rescan_after_ns =
+            dh_now_ns() + (dh_clock_ns(CLOCK_THREAD_CPUTIME_ID) - m->began_cpu_ns) * (RESCAN_SHARE - 1);
+}
+
 static void run(void *owner)
 {
     struct dh_machine *m = owner;
 
     do {
-        uint64_t end_ns;
-
         pass(m);
-        end_ns = dh_now_ns();
-        if (m->read_all) /* memory blocks that are added one by one cause thousands of requests */
-            m->rescan_after_ns = end_ns + (end_ns - m->now_ns) * (RESCAN_SHARE - 1);
+        dh_machine_pause_rescans(m);
     } while (wait_until_due(m));
 }
 

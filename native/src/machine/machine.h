@@ -53,6 +53,9 @@ void dh_machine_state(struct dh_machine *m, enum dh_machine_source source, uint6
  */
 void dh_machine_wake_deferred(struct dh_machine *m);
 
+/* dh_machine_pause_rescans() - ignore requests for a while after a pass that read everything. */
+void dh_machine_pause_rescans(struct dh_machine *m);
+
 /* dh_machine_publish() - publish changed tables and the head. */
 void dh_machine_publish(struct dh_machine *m);
 

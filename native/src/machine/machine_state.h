@@ -60,6 +60,7 @@ struct dh_machine {
     uint64_t next_ns;          /* the next pass */
     uint64_t source_start_ns;  /* when the source that is being read began */
     struct dh_durations durations[DH_MACHINE_SOURCE_NUM]; /* read by any thread; see core/durations.h */
+    uint64_t began_cpu_ns;     /* CPU time of the thread when it began to read everything */
     uint64_t rescan_after_ns;  /* rescan requests are ignored until then */
     uint32_t settle_passes;    /* rare passes left because of a rescan request, including this one */
     bool slow, rare;           /* kind of this pass */
