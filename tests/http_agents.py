@@ -1,6 +1,6 @@
 """Servers of HTTP in a thread, and an agent without devices for their applications."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,15 @@ from agents import Agent, PlainSysfs
 from paper_gpus import GpuNode
 from patience import PATIENCE_S
 from prometheus import free_ports
-from wire.serving import at, device
+from wire.serving import at, device, report
 
 from agent.config.config import Config
 from agent.http.agent_view import AgentView, JsonEncoders, TotalsSinceStart
 from agent.http.app import create_app
 from agent.http.server import HttpServer
 from agent.model.gpu import GpuField, NvmlCallCost, NvmlCosts, XidCount
-from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
-from agent.model.reading import DURATION_BOUNDS_S, PassDurations
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
+from agent.model.reading import DURATION_BOUNDS_S, PassDurations, SourceSample, SourceState
 from agent.model.report import (
     AgentStatus,
     ClusterStatus,
@@ -137,6 +137,13 @@ def full_agent() -> FakeAgent:
     hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))
     fake.publish(replace(shown, devices=(*shown.devices, hostile), notes=notes))
     return fake
+
+
+def running_report(second: int, devices: Iterable[DeviceHealth] = ()) -> Report:
+    """Return a report of these devices, of an agent whose only source has finished a pass at its time."""
+    shown = report(devices, second=second)
+    cpus = SourceSample("cpus", SourceState.OK, shown.at.mono_ns, NS, 0, "", passes=5)
+    return replace(shown, sources=(cpus,))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, StreamEnded
 from h2.settings import SettingCodes
 from hpack import Encoder
-from http_agents import ANY_PORT, FakeAgent, serving
+from http_agents import ANY_PORT, FakeAgent, running_report, serving
 from http_client import connect, get
 from patience import PATIENCE_S
 from wire.raw import (
@@ -57,6 +58,7 @@ from agent.http.server import (
     PacedReader,
     ReceiveBudget,
 )
+from agent.model.reading import SourceState
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 from agent.serve.sockets import PeerCredentials
@@ -197,15 +199,44 @@ def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
         address = server.addresses[0]
         assert get(address, "/healthz").status == 200
         assert get(address, "/readyz").status == get(address, "/api/v1/report").status == 503
-        fake.view.latest.publish(report(second=100))
+        fake.view.latest.publish(running_report(100))
         assert get(address, "/readyz").status == 200
         fake.now = Instant(131 * NS, 0.0)
         assert SILENT_HEARTBEATS * 10 < 31
         for path in ("/healthz", "/readyz"):
             answer = get(address, path)
             assert (answer.status, answer.text) == (503, "the newest health report is 31 s old, limit 30 s\n")
-        fake.view.latest.publish(report(second=131))
+        fake.view.latest.publish(running_report(131))
         assert get(address, "/healthz").status == 200
+
+
+def test_probe_fails_without_a_report_long_after_the_start(fake: FakeAgent) -> None:
+    with serving(fake.app) as server:
+        address = server.addresses[0]
+        fake.now = Instant(220 * NS, 0.0)
+        assert get(address, "/healthz").status == 200
+        fake.now = Instant(221 * NS, 0.0)
+        answer = get(address, "/healthz")
+        assert (answer.status, answer.text) == (503, "no health report 121 s after the start, limit 120 s\n")
+        fake.view.latest.publish(running_report(221))
+        assert get(address, "/healthz").status == 200
+
+
+def test_probes_fail_while_a_vital_source_is_stalled_only(fake: FakeAgent) -> None:
+    sound = running_report(100)
+    (cpus,) = sound.sources
+    hung = cpus._replace(state=SourceState.STALLED, beat_ns=NS)
+    with serving(fake.app) as server:
+        for sources, text in (
+            ((cpus, hung._replace(name="nvml", vital=False)), "ok\n"),
+            ((cpus, hung._replace(name="groups")), "vital sources are stalled: groups\n"),
+            ((hung._replace(state=SourceState.ABSENT),), "vital sources are stalled: all\n"),
+            ((cpus,), "ok\n"),
+        ):
+            fake.view.latest.publish(replace(sound, sources=sources))
+            for path in ("/healthz", "/readyz"):
+                answer = get(server.addresses[0], path)
+                assert (answer.status, answer.text) == (200 if text == "ok\n" else 503, text)
 
 
 def test_silent_connections_give_way_to_new_ones_and_are_counted(fake: FakeAgent) -> None:

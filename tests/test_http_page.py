@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from agents import PlainSysfs, short_tmp
-from http_agents import FakeAgent, listening_agent, serving
+from http_agents import FakeAgent, listening_agent, running_report, serving
 from http_client import connect, get
 from patience import PATIENCE_S
 from wire.serving import at, device, eventually, report, unhealthy
@@ -285,7 +285,7 @@ def test_request_above_the_limit_of_pages_that_wait_is_refused(
     monkeypatch.setattr("agent.http.app.READ_WAIT_S", PATIENCE_S)
     monkeypatch.setattr("agent.http.app.WAITING_MAX", 2)
     fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
-    fake.view.latest.publish(report([device(f"cpu-node{number}") for number in range(600)]))
+    fake.view.latest.publish(running_report(100, [device(f"cpu-node{number}") for number in range(600)]))
     with serving(fake.app) as server, ExitStack() as stack:
         address = server.addresses[0]
         firsts = [0, 200] * 20 + [400]

@@ -27,7 +27,7 @@ import trio
 
 from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
-from agent.health.verdict import is_stalled
+from agent.health.verdict import vital_stall
 from agent.model.claim import DeviceRef
 from agent.model.cleared_faults import ClearRequest, ClearResult, Operator
 from agent.model.health import DeviceHealth, Health, Severity
@@ -329,7 +329,7 @@ class EngineLoop:
             self._record(
                 before, snapshot, report, StepOutcome.PUBLISHED if publication else StepOutcome.SILENT
             )
-        is_alive = _is_alive(report, now)
+        is_alive = not vital_stall(report.sources, now)
         period_ns = self._schedule.timing.watchdog_period_ns
         if period_ns is not None and now.mono_ns >= self._watchdog_ns:
             self._watchdog_ns = now.mono_ns + period_ns
@@ -375,16 +375,6 @@ def stalls_of(report: Report) -> frozenset[Stall]:
         if cause.code == NOT_ANSWERING
     ]
     return frozenset([*((source.name, Severity.UNKNOWN) for source in stalled), *hung])
-
-
-def _is_alive(report: Report, now: Instant) -> bool:
-    """Return whether no vital source is stalled, and at least one has finished a reading recently.
-
-    A source is vital if systemd must restart the agent when the source stalls.
-    """
-    vital = [source for source in report.sources if source.vital]
-    stalled = any(source.state is SourceState.STALLED for source in vital)
-    return not stalled and any(not is_stalled(source, now) for source in vital)
 
 
 def visible_state(report: Report) -> tuple[object, ...]:

@@ -62,6 +62,18 @@ def is_stalled(source: SourceSample, now: Instant) -> bool:
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
+def vital_stall(sources: Iterable[SourceSample], now: Instant) -> str:
+    """Return an error text if a vital source is stalled, or none has read recently; else an empty text.
+
+    A source is vital if systemd or the kubelet must restart the agent when the source stalls.
+    """
+    vital = [source for source in sources if source.vital]
+    stalled = [source.name for source in vital if source.state is SourceState.STALLED]
+    if stalled or all(is_stalled(source, now) for source in vital):
+        return f"vital sources are stalled: {', '.join(stalled) or 'all'}"
+    return ""
+
+
 def find_stalls(
     previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
 ) -> dict[str, SourceStall]:

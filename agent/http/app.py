@@ -30,12 +30,13 @@ from starlette.types import Receive, Scope, Send
 from agent.config.config import Config
 from agent.errors import DrahealthError
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
+from agent.health.verdict import vital_stall
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
 from agent.http.page_content import STRIP_STEPS, History, PageInput, first_of_part, page_content
 from agent.model.history import ClockReading
 from agent.model.report import Report
-from agent.model.time import Instant
+from agent.model.time import NS, Instant
 from agent.sources.gpu_os_facts import read_boot_id
 from agent.store.history_file import read_verdicts
 from agent.store.state_files import UnusableFile
@@ -59,6 +60,8 @@ WAITING_MAX: Final = 32
 """Largest number of pages that requests wait for; requests for others are answered with 503."""
 RETRY_S: Final = 5
 """Time after which a client may ask again for a page that was refused [s]."""
+FIRST_REPORT_S: Final = 120.0
+"""Time after the start in which the first report must come [s]; the chart's startup probe lasts as long."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -263,19 +266,30 @@ class ProbeEndpoints:
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
         self._view = view
         self._clock = clock
+        self._start_ns = clock().mono_ns
 
     async def alive(self, request: Request) -> Response:
-        """Answer ``/healthz``: 200 while reports come in time, or before the first one; else 503.
+        """Answer ``/healthz``: 503 if the agent must be restarted, for the reasons of systemd's watchdog.
 
-        Faults of devices do not matter.
+        Faults of devices, and stalls of sources that are not vital, do not matter.
         """
-        return _probe_result(self._view.silence(self._clock()))
+        return _probe_result(self._problem())
 
     async def ready(self, request: Request) -> Response:
-        """Answer ``/readyz``: 200 after the first complete report, while reports come in time; else 503."""
+        """Answer ``/readyz``: 503 before the first complete report, and while ``/healthz`` answers 503."""
         if self._view.report() is None:
             return _probe_result("the first pass over the node has not finished")
-        return _probe_result(self._view.silence(self._clock()))
+        return _probe_result(self._problem())
+
+    def _problem(self) -> str:
+        """Return an error text if the agent must be restarted; else an empty text."""
+        now, report = self._clock(), self._view.report()
+        if report is not None:
+            return self._view.silence(now) or vital_stall(report.sources, report.at)
+        age_s = (now.mono_ns - self._start_ns) / NS
+        if age_s <= FIRST_REPORT_S:
+            return ""
+        return f"no health report {age_s:.0f} s after the start, limit {FIRST_REPORT_S:g} s"
 
 
 def _probe_result(problem: str) -> Response:
