@@ -25,7 +25,7 @@ from wire.serving import at, device, eventually, report, unhealthy
 from agent.http.agent_view import TotalsSinceStart
 from agent.http.metric_families import CODES_MAX, DEVICE_FAMILIES, DEVICES_MAX, FAMILIES, TIME_FAMILIES
 from agent.http.metrics import MetricsRenderer
-from agent.model.gpu import GpuField
+from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import Health, NonDeviceCause, Severity
 from agent.model.history import STATE_OF_SEVERITY, USABLE
 from agent.model.reading import DURATION_BOUNDS_S, SourceSample, SourceState
@@ -115,6 +115,59 @@ def test_fault_of_a_gpu_is_a_state_a_finding_and_a_counted_xid(full: FakeAgent) 
     assert value(full, "drahealth_device_finding", **gpu, code="gpu.xid.79", severity="unhealthy") == 1
     assert value(full, "drahealth_gpu_xids_total", **gpu, xid="79") == 2
     assert value(full, "drahealth_findings", scope="pod", code="cgroup.y") == 1
+
+
+def gpu_agent(node: GpuNode) -> FakeAgent:
+    """Return an agent that shows the GPUs of a node."""
+    fake = FakeAgent()
+    fake.change(snapshot=lambda: node.snapshot())
+    fake.publish(node.rest(5))
+    return fake
+
+
+def test_readings_of_a_hung_gpu_are_left_out_but_its_xids_are_not() -> None:
+    node = GpuNode(2, readings={GpuField.TEMP: 40, GpuField.LINKS_UP: 3})
+    for number in node.gpus:
+        node.change(number, links=2)
+    node.nvml_xid(0, 13)
+    fake = gpu_agent(node)
+    node.hang(0)
+    fake.publish(node.rest(60))
+    fake.now = node.now
+    assert value(fake, "drahealth_device_health", device="gpu-0", drahealth_device_health="unhealthy") == 1
+    for name in ("drahealth_gpu_temperature_celsius", "drahealth_gpu_nvlinks_up"):
+        assert value(fake, name, device="gpu-0") is None
+        assert value(fake, name, device="gpu-1") is not None
+    assert value(fake, "drahealth_gpu_xids_total", device="gpu-0", xid="13") == 1
+
+
+def test_xids_are_counted_over_starts_of_the_nvml_process() -> None:
+    node = GpuNode(1)
+    node.nvml_xid(0, 13)
+    fake = gpu_agent(node)
+    for _ in range(2):
+        node.change(0, xids=(), status=NvmlReturnCode.UNINITIALIZED)  # no process runs
+        fake.publish(node.rest(10))
+        assert value(fake, "drahealth_gpu_xids_total", xid="13") == 1
+    node.change(0, status=NvmlReturnCode.OK)
+    node.nvml_xid(0, 13)
+    for _ in range(2):
+        fake.publish(node.rest(10))
+        assert value(fake, "drahealth_gpu_xids_total", xid="13") == 2
+
+
+def test_xids_of_a_full_list_that_drops_entries_never_decrease() -> None:
+    node = GpuNode(1)
+    node.nvml_xid(0, 13, times=3)
+    node.nvml_xid(0, 31)
+    fake = gpu_agent(node)
+    node.change(0, xids=node.gpus[0].xids[1:])
+    fake.publish(node.rest(10))
+    assert value(fake, "drahealth_gpu_xids_total", xid="13") == 3
+    node.nvml_xid(0, 13)
+    fake.publish(node.rest(10))
+    assert value(fake, "drahealth_gpu_xids_total", xid="13") == 4
+    assert value(fake, "drahealth_gpu_xids_total", xid="31") == 1
 
 
 def test_durations_of_passes_are_a_histogram_and_a_source_without_passes_is_left_out(full: FakeAgent) -> None:

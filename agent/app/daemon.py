@@ -237,7 +237,7 @@ class Daemon:
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
-            on_evaluated=self._hub.note_evaluation,
+            on_evaluated=self._note_evaluation,
             record=self._snapshot_recorder.record if self._snapshot_recorder else None,
             accept_clears=self._clear_requests.accept,
         )
@@ -471,6 +471,12 @@ class Daemon:
         if self._on_report:
             self._on_report(report, is_repeat=is_repeat)
         self._notifier.status(status_line(report))
+
+    def _note_evaluation(self, report: Report) -> None:
+        self._hub.note_evaluation(report)
+        snapshot = self._source.newest
+        if self._http is not None and snapshot is not None and snapshot.gpus is not None:
+            self._http.view.totals.count_xids(snapshot.gpus.gpus)
 
     def _record_verdicts(self, report: Report) -> None:
         """Record the verdicts of a published report in the history file, unless the history is off."""

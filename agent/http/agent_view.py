@@ -5,14 +5,14 @@ times in states.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.model.consumers import ConsumerMap
-from agent.model.gpu import NvmlCosts
+from agent.model.gpu import GpuSample, NvmlCosts, XidCount
 from agent.model.health import DeviceHealth
 from agent.model.history import STATE_OF_SEVERITY, USABLE, RecordedState
 from agent.model.reading import PassDurations, SourceState
@@ -53,13 +53,15 @@ class DeviceTotals:
 
 
 class Totals(NamedTuple):
-    """Totals of each device in the newest report, and the number of stalls of each source of the agent."""
+    """Totals of each device in the newest report, of stalls of each source, and of XIDs of each GPU."""
 
     version: int
     """Number that grows with each changed state and each new device."""
     devices: dict[DeviceIdentity, DeviceTotals]
     stalls: dict[str, int]
     """Number of stalls since the agent started, by name of the source."""
+    xids: dict[tuple[str, int], int]
+    """Number of reported XIDs since the agent started, by the GPU's UUID and the XID."""
 
 
 class TotalsSinceStart:
@@ -75,6 +77,26 @@ class TotalsSinceStart:
         self._reported: tuple[DeviceHealth, ...] = ()
         self._stalled: frozenset[str] = frozenset()
         self._stalls: dict[str, int] = {}
+        self._xids: dict[tuple[str, int], int] = {}
+        self._xid_counts: dict[str, tuple[XidCount, ...]] = {}
+        """Last counts of XIDs, by the GPU's UUID."""
+
+    def count_xids(self, gpus: Iterable[GpuSample]) -> None:
+        """Add the XIDs that NVML reported since the last samples of these GPUs. Core thread only.
+
+        The counts of a sample begin again with each start of the NVML process, and are empty before it. An
+        XID whose count was dropped for lack of room has a new count with its next event.
+        """
+        for gpu in gpus:
+            last = self._xid_counts.get(gpu.uuid, ())
+            if not gpu.uuid or not gpu.xids or gpu.xids is last:
+                continue
+            self._xid_counts[gpu.uuid] = gpu.xids
+            counted = {(xid.code, xid.gi, xid.ci, xid.first_ns): xid.times for xid in last}
+            with self._lock:
+                for code, gi, ci, times, first_ns, _ in gpu.xids:
+                    grown = times - counted.get((code, gi, ci, first_ns), 0)
+                    self._xids[gpu.uuid, code] = self._xids.get((gpu.uuid, code), 0) + grown
 
     def note_report(self, report: Report) -> None:
         """Count the changes from the last report to this one. Core thread only. Never blocks for long."""
@@ -108,7 +130,7 @@ class TotalsSinceStart:
     def read(self) -> Totals:
         """Return the totals over all reports since the agent started. Thread-safe."""
         with self._lock:
-            return Totals(self._version, self._devices, dict(self._stalls))
+            return Totals(self._version, self._devices, dict(self._stalls), dict(self._xids))
 
 
 # --- the view ----------------------------------------------------------------------------------------------

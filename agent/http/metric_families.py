@@ -131,7 +131,8 @@ DEVICE_SINCE: Final = _gauge(
 )
 DEVICE_VERIFIED: Final = _gauge(
     "device_last_verified_timestamp_seconds",
-    "Time at which all sources of a device had last been read.",
+    "Time at which all sources of a device had last been read; for a GPU that does not answer, time of the "
+    "last evaluation.",
     _PER_DEVICE,
     *DEVICE,
 )

@@ -24,14 +24,16 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+from agent.health.gpu.rule_input import is_answering
 from agent.http import metric_families as families
 from agent.http.agent_view import AgentView, Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
-from agent.model.gpu import GpuField, NvmlCosts, NvmlSample
+from agent.model.gpu import GpuField, GpuSample, NvmlCosts
 from agent.model.health import DeviceHealth, most_needed_first
 from agent.model.history import STATE_OF_SEVERITY
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations, SourceState
 from agent.model.report import Report
+from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.version import VERSION
@@ -182,8 +184,10 @@ class MetricsRenderer:
             dropped |= _dropped_device_series(report, scrape)
             yield from _report_rows(report, scrape.totals, dropped)
             yield from _core_rows(report)
-        if scrape.snapshot is not None and scrape.snapshot.gpus is not None:
-            yield from _gpu_rows(scrape.snapshot.gpus, scrape.shown, dropped)
+        if scrape.snapshot is not None and (nvml := scrape.snapshot.gpus) is not None:
+            limits, now_ns = GpuLimits(deadline_s=view.config().gpu_deadline_ns / NS), self._clock().mono_ns
+            answering = [gpu for gpu in nvml.gpus if is_answering(gpu, limits, now_ns)]
+            yield from _gpu_rows(nvml.driver, answering, scrape, dropped)
         if (costs := view.nvml_costs()) is not None:
             yield from _nvml_rows(costs)
         yield from _stream_rows(view)
@@ -451,12 +455,21 @@ def _nvml_rows(costs: NvmlCosts) -> Iterator[Rows]:
     yield _rows(families.NVML_CALL_TIME, (((call.kind,), call.duration_s) for call in costs.calls))
 
 
-def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]) -> Iterator[Rows]:
-    """Yield the metric families of GPU readings, for GPUs whose UUID belongs to a shown device."""
-    if nvml.driver:
-        yield _rows(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
-    names = {dict(device.attributes).get("uuid"): device.key for device in shown if device.kind == "gpu"}
-    gpus = [(names[gpu.uuid], gpu) for gpu in nvml.gpus if gpu.uuid and gpu.uuid in names]
+def _gpu_rows(
+    driver: str, answering: Iterable[GpuSample], scrape: _Scrape, dropped: dict[str, int]
+) -> Iterator[Rows]:
+    """Yield the metric families of GPU readings, for GPUs whose UUID belongs to a shown device.
+
+    A GPU that does not answer has a counter of XIDs only: its last readings are out of date.
+
+    Args:
+        driver: Version of the NVIDIA driver.
+    """
+    if driver:
+        yield _rows(families.DRIVER_INFO, [(("nvidia", driver[:LABEL_MAX]), 1)])
+    gpu_devices = (device for device in scrape.shown if device.kind == "gpu")
+    names = {uuid: device.key for device in gpu_devices if (uuid := dict(device.attributes).get("uuid"))}
+    gpus = [(names[gpu.uuid], gpu) for gpu in answering if gpu.uuid in names]
     for family, readings, factor in families.GPU_FAMILIES:
         yield _rows(
             family,
@@ -475,8 +488,9 @@ def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str
             if gpu.links and isinstance(links := gpu[GpuField.LINKS_UP], int)
         ),
     )
-    xids = Counter[tuple[str, ...]]()
-    for key, gpu in gpus:
-        for xid in gpu.xids:
-            xids[*key, str(xid.code)] += xid.times
-    yield _bounded(families.GPU_XIDS, sorted(xids.items()), families.CODES_MAX, dropped)
+    xids = [
+        ((*names[uuid], str(code)), times)
+        for (uuid, code), times in scrape.totals.xids.items()
+        if uuid in names
+    ]
+    yield _bounded(families.GPU_XIDS, sorted(xids), families.CODES_MAX, dropped)

@@ -171,7 +171,8 @@ class DeviceHealth(NamedTuple):
     since: Instant
     """Time of the last change of health, severity or message."""
     verified: Instant
-    """Time at which all sources of the device had last been read."""
+    """Time at which all sources of the device had last been read; for a GPU that does not answer, the time of
+    the evaluation."""
     timeout_s: int
     """Lease: how long the kubelet may use this health report [s]."""
     causes: tuple[Cause, ...] = ()
