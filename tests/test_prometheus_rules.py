@@ -12,6 +12,7 @@ import yaml
 from agents import short_tmp
 from http_agents import full_agent, serving
 from prometheus import Prometheus, need
+from test_docs_site import listed_pages
 from wire.serving import device, unhealthy
 
 from agent.cli.checks.catalog import check_sections
@@ -34,8 +35,10 @@ def rules(name: str) -> list[dict[str, Any]]:
 
 
 def anchors(page: str) -> set[str]:
-    """Return the anchors of a page's headings, as the documentation site and code hosts make them."""
-    headings = re.findall(r"^#+ (.*)$", (PROJECT / "docs" / page).read_text(), re.MULTILINE)
+    """Return the anchors of a page of the documentation site, which makes them from its source's headings."""
+    source = (PROJECT / "docs" / page).with_suffix(".md")
+    assert (page, source in listed_pages()) == (f"{source.stem}.html", True)
+    headings = re.findall(r"^#+ (.*)$", source.read_text(), re.MULTILINE)
     return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -63,7 +66,7 @@ def test_every_alert_and_record_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("rule", rules("alerts.yml"), ids=lambda rule: rule["alert"])
-def test_runbook_of_an_alert_leads_to_a_heading_of_the_docs(rule: dict[str, Any]) -> None:
+def test_runbook_of_an_alert_leads_to_a_heading_of_the_site(rule: dict[str, Any]) -> None:
     page, _, anchor = rule["annotations"]["runbook_url"].removeprefix(BASE).partition("#")
     known = anchors(page)
     if "{{" not in anchor:

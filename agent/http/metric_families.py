@@ -149,7 +149,8 @@ DEVICES: Final = _gauge("devices", "Number of devices in a state, without a limi
 
 FINDINGS: Final = _gauge(
     "findings",
-    "Reported faults that concern a pod, the node or a driver, by code. Findings of audits have scope pod.",
+    "Reported faults that concern a pod, the node or a driver, by code. Faults of a pod's cgroups, also "
+    "those of audits, have scope pod.",
     _PER_CODE,
     "scope",
     "code",
