@@ -42,9 +42,23 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def panels(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((PROMETHEUS / f"grafana-{name}.json").read_text())["panels"]
+    return found
+
+
 def dashboard_queries(name: str) -> list[str]:
-    board = json.loads((PROMETHEUS / f"grafana-{name}.json").read_text())
-    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return [target["expr"] for panel in panels(name) for target in panel["targets"]]
+
+
+def promtool_test(directory: Path, rows: dict[str, str], cases: list[dict[str, Any]]) -> None:
+    """Let promtool evaluate queries on series with a value per minute."""
+    series = [{"series": key, "values": value} for key, value in rows.items()]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": cases}
+    (directory / "test.yml").write_text(json.dumps({"tests": [test]}))
+    command = [need("promtool"), "test", "rules", directory / "test.yml"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_rules_are_valid_and_do_what_their_tests_say() -> None:
@@ -97,26 +111,61 @@ def test_dashboard_shows_the_first_event_of_a_series_that_begins_with_it(short_t
     labels = 'instance="a:1",job="drahealth"'
     rows = {f"{name}{{{labels}}}": "_x20 1+0x20", f"drahealth_build_info{{{labels}}}": "1+0x40"}
     events = {"19m": [], "20m": [1], "30m": [0]}
-    test = {
-        "interval": "1m",
-        "input_series": [{"series": key, "values": value} for key, value in rows.items()],
-        "promql_expr_test": [
-            {
-                "expr": query,
-                "eval_time": time,
-                "exp_samples": [{"labels": "{}", "value": one} for one in values],
-            }
-            for time, values in events.items()
-        ],
-    }
-    (short_tmp / "test.yml").write_text(json.dumps({"tests": [test]}))
-    ended = subprocess.run(
-        [need("promtool"), "test", "rules", short_tmp / "test.yml"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    cases = [
+        {"expr": query, "eval_time": time, "exp_samples": [{"labels": "{}", "value": one} for one in values]}
+        for time, values in events.items()
+    ]
+    promtool_test(short_tmp, rows, cases)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_with_one_value_query_the_present_only(name: str) -> None:
+    targets = [one for panel in panels(name) if panel["type"] == "stat" for one in panel["targets"]]
+    assert targets
+    assert all((one.get("instant"), one.get("range")) == (True, False) for one in targets)
+
+
+def test_dashboard_of_a_node_finds_an_instance_with_an_ipv6_address(short_tmp: Path) -> None:
+    (query,) = (one for one in dashboard_queries("node") if one.startswith("sum by (state)"))
+    node = "[2001:db8::7]:14680"
+    rows = {f'drahealth_devices{{instance="{node}",state="healthy"}}': "8+0x10"}
+    wanted = [{"labels": '{state="healthy"}', "value": 8}]
+    case = {"expr": query.replace("$instance", node), "eval_time": "5m", "exp_samples": wanted}
+    promtool_test(short_tmp, rows, [case])
+    assert not [one for one in dashboard_queries("node") if '=~"$instance"' in one]
+
+
+def test_timeline_of_devices_names_states_and_separates_pools(short_tmp: Path) -> None:
+    (panel,) = (one for one in panels("node") if one["type"] == "state-timeline")
+    (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+    (target,) = panel["targets"]
+    health = "drahealth_device_health"
+    rows, wanted = {}, []
+    for number, state in enumerate(("healthy", "degraded", "unknown", "unhealthy")):
+        assert mapping["options"][str(number)]["text"] == state.title()
+        for one in ("healthy", "degraded", "unknown", "unhealthy"):
+            labels = f'driver="d",pool="{state}",device="gpu-0",instance="a:1",{health}="{one}"'
+            rows[f"{health}{{{labels}}}"] = f"{int(one == state)}+0x10"
+        labels = f'{{driver="d",pool="{state}",device="gpu-0"}}'
+        wanted.append({"labels": labels, "value": number})
+    case = {"expr": target["expr"].replace("$instance", "a:1"), "eval_time": "5m", "exp_samples": wanted}
+    promtool_test(short_tmp, rows, [case])
+    assert "{{pool}}" in target["legendFormat"]
+
+
+def test_agents_that_service_discovery_has_lost_count_as_not_scraped(short_tmp: Path) -> None:
+    (query,) = (one for one in dashboard_queries("fleet") if "up{" in one)
+    up = {"a:1": "1+0x90", "b:1": "1+0x5 0+0x85", "c:1": "1+0x5 stale"}
+    rows = {f'up{{instance="{node}",job="drahealth"}}': values for node, values in up.items()}
+    for node, values in up.items():
+        build = values.replace("0+0x85", "stale")
+        rows[f'drahealth_build_info{{instance="{node}",job="drahealth",version="0.2.0"}}'] = build
+    counts = {"5m": 0, "20m": 2, "80m": 1}
+    cases = [
+        {"expr": query, "eval_time": time, "exp_samples": [{"labels": "{}", "value": count}]}
+        for time, count in counts.items()
+    ]
+    promtool_test(short_tmp, rows, cases)
 
 
 def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
