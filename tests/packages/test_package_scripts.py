@@ -28,7 +28,8 @@ SYSTEMCTL: Final = """#!/bin/sh
 cd "${0%/*}"
 while [ "${1#--}" != "$1" ]; do shift; done
 case $1 in
-    preset) touch enabled ;;
+    mask) touch masked ;;
+    preset) [ ! -e masked ] && touch enabled ;;
     is-enabled) [ -e enabled ] ;;
     start) echo "start" >>starts && touch active ;;
     try-restart) [ ! -e active ] || echo "restart" >>starts ;;
@@ -116,8 +117,12 @@ REINSTALL: Final = "dpkg -i 1.deb; dpkg -r drahealth; dpkg -i 1.deb"
             "not enabled, not active",
             ["start"],
         ),
+        (["systemctl mask", "dpkg -i 1.deb"], "not enabled, not active", []),
     ],
-    ids=["install", "upgrade", "remove", "reinstall", "reinstall-later", "purge", "disable-later", "disable"],
+    ids=[
+        "install", "upgrade", "remove", "reinstall", "reinstall-later", "purge", "disable-later", "disable",
+        "masked",
+    ],
 )  # fmt: skip
 def test_deb_leaves_the_service_in_the_state_of_the_step(
     tmp_path: Path, steps: list[str], state: str, starts: list[str]
@@ -140,8 +145,9 @@ RPM_ERASE: Final = "sh $erase 0; sh $erased 0"
         ([RPM_INSTALL, RPM_ERASE], "not enabled, not active", ["start"]),
         ([RPM_INSTALL, RPM_ERASE, RPM_INSTALL], "enabled, active", ["start", "start"]),
         ([RPM_INSTALL, "systemctl disable --now", RPM_UPGRADE], "not enabled, not active", ["start"]),
+        (["systemctl mask", RPM_INSTALL], "not enabled, not active", []),
     ],
-    ids=["install", "upgrade", "erase", "reinstall", "disable"],
+    ids=["install", "upgrade", "erase", "reinstall", "disable", "masked"],
 )
 def test_rpm_leaves_the_service_in_the_state_of_the_step(
     tmp_path: Path, steps: list[str], state: str, starts: list[str]
