@@ -5,7 +5,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -397,24 +397,34 @@ def test_query_that_is_no_number_shows_the_first_devices(fake: FakeAgent, query:
         assert "cpu-node0" in get(server.addresses[0], f"/?first={quote(query)}").text
 
 
+EVENTS = b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@contextmanager
+def all_event_streams(address: Any) -> Iterator[None]:
+    """Open as many event streams as the server has."""
+    with ExitStack() as clients:
+        for _ in range(STREAMS_MAX):
+            client = clients.enter_context(connect(address))
+            client.sendall(EVENTS)
+            received = b""
+            while b"data: 1" not in received:
+                received += client.recv(4096)
+        yield
+
+
 def test_event_streams_above_the_limit_are_refused_and_ended_ones_free(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()]))
-    request = b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(fake.app) as server:
         address = server.addresses[0]
-        with ExitStack() as clients:
-            for _ in range(STREAMS_MAX):
-                client = clients.enter_context(connect(address))
-                client.sendall(request)
-                received = b""
-                while b"data: 1" not in received:
-                    received += client.recv(4096)
+        with all_event_streams(address):
             answer = get(address, "/events")
             assert (answer.status, answer.text) == (503, f"{STREAMS_MAX} event streams are open, the limit\n")
+            assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
 
         def is_free() -> bool:
             with connect(address) as client:
-                client.sendall(request)
+                client.sendall(EVENTS)
                 return client.recv(12).endswith(b"200")
 
         eventually(is_free, "a free stream")
@@ -530,6 +540,21 @@ def test_open_details_and_focus_outlast_a_new_report(fake: FakeAgent, browser: B
         eventually(lambda: "gpu-1" in browser.text(), "the new device")
         assert browser.run("return document.getElementById('device:/node-a/gpu-0').open")
         assert browser.run("return document.activeElement.innerText") == "gpu-0"
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_page_without_an_event_stream_names_the_time_between_updates(
+    fake: FakeAgent, browser: Browser
+) -> None:
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server, all_event_streams(server.addresses[0]):
+        browser.load("http://{}:{}/".format(*server.addresses[0]))
+        eventually(lambda: "updated every 30 s" in browser.text(), "the refusal of the stream")
+        browser.run("return load()")
+        assert "updated every 30 s" in browser.text()
+    browser.run("load()")
+    eventually(lambda: "no connection to the agent" in browser.text(), "the end of the server")
 
 
 @pytest.mark.slow

@@ -154,7 +154,8 @@ class PageEndpoints:
         if request.method == "HEAD":  # a stream has no end
             return Response(media_type="text/event-stream", headers=HEADERS)
         if self._streams >= STREAMS_MAX:
-            return PlainTextResponse(f"{STREAMS_MAX} event streams are open, the limit\n", 503)
+            refusal = f"{STREAMS_MAX} event streams are open, the limit\n"
+            return PlainTextResponse(refusal, 503, headers=HEADERS)
         return StreamingResponse(self._event_texts(), media_type="text/event-stream", headers=HEADERS)
 
     async def _event_texts(self) -> AsyncIterator[str]:

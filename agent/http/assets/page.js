@@ -2,7 +2,9 @@
 "use strict";
 
 const POLL_MS = 30000;
+const TICK_ERROR_MS = 1000;
 const live = document.getElementById("live");
+let updates = "live";
 let isLoading = false;
 let isOutdated = false;
 let lastLoad = Date.now();
@@ -18,12 +20,13 @@ async function load() {
   try {
     do {
       isOutdated = false;
+      const begin = Date.now();
       const answer = await fetch(location.href, { cache: "no-store" });
       const next = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (!next.querySelector("main")) throw new Error("no page");
       show(next);
-      lastLoad = Date.now();
-      status("live");
+      lastLoad = begin;
+      status(updates);
     } while (isOutdated);
   } catch {
     status("no connection to the agent since " + new Date(lastLoad).toLocaleTimeString());
@@ -54,13 +57,16 @@ function listen() {
       load();
     }
   };
-  events.onopen = () => status("live");
+  events.onopen = () => status(updates = "live");
   events.onerror = () => {
-    status("no connection to the agent since " + new Date(lastLoad).toLocaleTimeString());
-    if (events.readyState === EventSource.CLOSED) setTimeout(listen, POLL_MS);
+    if (events.readyState === EventSource.CLOSED) { // refused: too many streams are open
+      updates = "updated every " + POLL_MS / 1000 + " s";
+      setTimeout(listen, POLL_MS);
+    }
+    load(); // its failure shows a lost connection
   };
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && isOutdated) load(); });
-setInterval(() => { if (Date.now() - lastLoad >= POLL_MS) load(); }, POLL_MS);
+setInterval(() => { if (Date.now() - lastLoad >= POLL_MS - TICK_ERROR_MS) load(); }, POLL_MS);
 listen();
