@@ -105,10 +105,11 @@ class Peer(NamedTuple):
 
     host: str | None
     password: str
+    user: str = "ops"
 
     async def status(self, app: BasicAuthentication) -> int:
         """Request the application, and return the status of the answer."""
-        header = authorization("ops", self.password)["Authorization"].encode()
+        header = authorization(self.user, self.password)["Authorization"].encode()
         client = None if self.host is None else (self.host, 1)
         scope = {"type": "http", "client": client, "headers": [(b"authorization", header)]}
         sent: list[Any] = []
@@ -118,6 +119,26 @@ class Peer(NamedTuple):
 
         await app(scope, None, send)  # type: ignore[arg-type]
         return int(sent[0]["status"])
+
+
+def test_check_of_an_unknown_user_has_the_highest_cost_of_a_known_one(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = []
+
+    def check(password: bytes, expected: bytes) -> bool:
+        costs.append(expected[4:6])
+        return checkpw(password, expected)
+
+    checkpw = bcrypt.checkpw
+    monkeypatch.setattr("agent.http.web_config.bcrypt.checkpw", check)
+    monkeypatch.setattr("agent.http.web_config.REFUSAL_S", 0)
+    other = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(6)).decode()
+    web = WebConfigFile(web_file(short_tmp, f"{USERS}  other: {other}\n"))
+    app = BasicAuthentication(PlainTextResponse("ok"), web)
+    for user in ("ops", "other", "unknown"):
+        assert asyncio.run(Peer("10.0.0.9", "wrong", user).status(app)) == 401
+    assert costs == [b"04", b"06", b"06"]
 
 
 @pytest.mark.parametrize("host", ["10.0.0.9", "2001:db8::{}", None])

@@ -49,8 +49,9 @@ PASSED_MAX: Final = 64
 """Largest number of accepted passwords that are remembered as hashes, because a check takes 60 ms."""
 
 _HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
-_UNKNOWN_USER_HASH: Final = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
-"""Hash that is checked for an unknown user, so that the answer takes as long as for a known one."""
+_UNKNOWN_USER_HASH: Final = b"$2b$%b$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
+"""Hash that is checked for an unknown user, with the highest cost of a known one, so that the answer takes as
+long."""
 _REFUSAL_HEADERS: Final = {
     HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Basic"},
     HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
@@ -340,6 +341,7 @@ class BasicAuthentication:
             return HTTPStatus.UNAUTHORIZED
         user, password = credentials
         expected = users.get(user)
+        unknown = _UNKNOWN_USER_HASH % max(one[4:6] for one in users.values())
         known = hashlib.sha256(b"%b\0%b\0%b" % (user.encode(), password, expected or b"")).digest()
         if known in self._passed:
             return HTTPStatus.OK
@@ -348,17 +350,19 @@ class BasicAuthentication:
             return HTTPStatus.TOO_MANY_REQUESTS
         self._checks[peer] += 1
         try:
-            return await self._check_in_turn(password, expected, known)
+            return await self._check_in_turn(password, expected, known, unknown)
         finally:
             self._checks[peer] -= 1
             if not self._checks[peer]:
                 del self._checks[peer]
 
-    async def _check_in_turn(self, password: bytes, expected: bytes | None, known: bytes) -> HTTPStatus:
+    async def _check_in_turn(
+        self, password: bytes, expected: bytes | None, known: bytes, unknown: bytes
+    ) -> HTTPStatus:
         async with self._lock:
             if known in self._passed:  # the request before this one had the same password
                 return HTTPStatus.OK
-            if bcrypt.checkpw(password[:72], expected or _UNKNOWN_USER_HASH) and expected is not None:
+            if bcrypt.checkpw(password[:72], expected or unknown) and expected is not None:
                 if len(self._passed) >= PASSED_MAX:
                     self._passed.clear()
                 self._passed[known] = None
