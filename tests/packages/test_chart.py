@@ -74,19 +74,21 @@ def helm() -> Path:
 
 
 def template(
-    helm: Path, values: Mapping[str, object], version: str = "1.37"
+    helm: Path, values: Mapping[str, object], version: str = "1.37", release: str = "drahealth"
 ) -> subprocess.CompletedProcess[str]:
-    """Render the chart for a version of Kubernetes."""
+    """Render the chart for a version of Kubernetes, as a release in a namespace of the same name."""
     command = [
-        helm, "template", "drahealth", CHART, "--namespace", "drahealth", "--kube-version", f"{version}.0",
+        helm, "template", release, CHART, "--namespace", release, "--kube-version", f"{version}.0",
         "--values", "-",
     ]  # fmt: skip
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
 
 
-def rendered(helm: Path, values: Mapping[str, object], version: str = "1.37") -> dict[str, Any]:
+def rendered(
+    helm: Path, values: Mapping[str, object], version: str = "1.37", release: str = "drahealth"
+) -> dict[str, Any]:
     """Return the objects of the chart by kind."""
-    done = template(helm, values, version)
+    done = template(helm, values, version, release)
     assert done.returncode == 0, done.stderr
     return {found["kind"]: found for found in yaml.safe_load_all(done.stdout)}
 
@@ -118,6 +120,27 @@ def test_rendered_objects_fit_the_schemas_of_kubernetes(helm: Path, variant: str
     assert [complaint for found in objects.values() for complaint in complaints(found, version)] == []
 
 
+def test_numeric_names_are_texts(helm: Path) -> None:
+    names = {
+        "nvidia": {"enabled": True, "runtimeClassName": "1"},
+        "priorityClass": {"name": "2"},
+        "serviceAccount": {"name": "3"},
+    }
+    objects = rendered(helm, {**VARIANTS["everything"], **names}, release="123")
+    assert [complaint for found in objects.values() for complaint in complaints(found, "1.37")] == []
+    assert {found["metadata"].get("namespace", "123") for found in objects.values()} == {"123"}
+
+
+def test_each_of_two_releases_has_a_priority_class(helm: Path) -> None:
+    gpu = {"nvidia": {"enabled": True}}
+    for release, values in (("drahealth-gpu", gpu), ("drahealth-cpu", {})):
+        objects = rendered(helm, values, release=release)
+        assert objects["PriorityClass"]["metadata"]["name"] == release
+        assert pod_spec(objects)["priorityClassName"] == release
+    guide = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    assert "priorityClass.create=false" not in guide
+
+
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version: str) -> None:
     daemonset = rendered(helm, {})["DaemonSet"]
@@ -143,6 +166,8 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"cluster": {"conditionKinds": ["gpus"]}}, "value must be one of"),
         ({"nvsentinel": {"socket": "/run/c.sock"}}, "does not match pattern"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
+        ({"podLabels": {"app.kubernetes.io/name": "a"}}, "invalid propertyName 'app.kubernetes.io/name'"),
+        ({"podLabels": {"app.kubernetes.io/instance": "a"}}, "invalid propertyName"),
     ],
 )
 def test_invalid_values_are_refused_by_name(helm: Path, values: Mapping[str, object], complaint: str) -> None:

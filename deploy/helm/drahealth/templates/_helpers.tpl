@@ -4,7 +4,7 @@
 
 {{- define "drahealth.selector" -}}
 app.kubernetes.io/name: drahealth
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "drahealth.labels" -}}
