@@ -572,6 +572,25 @@ def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) ->
             read_history(path, wait_s=0.05)
 
 
+BEGINNER = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute("BEGIN IMMEDIATE")
+"""
+
+
+def test_read_in_the_process_of_the_writer_keeps_the_lock_of_the_writer(
+    history: HistoryFile, path: Path
+) -> None:
+    kept_verdicts(history, node_with([(HEALTHY, 60)]))
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        reader = threading.Thread(target=read_verdicts, args=(path,))
+        reader.start()
+        reader.join()
+        found = subprocess.run([sys.executable, "-c", BEGINNER, str(path)], capture_output=True, text=True)
+    assert "database is locked" in found.stderr
+
+
 WRITER = """
 import sys, time
 from usage_samples import device_usage

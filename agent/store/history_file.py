@@ -12,6 +12,7 @@ transaction of the history file. After a kill of the agent the file shows the ti
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -178,6 +179,8 @@ def _read_file(path: Path, select: Callable[[sqlite3.Connection], T], empty: T, 
         return _read_snapshot(path, "ro", select, wait_s)
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             raise ResourceBusyError(
                 f"history file {path}: locked by the agent's write for over {wait_s:g} s; try again"
@@ -194,11 +197,7 @@ def _read_file(path: Path, select: Callable[[sqlite3.Connection], T], empty: T, 
 
 def _file_size(path: Path) -> int:
     """Return the size of the history file; raises UnusableFile if the path is not a regular file."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        found = os.fstat(fd)
-    finally:
-        os.close(fd)
+    found = os.stat(path)  # not open(): its close() would release SQLite's locks in this process
     if not stat.S_ISREG(found.st_mode):
         raise UnusableFile("is not a regular file")
     return found.st_size
