@@ -25,6 +25,12 @@ from verdict_samples import HOT as VERDICT_HOT
 from verdict_samples import LOST as VERDICT_LOST
 
 from agent.errors import ResourceBusyError
+from agent.health.availability_statistics import (
+    DeviceAvailability,
+    ObservedTimeAxis,
+    summarize,
+    verdict_spans,
+)
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.health import Severity
@@ -409,6 +415,59 @@ def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Pa
     assert len(read_verdicts(path).periods) == 2
     kept_verdicts(HistoryFile(path, UsageHistoryLimits()), node, oldest_s=START_S + 450)
     assert [one.id for one in read_verdicts(path).periods] == ["run-2"]
+
+
+def availability(path: Path, node: SimulatedNode) -> DeviceAvailability:
+    """Return the availability of the only device, as the history file has it."""
+    stored = read_verdicts(path)
+    timeline = ObservedTimeAxis(stored.periods, node.clocks)
+    (device,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    return device
+
+
+def test_row_limit_keeps_the_times_of_stored_changes_over_restarts(path: Path) -> None:
+    history = HistoryFile(path, UsageHistoryLimits(rows=10))
+    node = SimulatedNode()
+    for _ in range(3):
+        node.start()
+        node.follow((HEALTHY, 3600), (VERDICT_LOST, 3600), (HEALTHY, 79_000))
+        node.stop(200)
+        kept_verdicts(history, node)
+    before = availability(path, node)
+    assert (before.faults, before.lost_s, before.mean_to_recover_s) == (3, 3 * 3600, 3600)
+    for _ in range(11):
+        node.start()
+        node.run(60)
+        history.write_verdicts(node.periods[-1:], (), node.wall_s, delete_by_age=False)
+    after = availability(path, node)
+    assert len(read_verdicts(path).periods) == 13
+    assert after.begin_s == before.begin_s
+    for name in ("faults", "lost_s", "mean_to_recover_s", "interruptions", "changes"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.not_observed_s == before.not_observed_s + 60  # of the deleted run
+
+
+def test_row_limit_forgets_runs_in_which_nothing_changed(path: Path) -> None:
+    history = HistoryFile(path, UsageHistoryLimits(rows=4))
+    node = node_with([(HEALTHY, 60)])
+    for _ in range(9):
+        node.start()
+        node.run(60)
+    kept_verdicts(history, node)
+    assert len(read_verdicts(path).periods) == 4
+    assert availability(path, node).not_observed_s == 0
+
+
+def test_age_limit_keeps_the_period_of_a_later_change(history: HistoryFile, path: Path) -> None:
+    node = node_with([(HEALTHY, 100), (VERDICT_LOST, 100)])
+    node.set_wall_clock(-1000)
+    node.follow((HEALTHY, 100))
+    node.set_wall_clock(1000)
+    node.stop(10)
+    node.start()
+    node.run(500)
+    kept_verdicts(history, node, oldest_s=START_S + 50)
+    assert availability(path, node).lost_s == 100
 
 
 def test_full_file_deletes_the_oldest_changes(path: Path) -> None:

@@ -231,6 +231,14 @@ _DELETE_CHANGES: Final = (
     f"DELETE FROM verdicts WHERE {{older}} AND (state = '{RecordedState.ABSENT}' "
     f"OR number NOT IN ({_OLDEST_NEEDED}))"
 )
+_DELETE_PERIODS: Final = (
+    "DELETE FROM observed WHERE {old} AND id NOT IN "
+    "(SELECT period FROM verdicts WHERE before != '' AND NOT ({older}))"
+)
+"""SQL statement that keeps the periods of changes within the limit: without its period, a change has no time.
+
+Where the history of a device begins needs no period.
+"""
 
 
 def create_verdict_tables(db: sqlite3.Connection) -> None:
@@ -260,23 +268,25 @@ def insert_verdicts(
 def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
     """Delete the oldest changes of verdicts, and periods, beyond the newest `rows`.
 
-    The newest change of each present device stays.
+    The newest change of each present device stays, and so do the periods of the newest `rows` changes.
     """
     newest = "(SELECT max(number) FROM {table})"
     older = f"number <= {newest.format(table='verdicts')} - {rows:d}"
     if db.execute(f"SELECT count(*) FROM verdicts WHERE {older}").fetchone()[0]:
         db.execute(_DELETE_CHANGES.format(older=older))
-    db.execute(f"DELETE FROM observed WHERE number <= {newest.format(table='observed')} - {rows:d}")
+    old = f"number <= {newest.format(table='observed')} - {rows:d}"
+    db.execute(_DELETE_PERIODS.format(old=old, older=older))
 
 
 def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float) -> None:
-    """Delete changes of verdicts, and periods, from before `oldest_s` [s since 1970].
+    """Delete changes of verdicts, and periods without later changes, from before `oldest_s` [s since 1970].
 
     The newest change of each present device before that time stays, because it shows the state at that time.
     """
-    db.execute(_DELETE_CHANGES.format(older=f"at_s < {oldest_s!r}"))
-    newest = "(SELECT max(number) FROM observed)"
-    db.execute(f"DELETE FROM observed WHERE ended_s < ? AND number < {newest}", (oldest_s,))
+    older = f"at_s < {oldest_s!r}"
+    db.execute(_DELETE_CHANGES.format(older=older))
+    old = f"ended_s < {oldest_s!r} AND number < (SELECT max(number) FROM observed)"
+    db.execute(_DELETE_PERIODS.format(old=old, older=older))
 
 
 def delete_oldest_verdicts(db: sqlite3.Connection) -> int:
