@@ -335,6 +335,28 @@ def test_what_if_prints_changes_pods_and_scores(
     assert (rule["recall"]["successes"], rule["recall"]["trials"]) == (0, 2)
 
 
+def test_severity_that_changes_at_another_time_is_a_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = RecordedGpuNode(2)
+    node.next(5)
+    node.hang(0)
+    node.next(200)
+    node.return_from_hang(0)
+    node.next(100)
+    write_segment(segment_path(tmp_path, 1), node.steps)
+    config = tmp_path / "other.toml"
+    config.write_text('[gpu]\ndead = "20s"\n')
+    _, out, _ = run(capsys, "what-if", tmp_path, "--config", config)
+    assert re.search(r"gpu\.not_answering +severity .*, unhealthy after 55 s .*, unhealthy after 15 s", out)
+    _, out, _ = run(capsys, "what-if", tmp_path, "--config", config, "-o", "json")
+    (change,) = json.loads(out)["changes"]
+    assert change["kind"] == "severity"
+    assert [one["severity"] for one in change["other"]["severityChanges"]] == ["unhealthy"]
+    config.write_text("")
+    assert "no verdict changes" in run(capsys, "what-if", tmp_path, "--config", config)[1]
+
+
 @pytest.mark.live
 def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
@@ -376,7 +398,7 @@ def test_cause_that_is_no_longer_info_is_a_report() -> None:
     side.close(9.0)
     assert side.causes["gpu-0", "xid.13"] == [
         FaultInterval(0.0, 1.0, Severity.INFO),
-        FaultInterval(1.0, 3.0, Severity.DEGRADED),
+        FaultInterval(1.0, 3.0, Severity.DEGRADED, ((2.0, Severity.UNHEALTHY),)),
         FaultInterval(3.0, 9.0, Severity.INFO),
     ]
     score = score_rules([("node-a", side)], [Incident("gpu-0", 0.0, 9.0)])[0]

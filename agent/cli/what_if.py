@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 CHANGES_SHOWN: Final = 40
 """Largest number of changed verdicts that the table lists; ``-o json`` has all."""
+STEPS_SHOWN: Final = 3
+"""Largest number of changes of a cause's severity that the table shows; ``-o json`` has all."""
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
@@ -305,7 +307,15 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
 def _format_interval(one: FaultInterval | None) -> str:
     if one is None:
         return "-"
-    return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s"
+    changes = one.later[:STEPS_SHOWN]
+    later = (f", {_severity(step)} after {at_s - one.begin_s:.0f} s" for at_s, step in changes)
+    return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s{''.join(later)}"
+
+
+def _severity(severity: int) -> str:
+    from agent.model.health import Severity
+
+    return Severity(severity).name.lower()
 
 
 def _format_share(share: SuccessRate) -> str:
@@ -354,14 +364,13 @@ def _change_document(change: CauseChange) -> dict[str, Any]:
 
 
 def _interval_document(one: FaultInterval | None) -> dict[str, Any] | None:
-    from agent.model.health import Severity
-
     if one is None:
         return None
     return {
         "begin": rfc3339(one.begin_s),
         "end": rfc3339(one.end_s),
-        "severity": Severity(one.severity).name.lower(),
+        "severity": _severity(one.severity),
+        "severityChanges": [{"at": rfc3339(at_s), "severity": _severity(step)} for at_s, step in one.later],
     }
 
 

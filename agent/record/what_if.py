@@ -23,7 +23,7 @@ from agent.record.segment_file import RecordPath, SegmentReader
 GAP_S: Final = 60.0
 """Longest time between two recorded evaluations that counts as observed [s]."""
 MOVED_S: Final = 1.0
-"""Smallest difference of the start or end of an interval that is reported as a change [s]."""
+"""Smallest difference of a time in an interval that is reported as a change [s]."""
 Z_95: Final = 1.959963984540054
 """Quantile of the normal distribution for confidence intervals of 95 %."""
 
@@ -40,6 +40,8 @@ class FaultInterval(NamedTuple):
     end_s: float
     severity: int = int(Severity.UNHEALTHY)
     """Severity of the cause at its start."""
+    later: tuple[tuple[float, int], ...] = ()
+    """Time and new severity of each later change of the severity, the oldest first."""
 
     def overlaps(self, other: "FaultInterval") -> bool:
         """Return whether this interval and another one have a moment in common."""
@@ -56,8 +58,8 @@ class HealthIntervals:
     """Intervals in which a device was Unhealthy, by device."""
     pods: set[str] = field(default_factory=set)
     """Names of pods that used a device while it was Unhealthy."""
-    _open_causes: dict[CauseKey, tuple[float, int]] = field(default_factory=dict)
-    _open_unhealthy: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _open_causes: dict[CauseKey, list[tuple[float, int]]] = field(default_factory=dict)
+    _open_unhealthy: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _last: Verdicts = ()
 
     def observe(self, at_s: float, verdicts: Verdicts, pods: PodsSample | None) -> None:
@@ -88,7 +90,7 @@ class HealthIntervals:
 
 
 def _update(
-    opened: dict[K, tuple[float, int]],
+    opened: dict[K, list[tuple[float, int]]],
     now: Mapping[K, int],
     closed: dict[K, list[FaultInterval]],
     at_s: float,
@@ -98,21 +100,23 @@ def _update(
     A cause whose severity changes from or to INFO begins another interval, because INFO reports no fault.
 
     Args:
-        opened: Begin and severity of each open interval.
+        opened: Severities of each open interval, each with the time from which on the cause had it.
         now: Severity of each cause, or Unhealthy device, from ``at_s`` on.
         closed: Receives the ended intervals.
         at_s: Time of the change [s since 1970].
     """
     ended = [
         key
-        for key, (_, severity) in opened.items()
-        if key not in now or (now[key] > Severity.INFO) != (severity > Severity.INFO)
+        for key, steps in opened.items()
+        if key not in now or (now[key] > Severity.INFO) != (steps[-1][1] > Severity.INFO)
     ]
     for key in ended:
-        begin_s, severity = opened.pop(key)
-        closed.setdefault(key, []).append(FaultInterval(begin_s, at_s, severity))
+        (begin_s, severity), *later = opened.pop(key)
+        closed.setdefault(key, []).append(FaultInterval(begin_s, at_s, severity, tuple(later)))
     for key, severity in now.items():
-        opened.setdefault(key, (at_s, severity))
+        steps = opened.setdefault(key, [])
+        if not steps or steps[-1][1] != severity:
+            steps.append((at_s, severity))
 
 
 class ChangeKind(StrEnum):
@@ -123,7 +127,7 @@ class ChangeKind(StrEnum):
     MOVES = "moves"
     """The cause starts or ends at another time."""
     SEVERITY = "severity"
-    """The cause has another severity at the same times."""
+    """The cause has another severity, or changes its severity at another time."""
 
 
 class CauseChange(NamedTuple):
@@ -190,7 +194,11 @@ def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> 
     shift_s = max(abs(recorded.begin_s - other.begin_s), abs(recorded.end_s - other.end_s))
     if shift_s >= MOVED_S:
         return ChangeKind.MOVES
-    return ChangeKind.SEVERITY if recorded.severity != other.severity else None
+    severities, others = ([one.severity, *(step[1] for step in one.later)] for one in (recorded, other))
+    pairs = zip(recorded.later, other.later, strict=False)
+    if severities != others or any(abs(step[0] - twin[0]) >= MOVED_S for step, twin in pairs):
+        return ChangeKind.SEVERITY
+    return None
 
 
 def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> RecordComparison:
