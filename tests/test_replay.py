@@ -21,17 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import group_sample
 from patience import PATIENCE_S
-from record_nodes import RecordedGpuNode, Step, gpu_day, host_day
+from record_nodes import RecordedGpuNode, RecordedHost, Step, gpu_day, host_day
 from test_cli_e2e import AGENT, Node, line_with, started
 from test_record import write_segment
 
+from agent.cli import what_if
 from agent.cli.main import main
 from agent.engine.step import EngineState
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
-from agent.model.settings import RuleOverride
+from agent.model.settings import EngineSettings, RuleOverride
 from agent.model.time import NS, Instant
 from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
 from agent.record.redaction import Redactor
@@ -378,6 +379,55 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
         documents.append(document)
     assert documents[0] == documents[1]
     assert len(documents[0]["records"]) == 3
+
+
+def test_what_if_leaves_out_a_record_without_a_segment(
+    day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "other.toml"
+    config.write_text("")
+    (tmp_path / "empty").mkdir()
+    code, out, err = run(capsys, "what-if", tmp_path / "empty", day, "--config", config, "--jobs", "1")
+    assert (code, err.count("\n")) == (0, 1)
+    assert f"record {tmp_path}/empty: the directory has no segment file" in err
+    assert "1 record," in out
+    code, out, err = run(capsys, "what-if", tmp_path / "empty", "--config", config)
+    assert (code, out) == (70, "")
+    assert "no evaluation could be read from 1 record" in err
+
+
+def unless_other(settings: EngineSettings) -> EngineSettings:
+    """Return the settings of a node; fail for the node ``other``."""
+    if settings.node == "other":
+        raise TypeError("no settings")
+    return settings
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_if_leaves_out_a_record_whose_comparison_fails(day: Path, tmp_path: Path, jobs: int) -> None:
+    other = tmp_path / "other" / "record-00000001.drahrec"
+    other.parent.mkdir()
+    host = RecordedHost(EngineSettings("other"))
+    host.evaluate()
+    write_segment(other, host.steps)
+    failed, compared = what_if._compare_all([[other], segment_paths(day)], unless_other, jobs)
+    assert failed.problems == [f"record {other}: left out: TypeError: no settings"]
+    assert (failed.steps, compared.problems) == (0, [])
+    assert compared.steps
+
+
+def test_record_that_is_named_twice_is_compared_once(
+    day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "other.toml"
+    config.write_text("")
+    (tmp_path / "link").symlink_to(day)
+    monkeypatch.chdir(tmp_path)
+    names = (day, "record", "link", segment_path(Path("record"), 1))
+    code, out, err = run(capsys, "what-if", *names, "--config", config, "--jobs", "1", "-o", "json")
+    assert (code, err) == (0, "")
+    (record,) = json.loads(out)["records"]
+    assert record["evaluations"] == len(gpu_day(3, 16))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,7 +85,8 @@ def main(args: Namespace) -> int:
     assert change is not None
     incidents = _read_labels(args.labels) if args.labels else None
     began_s = time.monotonic()
-    groups = _grouped(args.records)
+    problems: list[str] = []
+    groups = _grouped(args.records, problems)
     if args.scheduler is not None:
         from agent.record.what_if_cluster import compare_on_cluster
 
@@ -92,11 +94,12 @@ def main(args: Namespace) -> int:
     else:
         found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
     elapsed_s = time.monotonic() - began_s
-    for problem in (problem for one in found for problem in one.problems):
+    for problem in chain(problems, *(one.problems for one in found)):
         print(f"drahealth: {problem}", file=sys.stderr)
     if not any(one.steps for one in found):
         raise ProbeError(
-            f"no evaluation could be read from {format_count(len(found), 'record')}; nothing can be compared"
+            f"no evaluation could be read from {format_count(len(args.records), 'record')}; nothing can be "
+            "compared"
         )
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
@@ -116,24 +119,29 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _grouped(records: list[str]) -> list[list[RecordPath]]:
-    """Return the segments (files) of each record. The files in one directory belong to the same record."""
+def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
+    """Return the segments (files) of each record. The files in one directory belong to the same record.
+
+    ``problems`` receives a text about each record that cannot be read.
+    """
     from agent.record.replay import record_segments
     from agent.record.segment_file import UrlPath, record_path, url_segments
 
-    paths: list[Path] = []
-    urls: list[UrlPath] = []
+    segments: list[RecordPath] = []
     for record in map(record_path, records):
-        if isinstance(record, UrlPath):
-            urls.append(record)
-        else:
-            paths.append(record)
-    groups: dict[RecordPath, set[RecordPath]] = {}
-    segments: list[RecordPath] = [*record_segments(paths), *url_segments(urls)]
-    for path in segments:
-        groups.setdefault(path.parent, set()).add(path)
+        try:
+            if isinstance(record, UrlPath):
+                segments += url_segments([record], problems)
+            else:
+                segments += record_segments([record])
+        except ProbeError as error:
+            problems.append(str(error))
+    groups: dict[RecordPath, dict[str, RecordPath]] = {}
+    for path in segments:  # a directory may be named in several ways
+        place = path.parent if isinstance(path, UrlPath) else Path(os.path.realpath(path.parent))
+        groups.setdefault(place, {}).setdefault(path.name, path)
     return [
-        sorted(group, key=lambda path: path.name)
+        [path for _, path in sorted(group.items())]
         for _, group in sorted(groups.items(), key=lambda item: item[0].parts)
     ]
 
@@ -148,21 +156,25 @@ def _compare_all(
         change: Returns the settings of the other configuration.
         jobs: Number of processes.
     """
-    from agent.record.what_if import compare_record
+    from agent.record.what_if import RecordComparison, compare_record
 
     jobs = min(jobs, len(groups))
-    if jobs == 1:
+    if jobs <= 1:
         for at, paths in enumerate(groups):
             _show_progress(at, len(groups))
-            yield compare_record(paths, change)
+            try:
+                yield compare_record(paths, change)
+            except Exception as error:  # the other records are compared
+                yield RecordComparison.left_out(paths, error)
     else:
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+        try:
             futures = [pool.submit(compare_record, paths, change) for paths in groups]
-            for at, future in enumerate(futures):
+            for at, (paths, future) in enumerate(zip(groups, futures, strict=True)):
                 _show_progress(at, len(groups))
                 try:
                     yield future.result()
@@ -171,6 +183,10 @@ def _compare_all(
                         "a worker process of what-if was killed, so the comparison is incomplete; lower "
                         "--jobs if memory is short"
                     ) from None
+                except Exception as error:
+                    yield RecordComparison.left_out(paths, error)
+        finally:
+            pool.shutdown(cancel_futures=True)
     _show_progress(len(groups), len(groups))
 
 

@@ -183,14 +183,14 @@ def record_path(text: str) -> RecordPath:
     return UrlPath(text) if "://" in text else Path(text)
 
 
-def url_segments(urls: Iterable[UrlPath]) -> Iterator[UrlPath]:
+def url_segments(urls: Iterable[UrlPath], problems: list[str]) -> Iterator[UrlPath]:
     """Yield the segments at URLs of segments, of directories, or with ``*``. Blocks on the network.
 
     A URL that ends in ``.drahrec`` is a segment and any other one a directory: object stores have no entry
-    for a directory that would show what a URL is.
+    for a directory that would show what a URL is. ``problems`` receives a text about each URL that cannot be
+    read, or has no segment.
 
     Raises:
-        ProbeError: A URL cannot be read, or has no segment.
         ConfigError: fsspec has no library for a URL.
     """
     for url in urls:
@@ -200,13 +200,14 @@ def url_segments(urls: Iterable[UrlPath]) -> Iterator[UrlPath]:
         try:
             found = url.children()
         except OSError as error:
-            raise ProbeError(f"record {url}: cannot be read: {error.strerror}") from None
+            problems.append(f"record {url}: cannot be read: {error.strerror}")
+            continue
         if "*" in url.url and found:
-            yield from url_segments(found)
+            yield from url_segments(found, problems)
         elif segments := [child for child in found if segment_number(child) is not None]:
             yield from segments
         else:
-            raise ProbeError(
+            problems.append(
                 f"record {url}: the URL has no segment file, record-*.drahrec; name the directory of a record"
             )
 

@@ -154,9 +154,17 @@ class RecordComparison:
     problems: list[str]
 
     @classmethod
-    def empty(cls, *problems: str) -> "RecordComparison":
-        """Return the comparison of a record without evaluations, with the problems of reading the record."""
-        return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, list(problems))
+    def empty(cls) -> "RecordComparison":
+        """Return the comparison of a record without evaluations."""
+        return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, [])
+
+    @classmethod
+    def left_out(cls, paths: Sequence[RecordPath], error: Exception) -> "RecordComparison":
+        """Return the comparison of a record that is left out, because the comparison ended with ``error``."""
+        left_out = cls.empty()
+        record = paths[0] if len(paths) == 1 else paths[0].parent
+        left_out.problems.append(f"record {record}: left out: {type(error).__name__}: {error}")
+        return left_out
 
     def changes(self) -> Iterator[CauseChange]:
         """Yield the causes that differ between both configurations, by device, code and time."""

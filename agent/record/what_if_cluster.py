@@ -206,5 +206,4 @@ def _comparison(group: Sequence[RecordPath], outcome: TaskOutcome) -> RecordComp
         raise ConfigError(
             f"dask cluster: a worker has drahealth {outcome} instead of {VERSION}; install the same version"
         )
-    record = group[0] if len(group) == 1 else group[0].parent
-    return RecordComparison.empty(f"record {record}: left out: {type(outcome).__name__}: {outcome}")
+    return RecordComparison.left_out(group, outcome)
