@@ -213,6 +213,57 @@ def test_damaged_segment_is_named_and_the_rest_is_replayed(
     assert out
 
 
+def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
+    _, snapshot, report, use = step
+    recorded = RecordedStep(snapshot, report.at, use, report_verdicts(report), report.is_full)
+    return recorded._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda one: {"snapshot": replace(one.snapshot, sources=(5,))},
+            "AttributeError: 'int' object has no",
+        ),
+        (lambda one: {"now": Instant(one.now.mono_ns, 1e300)}, "the invalid time 1e+300 s"),
+        (lambda one: {"now": Instant(-5, one.now.wall_s)}, "the invalid time 1.7e+09 s, -5 ns"),
+        (
+            lambda one: {"verdicts": (DeviceVerdict("gpu-0", 9, 0, ()),)},
+            "Invalid enum value 9",
+        ),
+    ],
+    ids=["source", "wall time", "monotonic time", "verdict"],
+)
+def test_evaluation_with_an_invalid_value_is_named_and_ends_its_segment(
+    change: Any, reason: str, day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = segment_path(day, 1)
+    steps = gpu_day(3, 16)
+    writer = SegmentWriter(path.with_name("bad"), SegmentHead("0.2.0", "node-a", "boot-1"), steps[0][0])
+    bad = evaluation_with(steps[1])
+    writer.append([evaluation_with(steps[0]), bad._replace(**change(bad)), evaluation_with(steps[2])])
+    writer.close()
+    path.with_name("bad").rename(path)
+    _, out, err = run(capsys, "replay", day)
+    assert f"{path}: not usable from evaluation 2 on: " in err
+    assert reason in err
+    assert out.count("gpu-1 ") > 1  # of the next segment
+    config = tmp_path / "other.toml"
+    config.write_text("")
+    code, out, err = run(capsys, "what-if", day, "--config", config, "--jobs", "1")
+    assert (code, err.count("\n")) == (0, 1)
+    assert f"{path}: not usable from evaluation 2 on: " in err
+
+
+def test_record_with_an_invalid_head_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = SegmentHead("0.2.0", 5, "boot-1")  # type: ignore[arg-type]
+    SegmentWriter(segment_path(tmp_path, 1), head, EngineState(EngineSettings("node-a"))).close()
+    code, _, err = run(capsys, "replay", tmp_path)
+    assert code == 70
+    assert "Expected `str`, got `int`" in err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [
@@ -399,7 +450,7 @@ def test_what_if_leaves_out_a_record_without_a_segment(
 def unless_other(settings: EngineSettings) -> EngineSettings:
     """Return the settings of a node; fail for the node ``other``."""
     if settings.node == "other":
-        raise TypeError("no settings")
+        raise RuntimeError("no settings")
     return settings
 
 
@@ -411,7 +462,7 @@ def test_what_if_leaves_out_a_record_whose_comparison_fails(day: Path, tmp_path:
     host.evaluate()
     write_segment(other, host.steps)
     failed, compared = what_if._compare_all([[other], segment_paths(day)], unless_other, jobs)
-    assert failed.problems == [f"record {other}: left out: TypeError: no settings"]
+    assert failed.problems == [f"record {other}: left out: RuntimeError: no settings"]
     assert (failed.steps, compared.problems) == (0, [])
     assert compared.steps
 

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from agent.engine.step import EngineState, StepOutcome
 from agent.health.declared.state import VerdictCache
 from agent.health.gpu.state import GpuVerdictCache
 from agent.health.host.unchanged_parts import HostResults
+from agent.model.health import Health, Severity
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -33,6 +36,11 @@ _WALL_ULPS_MAX: Final = 1 << 40
 The integer counts the representable floating-point values between them; a larger difference stores the time
 itself.
 """
+
+_WALL_END_S: Final = 1 << 37
+"""Upper limit of wall times in a record [s since 1970], in the year 6325: later ones cannot be printed."""
+_VERDICTS: Final = tuple[tuple[str, Health, Severity, tuple[tuple[str, Severity], ...]], ...]
+"""Type of recorded verdicts as plain data."""
 
 
 class DeviceVerdict(NamedTuple):
@@ -155,6 +163,7 @@ class SegmentDecoder:
 
         Raises:
             CodecError: The data are not the head of a segment, or have a later schema.
+            ValueError: A value of the head is not valid.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise CodecError("the file is not a drahealth record")
@@ -162,7 +171,8 @@ class SegmentDecoder:
             raise CodecError(
                 f"the record has schema {data['schema']}, this release reads up to {SCHEMA}; update drahealth"
             )
-        self.head = SegmentHead(**{name: data[name] for name in SegmentHead._fields if name in data})
+        head = SegmentHead(**{name: data[name] for name in SegmentHead._fields if name in data})
+        self.head = msgspec.convert(tuple(head), SegmentHead)
         self._decoder = ValueDecoder(data["classes"], CLASSES)
         self._settings, self._state = data["settings"], data["state"]
         self._snapshot: Snapshot | None = None
@@ -206,9 +216,13 @@ class SegmentDecoder:
         """
         use, mono_ns, wall, snapshot, *rest = data
         mono_ns += self._now.mono_ns
-        self._now = Instant(mono_ns, _wall_after(self._now, mono_ns, wall))
+        wall_s = _wall_after(self._now, mono_ns, wall)
+        if mono_ns >> 63 or not 0 <= wall_s < _WALL_END_S:
+            raise CodecError(f"the record is damaged: it has the invalid time {wall_s:.2g} s, {mono_ns} ns")
+        self._now = Instant(mono_ns, wall_s)
         if rest:
             self._changed_verdicts = self._decoder.changed(self._changed_verdicts, rest[0])
+            msgspec.convert(self._changed_verdicts, _VERDICTS)  # raises an error if a value is not valid
             self._verdicts = tuple(DeviceVerdict(*one) for one in self._changed_verdicts)
         return RecordedInputs(
             snapshot, self._now, StepOutcome(use & ~_SKIPS_GPUS), self._verdicts, not use & _SKIPS_GPUS

@@ -116,7 +116,7 @@ class Redactor:
             for uid in (*value.uses, *value.names):
                 self._add(uid, TermKind.IDENTIFIER)
             for name in value.names.values():
-                namespace, _, pod = name.partition("/")
+                namespace, _, pod = str(name).partition("/")
                 self._add(namespace, TermKind.NAMESPACE)
                 self._add(pod, TermKind.POD)
         if names is not None:

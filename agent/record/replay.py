@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.errors import ProbeError
@@ -13,7 +13,7 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 from agent.record.events import DeviceVerdict, RecordedInputs, RecordedStep, Verdicts, report_verdicts
-from agent.record.segment_file import SegmentReader, segment_paths
+from agent.record.segment_file import INVALID_DATA, SegmentReader, segment_paths
 from agent.record.steady_state import (
     SteadyState,
     do_cgroups_matter,
@@ -21,6 +21,8 @@ from agent.record.steady_state import (
     find_unread,
     with_counters_read,
 )
+
+T = TypeVar("T")
 
 ChangeSettings = Callable[[EngineSettings], EngineSettings]
 """Function that returns the settings of a replay, from the recorded settings."""
@@ -87,8 +89,12 @@ class Replay:
         """Replay a segment (file of a record); yield its evaluations with the reports of this release.
 
         The replay begins with the recorded state. With other settings it continues with its own state if no
-        evaluation is missing between the last segment and this one.
+        evaluation is missing between the last segment and this one. It ends at the first evaluation whose
+        values are not valid, which the problem of ``reader`` then names.
         """
+        return self._until_invalid(reader, self._segment(reader))
+
+    def _segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
         state, recorded, is_first = self._begin(reader)
         for step_ in reader.steps():
             if is_first and self._change is not None:
@@ -103,7 +109,7 @@ class Replay:
     def verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
         """Replay a segment (file of a record); yield its evaluations with the verdicts of this release.
 
-        Evaluations that cannot change a verdict are not computed again.
+        Evaluations that cannot change a verdict are not computed again. The replay ends as :meth:`segment`.
 
         Args:
             with_cgroups: False: cgroups are not evaluated.
@@ -111,6 +117,16 @@ class Replay:
         Raises:
             CgroupsMatter: Cgroups are not evaluated, but may change verdicts.
         """
+        return self._until_invalid(reader, self._verdicts(reader, with_cgroups=with_cgroups))
+
+    def _until_invalid(self, reader: SegmentReader, replayed: Iterator[T]) -> Iterator[T]:
+        try:
+            yield from replayed
+        except INVALID_DATA as error:
+            self._state = None  # the next segment begins with its recorded state
+            reader.set_invalid(error)
+
+    def _verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
         state, recorded, is_first = self._begin(reader)
         steady: SteadyState | None = None
         replayed: ReplayedVerdicts | None = None

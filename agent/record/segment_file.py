@@ -46,13 +46,14 @@ MODE: Final = 0o600
 """Permissions of segment files: only the agent's user may read them, since they have names of pods."""
 
 INVALID_DATA: Final = (
-    CodecError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+    CodecError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError, struct.error,
 )  # fmt: skip
-"""Errors of the decoder for data that another program wrote, or that are damaged."""
+"""Errors of the decoder, and of evaluations, for data that another program wrote, or that are damaged."""
 
 
 class SegmentProblem(NamedTuple):
-    """Damage in a segment (file of a record): the position from which it cannot be read, and the reason."""
+    """Damage in a segment (file of a record): the place from which it cannot be used, and the reason."""
 
     path: "RecordPath"
     offset: int
@@ -60,8 +61,12 @@ class SegmentProblem(NamedTuple):
     size: int
     """Size of the segment's file [bytes]."""
     reason: str
+    evaluation: int = 0
+    """Number of the first evaluation that is not valid, from 1; 0: a part of the file cannot be read."""
 
     def __str__(self) -> str:
+        if self.evaluation:
+            return f"{self.path}: not usable from evaluation {self.evaluation} on: {self.reason}"
         return f"{self.path}: not readable from byte {self.offset} of {self.size} on: {self.reason}"
 
 
@@ -314,6 +319,8 @@ class SegmentReader:
         self.path = path
         self.problem: SegmentProblem | None = None
         """Damage at which the read of the file ended; None: none was found so far."""
+        self._evaluation = 0
+        """Number of the evaluation that was read last, from 1."""
         self._frames = _frames(path)
         try:
             self._decoder = SegmentDecoder(next(self._frames, [None])[0])
@@ -363,13 +370,14 @@ class SegmentReader:
         try:
             for events in self._frames:
                 for event in events:
+                    self._evaluation += 1
                     yield self._decoder.inputs(event)
         except SegmentDamaged as damage:
             self.problem = damage.problem
         except OSError as error:
             self.problem = SegmentProblem(self.path, 0, 0, error.strerror or str(error))
         except INVALID_DATA as error:
-            self._set_invalid(error)
+            self.set_invalid(error)
 
     def snapshot(self, difference: Any) -> Snapshot | None:
         """Return the next snapshot: the snapshot that was returned last, changed by ``difference``.
@@ -379,12 +387,13 @@ class SegmentReader:
         try:
             return self._decoder.snapshot(difference)
         except INVALID_DATA as error:
-            self._set_invalid(error)
+            self.set_invalid(error)
             return None
 
-    def _set_invalid(self, error: Exception) -> None:
-        size = self.path.stat().st_size
-        self.problem = SegmentProblem(self.path, size, size, str(error))
+    def set_invalid(self, error: Exception) -> None:
+        """Set :attr:`problem`: ``error`` shows that the evaluation that was read last is not valid."""
+        reason = str(error) if isinstance(error, CodecError) else f"{type(error).__name__}: {error}"
+        self.problem = SegmentProblem(self.path, 0, 0, reason, self._evaluation)
 
 
 class SegmentDamaged(Exception):
