@@ -32,7 +32,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
-from agent.model.settings import EngineSettings, RuleOverride
+from agent.model.settings import CustomCheck, EngineSettings, RuleOverride
 from agent.model.time import NS, Instant
 from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
 from agent.record.redaction import Redactor
@@ -601,6 +601,34 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     code, out, err = run(capsys, "replay", tmp_path / "copy")
     assert (code, err) == (0, "")
     assert "gpu-1 Unhealthy gpu.lost" in out
+
+
+@pytest.mark.parametrize("name", ["edac", "fabric", "watchdog", "mlx5_core", "source.stalled"])
+def test_copy_with_a_pod_named_as_a_part_of_the_agent_has_the_same_verdicts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = CustomCheck(
+        "fabric", ("/opt/check", "--token=s3cr3t", "--gpu={device}", "s3cr3t"), "gpu-*", user="hpc-admin"
+    )
+    host = RecordedHost(EngineSettings("node-a", checks=(check,)))
+    source = SourceSample("pods", SourceState("ok"), host.now_ns, 60 * NS, 0, "", 1, False)
+    host.pods = PodsSample(source, {values.POD: ()}, {values.POD: f"{name}/{name}"}, ())
+    host.next(5)
+    host.log("watchdog: BUG: soft lockup - CPU#0 stuck for 23s! [worker:1]")
+    host.stuck |= {"edac"}
+    host.next(12)
+    (tmp_path / "record").mkdir()
+    write_segment(segment_path(tmp_path / "record", 1), host.steps)
+    _, original, _ = run(capsys, "replay", tmp_path / "record")
+    assert "source edac stalled" in original
+    run(capsys, "record", tmp_path / "record", "--to", tmp_path / "copy", "--redact")
+    assert run(capsys, "replay", tmp_path / "copy") == (0, original, "")
+    (path,) = segment_paths(tmp_path / "copy")
+    state, _ = SegmentReader(path).state()
+    assert [(*one.command, one.user) for one in state.settings.checks] == [
+        ("/opt/check", "redacted", "{device}", "redacted", "redacted")
+    ]
+    assert b"s3cr3t" not in unpacked(tmp_path / "copy")
 
 
 @pytest.mark.parametrize(

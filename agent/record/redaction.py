@@ -14,7 +14,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from agent.engine.step import EngineState
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.model.pod_findings import PodsSample
+from agent.model.reading import SourceSample
+from agent.model.settings import DEVICE_ARGUMENT, CustomCheck
 from agent.record.events import CLASSES, DeviceVerdict, RecordedStep, SegmentHead
 
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32,}", re.IGNORECASE)
@@ -69,8 +73,12 @@ _RESERVED: Final = frozenset(
     for one in CLASSES
     if one.is_enum
     for member in one.type  # type: ignore[attr-defined]
-)
-"""Values of enums, which are never replaced although a name may equal one."""
+).union(*(re.findall(f"{_NAME}+", pattern) for pattern in (*HOST_PATTERNS, *GPU_LOG_PATTERNS)))
+"""Values of enums and words of kernel-log patterns, which are kept although a name may equal one."""
+
+
+_KEPT_FIELDS: Final = frozenset({"check", "checks", "code", "device", "driver", "drivers"})
+"""Fields whose texts are kept although a name may equal one, because verdicts depend on them."""
 
 
 class Redactor:
@@ -86,7 +94,8 @@ class Redactor:
         """
         self._key = key
         self._terms: dict[str, TermKind] = {}
-        self._devices: set[str] = set()
+        self._kept: set[str] = set()
+        """Names of devices, drivers, checks and sources, and codes of causes."""
         self._pattern: re.Pattern[str] | None = None
         self._texts: dict[str, str] = {}
         self._collected: dict[int, Any] = {}
@@ -99,7 +108,8 @@ class Redactor:
     def collect(self, value: Any) -> None:
         """Collect the sensitive texts in a recorded value and its parts, so that they are replaced later."""
         if isinstance(value, RecordedStep):
-            self._devices.update(verdict.subject.rpartition("/")[2] for verdict in value.verdicts)
+            for verdict in value.verdicts:
+                self._kept.update([verdict.subject.rpartition("/")[2], *(code for code, _ in verdict.causes)])
             value = value.snapshot
         seen: dict[int, Any] = {}
         self._collect(value, seen)
@@ -123,7 +133,13 @@ class Redactor:
             for name, kind in SENSITIVE.get(type(value).__name__, {}).items():
                 self._add(getattr(value, name), kind)
             for name in names:
-                self._collect(getattr(value, name), seen)
+                part = getattr(value, name)
+                if name in _KEPT_FIELDS or (
+                    name == "name" and isinstance(value, (SourceSample, CustomCheck))
+                ):
+                    texts = part if type(part) is tuple else (part,)
+                    self._kept.update(text for text in texts if type(text) is str)
+                self._collect(part, seen)
         elif isinstance(value, Mapping):
             for part in (*value, *value.values()):
                 self._collect(part, seen)
@@ -176,6 +192,9 @@ class Redactor:
 
     def _redact_parts(self, value: Any, memo: dict[int, tuple[Any, Any]]) -> Any:
         kind = type(value)
+        if isinstance(value, CustomCheck):  # arguments may be passwords; with {device} each device has a run
+            kept = (DEVICE_ARGUMENT if DEVICE_ARGUMENT in one else "redacted" for one in value.command[1:])
+            value = value._replace(command=(*value.command[:1], *kept), user=value.user and "redacted")
         if names := _FIELDS.get(kind):
             parts = [self._redact(getattr(value, name), memo) for name in names]
             return kind._make(parts) if issubclass(kind, tuple) else kind(*parts)  # type: ignore[attr-defined]
@@ -192,7 +211,7 @@ class Redactor:
         known = self._texts.get(text)
         if known is None:
             if self._pattern is None:
-                terms = sorted(self._terms.keys() - self._devices, key=len, reverse=True)
+                terms = sorted(self._terms.keys() - self._kept, key=len, reverse=True)
                 names = "|".join(re.escape(term) + self._end_pattern(term) for term in terms)
                 bounded = rf"(?<!{_NAME})(?:{names})|" if names else ""
                 self._pattern = re.compile(f"{bounded}(?i:{UUID.pattern})")
