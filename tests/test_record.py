@@ -492,7 +492,8 @@ def test_removed_record_continues_in_a_new_segment(
     assert not is_moved or is_recorded(tmp_path / "moved", 1)()
 
 
-def test_first_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("discarded", [0, 2])
+def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Path, discarded: int) -> None:
     steps = host_day(1, 30)
     first = steps[1]
     state, snapshot, report, _ = next(
@@ -504,10 +505,12 @@ def test_first_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pat
     with recorder._changed:  # the thread waits, as in a call of a hung disk
         for _ in range(1000):
             recorder._queue.append(recorder_item((state, snapshot, report, StepOutcome.PUBLISHED)))
+        for _ in range(discarded):
+            recorder.record(state, snapshot, report, StepOutcome.DISCARDED)
         recorder.record(state, snapshot, report, StepOutcome.SILENT)
     assert recorder.close(PATIENCE_S)
     reader = SegmentReader(segment_paths(tmp_path)[-1])
-    (recorded,) = reader.steps()
+    *_, recorded = reader.steps()
     assert (reader.head.lost, recorded.use) == (1000, StepOutcome.SILENT)
     assert recorded.verdicts == report_verdicts(report)
 

@@ -109,6 +109,7 @@ class SnapshotRecorder:
         self._begun_s = 0.0
         self._settings: object = None
         self._verdicts: Verdicts = ()
+        self._needs_verdicts = False
         self._lost = 0
         self._lost_before = 0
         """Number of evaluations lost before the current segment, as its head states."""
@@ -267,9 +268,12 @@ class SnapshotRecorder:
         return writer.size >= self._limits.size // SEGMENTS or age_s >= SEGMENT_AGE_S
 
     def _step(self, queued: _Queued) -> RecordedStep:
-        if queued.use is StepOutcome.PUBLISHED:
-            self._verdicts = report_verdicts(queued.report)
         report = queued.report
+        # verdicts of a silent report are those of the published one, which may be among the lost ones
+        is_silent = queued.use is StepOutcome.SILENT and not report.starting
+        if queued.use is StepOutcome.PUBLISHED or (self._needs_verdicts and is_silent):
+            self._verdicts = report_verdicts(report)
+            self._needs_verdicts = False
         return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
 
     def _begin_segment(self, first: _Queued) -> None:
@@ -281,9 +285,7 @@ class SnapshotRecorder:
         self._delete_old()
         path = segment_path(self._directory, number)
         self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), first.state)
-        if first.use is StepOutcome.SILENT and not first.report.starting:
-            # equal to the verdicts of the published report, which may be among the lost ones
-            self._verdicts = report_verdicts(first.report)
+        self._needs_verdicts = True
         self._begun_s, self._settings = self._clock(), first.state.settings
         self._lost_before, self._lost = self._lost, 0
 
