@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ from record_nodes import RecordedGpuNode, RecordedHost, Step, gpu_day, host_day
 from test_cli_e2e import AGENT, Node, line_with, started
 from test_record import write_segment
 
-from agent.cli import what_if
+from agent.cli import replay, what_if
 from agent.cli.main import main
-from agent.engine.step import EngineState
+from agent.engine.step import EngineState, StepOutcome
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
@@ -171,6 +172,56 @@ def test_replay_with_speed_prints_the_same(tmp_path: Path, capsys: pytest.Captur
     write_segment(segment_path(tmp_path, 1), host_day(1, 3))
     _, fast, _ = run(capsys, "replay", tmp_path)
     assert run(capsys, "replay", tmp_path, "--speed", "100000") == (0, fast, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_same_boot", "pause_s"),
+    [
+        (Instant(5 * NS, 100.0), Instant(15 * NS, 110.0), True, 10.0),
+        (Instant(5 * NS, 100.0), Instant(15 * NS, 7000.0), True, 10.0),  # the wall clock was set
+        (Instant(1000 * NS, 100.0), Instant(5 * NS, 130.0), False, 30.0),
+        (Instant(1000 * NS, 100.0), Instant(5 * NS, 130.0), True, 30.0),  # a boot of an unknown id
+        (Instant(5 * NS, 100.0), Instant(90_000 * NS, 200_000.0), False, 60.0),
+        (Instant(1000 * NS, 100.0), Instant(5 * NS, 50.0), False, 0.0),
+    ],
+)
+def test_pause_between_reports_over_a_reboot_is_the_wall_time(
+    before: Instant, now: Instant, is_same_boot: bool, pause_s: float
+) -> None:
+    assert replay._pause_s(before, now, is_same_boot=is_same_boot) == pause_s
+
+
+def test_replay_with_speed_goes_on_after_a_reboot(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = gpu_day(3, 16)
+    later = [
+        (state, snapshot, replace(report, at=Instant(report.at.mono_ns + 90_000 * NS, report.at.wall_s)), use)
+        for state, snapshot, report, use in steps
+    ]
+    path = segment_path(day, 3)
+    writer = SegmentWriter(path, SegmentHead("0.2.0", "node-a", "boot-2"), steps[0][0])
+    writer.append([evaluation_with(one) for one in later])
+    writer.close()
+    sleeps: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(sleeps), sleep=sleeps.append)
+    monkeypatch.setattr(replay, "time", clock)
+    run(capsys, "replay", day, "--speed", "2")
+    published = [report.at.wall_s for _, _, report, use in steps if use is StepOutcome.PUBLISHED]
+    assert sum(sleeps) == pytest.approx(published[-1] - published[0])  # twice, at twice the speed
+
+
+def test_last_report_of_a_damaged_record_names_the_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, *_ = gpu_day(3, 1)[0]
+    path = tmp_path / "record-00000001.drahrec"
+    SegmentWriter(path, SegmentHead("0.2.0", "node-a", "boot-1"), state).close()
+    path.write_bytes(path.read_bytes() + b"torn")
+    code, out, err = run(capsys, "replay", path, "-o", "report")
+    assert (code, out) == (70, "")
+    assert "not readable from byte" in err
+    assert "no published report" in err
 
 
 def test_replay_with_a_config_has_its_verdicts(

@@ -27,7 +27,7 @@ from agent.cli.output.text import clean, format_count
 from agent.cli.subcommand import Subcommand, add_colour
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Health
-from agent.model.time import rfc3339
+from agent.model.time import NS, Instant, rfc3339
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from agent.model.report import Report
     from agent.model.settings import EngineSettings
     from agent.record.events import DeviceVerdict
-    from agent.record.replay import ChangeSettings, VerdictDifference
+    from agent.record.replay import ChangeSettings, ReplayedStep, VerdictDifference
 
 DIFFERENCES_SHOWN: Final = 20
 """Largest number of differing verdicts that are listed; the others are counted."""
+REBOOT_S: Final = 60.0
+"""Longest time between two reports over a reboot with ``--speed`` [s]; the machine may have been off."""
 DIFFERENT: Final = 1
 """Exit code of ``drahealth replay`` if verdicts differ from the recorded ones."""
 
@@ -77,10 +79,11 @@ def main(args: Namespace) -> int:
     steps = published_steps(args.records, change, until_s, problems)
     if change is None:
         steps = compared_steps(steps, differences)
-    reports = _paced((step.report for step in steps), args.speed)
-    _show(reports, args)
-    for problem in problems:
-        print(f"drahealth: {problem}", file=sys.stderr)
+    try:
+        _show(_paced(steps, args.speed), args)
+    finally:
+        for problem in problems:
+            print(f"drahealth: {problem}", file=sys.stderr)
     return _report_differences(differences)
 
 
@@ -113,15 +116,25 @@ def _parse_until(text: str | None) -> float | None:
         raise UsageError(f"--until: {text!r} is not a time such as 2026-11-23T05:00:00Z") from None
 
 
-def _paced(reports: Iterator[Report], speed: float | None) -> Iterator[Report]:
+def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Report]:
     """Yield recorded reports at `speed` times the pace at which they were recorded; None: without pauses."""
-    first: tuple[float, int] | None = None
-    for report in reports:
+    due_s = time.monotonic()
+    before: ReplayedStep | None = None
+    for step in steps:
         if speed is not None:
-            first = first or (time.monotonic(), report.at.mono_ns)
-            due_s = first[0] + (report.at.mono_ns - first[1]) / 1e9 / speed
+            if before is not None:
+                is_same_boot = step.boot_id == before.boot_id
+                due_s += _pause_s(before.report.at, step.report.at, is_same_boot=is_same_boot) / speed
             time.sleep(max(0.0, due_s - time.monotonic()))
-        yield report
+            before = step
+        yield step.report
+
+
+def _pause_s(before: Instant, now: Instant, *, is_same_boot: bool) -> float:
+    """Return the time between two reports [s]: after a reboot, the wall time up to REBOOT_S."""
+    if is_same_boot and now.mono_ns >= before.mono_ns:
+        return (now.mono_ns - before.mono_ns) / NS
+    return min(max(0.0, now.wall_s - before.wall_s), REBOOT_S)
 
 
 def _show(reports: Iterator[Report], args: Namespace) -> None:

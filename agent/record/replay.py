@@ -36,6 +36,8 @@ class ReplayedStep(NamedTuple):
     """Report that this release computes, with the settings of the replay."""
     is_first: bool
     """True: the evaluations before it are not known, so verdicts with other settings may change."""
+    boot_id: str
+    """Boot in which the evaluation was recorded; empty: unknown."""
 
     @property
     def is_published(self) -> bool:
@@ -100,7 +102,7 @@ class Replay:
             if is_first and self._change is not None:
                 state = with_settings(state, self._change(recorded), step_.now)
             next_state, report = step(state, step_.snapshot, step_.now, is_full=step_.is_full)
-            yield ReplayedStep(step_, report, is_first)
+            yield ReplayedStep(step_, report, is_first, reader.head.boot_id)
             is_first = False
             if step_.use is not StepOutcome.DISCARDED:
                 state = next_state
