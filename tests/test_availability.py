@@ -226,6 +226,23 @@ def test_fault_before_the_window_counts_only_as_recovery() -> None:
     assert one.mean_to_recover_s == pytest.approx(HOUR_S)
 
 
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["first record", "deleted period"])
+def test_fault_from_before_the_history_is_not_counted(is_deleted: bool) -> None:
+    node = SimulatedNode()
+    node.start()
+    node.follow(*[(HEALTHY, 60)] * is_deleted, (LOST, 60))
+    node.stop(60)
+    node.start()
+    node.follow((LOST, 10), (HEALTHY, 60), (LOST, 20), (HEALTHY, 60))
+    stored = node.stored._replace(
+        periods=node.stored.periods[is_deleted:], changes=node.stored.changes[is_deleted:]
+    )
+    timeline = ObservedTimeAxis(stored.periods, node.clocks)
+    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert (one.faults, one.mean_to_recover_s) == (1, pytest.approx(20))
+    assert one.mean_between_faults_s == pytest.approx(120)
+
+
 # --- flapping ----------------------------------------------------------------------------------------------
 
 
