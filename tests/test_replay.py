@@ -558,6 +558,28 @@ def test_cause_that_is_no_longer_info_is_a_report() -> None:
     assert score.delay_s == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("pattern", ["gpu.xid.*", "gpu.xid.7?", "gpu.xid.[78]9"])
+def test_pattern_of_codes_has_no_score_of_its_own(pattern: str) -> None:
+    side = HealthIntervals(causes={("gpu-0", "gpu.xid.79"): [FaultInterval(10.0, 20.0)]})
+    scores = score_rules([("node-a", side)], [Incident("gpu-0", 5.0, 30.0, codes=(pattern,))])
+    assert [one.code for one in scores] == ["*", "gpu.xid.79"]
+    assert (scores[1].recall.successes, scores[1].recall.trials) == (1, 1)
+
+
+def test_late_heartbeats_of_a_minute_leave_one_interval(tmp_path: Path) -> None:
+    node = RecordedGpuNode(1)
+    node.next(3)
+    node.lose(0)
+    node.next(5)
+    for _ in range(3):
+        node.wait(62.0)
+        node.next()
+    write_segment(segment_path(tmp_path, 1), node.steps)
+    found = compare_record(segment_paths(tmp_path), lambda recorded: recorded)
+    assert len(found.recorded.causes["gpu-0", "gpu.lost"]) == 1
+    assert found.observed_s > 180
+
+
 def test_interval_of_a_median_covers_95_percent() -> None:
     assert median_interval([]) is None
     assert median_interval([3.0]) == (3.0, 3.0, 3.0)

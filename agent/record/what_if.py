@@ -20,8 +20,10 @@ from agent.record.events import Verdicts
 from agent.record.replay import CgroupsMatter, ChangeSettings, Replay
 from agent.record.segment_file import RecordPath, SegmentReader
 
-GAP_S: Final = 60.0
-"""Longest time between two recorded evaluations that counts as observed [s]."""
+GAP_S: Final = 180.0
+"""Longest time between two recorded evaluations that counts as observed: three longest heartbeats [s]."""
+CLOCK_STEP_S: Final = 60.0
+"""Smallest change of the wall clock that moves the times of a boot [s]."""
 MOVED_S: Final = 1.0
 """Smallest difference of a time in an interval that is reported as a change [s]."""
 Z_95: Final = 1.959963984540054
@@ -246,7 +248,7 @@ def _compare_record(
             step = replayed.recorded
             offset_s = step.now.wall_s - step.now.mono_ns / NS
             # the monotonic clock begins again, or the wall clock was set; the boot's id may be unknown
-            if boot_id != reader.head.boot_id or abs(offset_s - base_s) > GAP_S:
+            if boot_id != reader.head.boot_id or abs(offset_s - base_s) > CLOCK_STEP_S:
                 base_s, boot_id = offset_s, reader.head.boot_id
             result.steps += 1
             if step.use is StepOutcome.DISCARDED or replayed.starting:
@@ -275,7 +277,7 @@ class Incident(NamedTuple):
     """Fault that really happened, as an operator describes it for the scores of rules."""
 
     device: str
-    """Name of the faulty device, or a pattern with ``*`` and ``?``."""
+    """Name of the faulty device, or a pattern with ``*``, ``?`` and ``[...]``."""
     begin_s: float
     end_s: float
     node: str = "*"
@@ -366,7 +368,7 @@ def score_rules(
             reports = [(node, device, one) for one in intervals if one.severity > Severity.INFO]
             if reports:
                 found.setdefault(code, []).extend(reports)
-    expected = {code for incident in incidents for code in incident.codes if "*" not in code}
+    expected = {code for incident in incidents for code in incident.codes if not set(code) & set("*?[")}
     everything = [report for reports in found.values() for report in reports]
     scores = [_score("*", everything, incidents)]
     for code in sorted(found.keys() | expected):
