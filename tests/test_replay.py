@@ -495,7 +495,7 @@ def test_what_if_leaves_out_a_record_without_a_segment(
     assert "1 record," in out
     code, out, err = run(capsys, "what-if", tmp_path / "empty", "--config", config)
     assert (code, out) == (70, "")
-    assert "no evaluation could be read from 1 record" in err
+    assert "no evaluation of 1 record can be read" in err
 
 
 def unless_other(settings: EngineSettings) -> EngineSettings:

@@ -122,9 +122,9 @@ def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Repor
     before: ReplayedStep | None = None
     for step in steps:
         if speed is not None:
-            if before is not None:
-                is_same_boot = step.boot_id == before.boot_id
-                due_s += _pause_s(before.report.at, step.report.at, is_same_boot=is_same_boot) / speed
+            before = before or step
+            is_same_boot = step.boot_id == before.boot_id
+            due_s += _pause_s(before.report.at, step.report.at, is_same_boot=is_same_boot) / speed
             time.sleep(max(0.0, due_s - time.monotonic()))
             before = step
         yield step.report

@@ -21,6 +21,7 @@ from agent.cli.replay import settings_change
 from agent.cli.subcommand import Subcommand, add_output, print_result
 from agent.config.files import parse_toml
 from agent.errors import ConfigError, ProbeError, UsageError
+from agent.model.health import Severity
 from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
@@ -40,10 +41,9 @@ if TYPE_CHECKING:
 
 CHANGES_SHOWN: Final = 40
 """Largest number of changed verdicts that the table lists; ``-o json`` has all."""
-STEPS_SHOWN: Final = 3
-"""Largest number of changes of a cause's severity that the table shows; ``-o json`` has all."""
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
+WORDS: Final = {int(severity): severity.name.lower() for severity in Severity}
 LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
 """Keys that an incident in the file of ``--labels`` may have."""
 
@@ -98,8 +98,7 @@ def main(args: Namespace) -> int:
         print(f"drahealth: {problem}", file=sys.stderr)
     if not any(one.steps for one in found):
         raise ProbeError(
-            f"no evaluation could be read from {format_count(len(args.records), 'record')}; nothing can be "
-            "compared"
+            f"no evaluation of {format_count(len(args.records), 'record')} can be read; nothing is compared"
         )
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
@@ -120,10 +119,7 @@ def _cpu_count() -> int:
 
 
 def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
-    """Return the segments (files) of each record. The files in one directory belong to the same record.
-
-    ``problems`` receives a text about each record that cannot be read.
-    """
+    """Return the segments (files) of each directory; ``problems`` receives texts about unreadable records."""
     from agent.record.replay import record_segments
     from agent.record.segment_file import UrlPath, record_path, url_segments
 
@@ -156,16 +152,13 @@ def _compare_all(
         change: Returns the settings of the other configuration.
         jobs: Number of processes.
     """
-    from agent.record.what_if import RecordComparison, compare_record
+    from agent.record.what_if import compare_record
 
     jobs = min(jobs, len(groups))
     if jobs <= 1:
         for at, paths in enumerate(groups):
             _show_progress(at, len(groups))
-            try:
-                yield compare_record(paths, change)
-            except Exception as error:  # the other records are compared
-                yield RecordComparison.left_out(paths, error)
+            yield compare_record(paths, change)
     else:
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
@@ -174,7 +167,7 @@ def _compare_all(
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
         try:
             futures = [pool.submit(compare_record, paths, change) for paths in groups]
-            for at, (paths, future) in enumerate(zip(groups, futures, strict=True)):
+            for at, future in enumerate(futures):
                 _show_progress(at, len(groups))
                 try:
                     yield future.result()
@@ -183,8 +176,6 @@ def _compare_all(
                         "a worker process of what-if was killed, so the comparison is incomplete; lower "
                         "--jobs if memory is short"
                     ) from None
-                except Exception as error:
-                    yield RecordComparison.left_out(paths, error)
         finally:
             pool.shutdown(cancel_futures=True)
     _show_progress(len(groups), len(groups))
@@ -323,15 +314,8 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
 def _format_interval(one: FaultInterval | None) -> str:
     if one is None:
         return "-"
-    changes = one.later[:STEPS_SHOWN]
-    later = (f", {_severity(step)} after {at_s - one.begin_s:.0f} s" for at_s, step in changes)
+    later = (f", {WORDS[step]} after {at_s - one.begin_s:.0f} s" for at_s, step in one.later[:3])
     return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s{''.join(later)}"
-
-
-def _severity(severity: int) -> str:
-    from agent.model.health import Severity
-
-    return Severity(severity).name.lower()
 
 
 def _format_share(share: SuccessRate) -> str:
@@ -385,8 +369,8 @@ def _interval_document(one: FaultInterval | None) -> dict[str, Any] | None:
     return {
         "begin": rfc3339(one.begin_s),
         "end": rfc3339(one.end_s),
-        "severity": _severity(one.severity),
-        "severityChanges": [{"at": rfc3339(at_s), "severity": _severity(step)} for at_s, step in one.later],
+        "severity": WORDS[one.severity],
+        "severityChanges": [{"at": rfc3339(at_s), "severity": WORDS[step]} for at_s, step in one.later],
     }
 
 

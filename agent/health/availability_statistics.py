@@ -8,7 +8,7 @@ and counts no interval twice.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -138,9 +138,9 @@ class ObservedTimeAxis:
             return self._starts[0] if self._starts else self.now_s
         return min(self._starts[index] + change.offset_s, self._ends[index])
 
-    def has_begin(self, change: VerdictChange) -> bool:
-        """Return whether the verdict began with the change; False: it may have begun before the history."""
-        return change.period in self._index and (change.before is not None or change.offset_s > 0)
+    def has_period(self, change: VerdictChange) -> bool:
+        """Return whether the history has the period, and so the time, of a verdict change."""
+        return change.period in self._index
 
     def unobserved_s(self, begin_s: float, end_s: float) -> float:
         """Return how much of the time from `begin_s` to `end_s` was not observed [s]."""
@@ -234,7 +234,7 @@ class _Window:
         observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.spans[-1].end_s
         for one, seconds in self.parts():
             observed_s[one.verdict.state] += seconds
-        faults = list(_faults(self.spans, self.timeline))
+        faults = list(_faults(self))
         begun = sum(begin_s is not None and begin_s >= self.begin_s for begin_s, _ in faults)
         recovered = [
             end_s - begin_s
@@ -260,20 +260,18 @@ class _Window:
         )
 
 
-def _faults(
-    spans: Iterable[VerdictSpan], timeline: ObservedTimeAxis
-) -> Iterator[tuple[float | None, float | None]]:
+def _faults(window: _Window) -> Iterator[tuple[float | None, float | None]]:
     """Yield the begin and the end of each fault of a device. A begin of None is unknown; an end of None means
     that the fault has not ended. A fault lasts from the state Unhealthy to the next usable state. In between,
     the device can also be Unknown or absent."""
     begin_s: float | None = None
     is_open = False
-    for one in spans:
+    for one in window.spans:
         state = one.verdict.state
         if state is RecordedState.UNHEALTHY and not is_open:
             is_open = True
-            is_begin = timeline.has_begin(one.change) and one.change.before is not RecordedState.UNHEALTHY
-            begin_s = one.begin_s if is_begin else None
+            is_old = one.change.before in (None, RecordedState.UNHEALTHY)
+            begin_s = None if is_old or not window.timeline.has_period(one.change) else one.begin_s
         elif state in USABLE and is_open:
             yield begin_s, one.begin_s
             is_open = False

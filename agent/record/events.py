@@ -36,11 +36,9 @@ _WALL_ULPS_MAX: Final = 1 << 40
 The integer counts the representable floating-point values between them; a larger difference stores the time
 itself.
 """
-
 _WALL_END_S: Final = 1 << 37
 """Upper limit of wall times in a record [s since 1970], in the year 6325: later ones cannot be printed."""
 _VERDICTS: Final = tuple[tuple[str, Health, Severity, tuple[tuple[str, Severity], ...]], ...]
-"""Type of recorded verdicts as plain data."""
 
 
 class DeviceVerdict(NamedTuple):
@@ -163,7 +161,6 @@ class SegmentDecoder:
 
         Raises:
             CodecError: The data are not the head of a segment, or have a later schema.
-            ValueError: A value of the head is not valid.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise CodecError("the file is not a drahealth record")
@@ -179,11 +176,6 @@ class SegmentDecoder:
         self._now = Instant(0, 0.0)
         self._changed_verdicts: Any = ()
         self._verdicts: Verdicts = ()
-
-    @property
-    def differing_classes(self) -> tuple[str, ...]:
-        """Names of the recorded classes that this release does not have, or has with other fields."""
-        return tuple(sorted(self._decoder.changed_classes))
 
     def settings(self) -> EngineSettings:
         """Return the engine's recorded settings. Raises CodecError: this release cannot represent them."""

@@ -75,8 +75,6 @@ _RESERVED: Final = frozenset(
     for member in one.type  # type: ignore[attr-defined]
 ).union(*(re.findall(f"{_NAME}+", pattern) for pattern in (*HOST_PATTERNS, *GPU_LOG_PATTERNS)))
 """Values of enums and words of kernel-log patterns, which are kept although a name may equal one."""
-
-
 _KEPT_FIELDS: Final = frozenset({"check", "checks", "code", "device", "driver", "drivers"})
 """Fields whose texts are kept although a name may equal one, because verdicts depend on them."""
 
@@ -134,9 +132,8 @@ class Redactor:
                 self._add(getattr(value, name), kind)
             for name in names:
                 part = getattr(value, name)
-                if name in _KEPT_FIELDS or (
-                    name == "name" and isinstance(value, (SourceSample, CustomCheck))
-                ):
+                is_kept_name = name == "name" and type(value) in (SourceSample, CustomCheck)
+                if is_kept_name or name in _KEPT_FIELDS:
                     texts = part if type(part) is tuple else (part,)
                     self._kept.update(text for text in texts if type(text) is str)
                 self._collect(part, seen)

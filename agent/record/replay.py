@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.errors import ProbeError
@@ -13,7 +13,7 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 from agent.record.events import DeviceVerdict, RecordedInputs, RecordedStep, Verdicts, report_verdicts
-from agent.record.segment_file import INVALID_DATA, SegmentReader, segment_paths
+from agent.record.segment_file import SegmentReader, segment_paths
 from agent.record.steady_state import (
     SteadyState,
     do_cgroups_matter,
@@ -21,8 +21,6 @@ from agent.record.steady_state import (
     find_unread,
     with_counters_read,
 )
-
-T = TypeVar("T")
 
 ChangeSettings = Callable[[EngineSettings], EngineSettings]
 """Function that returns the settings of a replay, from the recorded settings."""
@@ -34,8 +32,6 @@ class ReplayedStep(NamedTuple):
     recorded: RecordedStep
     report: Report
     """Report that this release computes, with the settings of the replay."""
-    is_first: bool
-    """True: the evaluations before it are not known, so verdicts with other settings may change."""
     boot_id: str
     """Boot in which the evaluation was recorded; empty: unknown."""
 
@@ -91,18 +87,14 @@ class Replay:
         """Replay a segment (file of a record); yield its evaluations with the reports of this release.
 
         The replay begins with the recorded state. With other settings it continues with its own state if no
-        evaluation is missing between the last segment and this one. It ends at the first evaluation whose
-        values are not valid, which the problem of ``reader`` then names.
+        evaluation is missing between the last segment and this one. Raises INVALID_DATA.
         """
-        return self._until_invalid(reader, self._segment(reader))
-
-    def _segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
         state, recorded, is_first = self._begin(reader)
         for step_ in reader.steps():
             if is_first and self._change is not None:
                 state = with_settings(state, self._change(recorded), step_.now)
             next_state, report = step(state, step_.snapshot, step_.now, is_full=step_.is_full)
-            yield ReplayedStep(step_, report, is_first, reader.head.boot_id)
+            yield ReplayedStep(step_, report, reader.head.boot_id)
             is_first = False
             if step_.use is not StepOutcome.DISCARDED:
                 state = next_state
@@ -111,24 +103,15 @@ class Replay:
     def verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
         """Replay a segment (file of a record); yield its evaluations with the verdicts of this release.
 
-        Evaluations that cannot change a verdict are not computed again. The replay ends as :meth:`segment`.
+        Evaluations that cannot change a verdict are not computed again.
 
         Args:
             with_cgroups: False: cgroups are not evaluated.
 
         Raises:
             CgroupsMatter: Cgroups are not evaluated, but may change verdicts.
+            INVALID_DATA: A value is not valid; SegmentReader.until_invalid() handles these errors.
         """
-        return self._until_invalid(reader, self._verdicts(reader, with_cgroups=with_cgroups))
-
-    def _until_invalid(self, reader: SegmentReader, replayed: Iterator[T]) -> Iterator[T]:
-        try:
-            yield from replayed
-        except INVALID_DATA as error:
-            self._state = None  # the next segment begins with its recorded state
-            reader.set_invalid(error)
-
-    def _verdicts(self, reader: SegmentReader, *, with_cgroups: bool) -> Iterator[ReplayedVerdicts]:
         state, recorded, is_first = self._begin(reader)
         steady: SteadyState | None = None
         replayed: ReplayedVerdicts | None = None
@@ -144,8 +127,6 @@ class Replay:
                     continue
                 state = self._after_steady(state, steady, reader, with_cgroups=with_cgroups)
             snapshot = reader.snapshot(inputs.difference)
-            if snapshot is None:
-                break
             if is_first and self._change is not None:
                 state = with_settings(state, self._change(recorded), inputs.now)
             is_first = False
@@ -177,8 +158,6 @@ class Replay:
         differences += [(inputs.difference, inputs.now, False) for inputs in steady.later]
         for difference, now, is_full in differences:
             snapshot = reader.snapshot(difference)
-            if snapshot is None:
-                return state
             self._snapshot = snapshot
             snapshot = snapshot if with_cgroups else replace(snapshot, groups=())
             before = with_counters_read(state, snapshot, now) if is_full else state
@@ -296,7 +275,7 @@ def published_steps(
             problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
         if reason := reader.state()[1]:
             problems.append(f"{path}: the replay begins without the recorded state: {reason}")
-        for replayed in replay.segment(reader):
+        for replayed in reader.until_invalid(replay.segment(reader)):
             if until_s is not None and replayed.recorded.now.wall_s > until_s:
                 return
             if replayed.is_published:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from agent.record.events import (
 from agent.record.value_codec import CodecError, ValueEncoder
 from agent.system.files import CheckedDirectory, is_current_file, own_file_problem
 
+T = TypeVar("T")
 MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
 _NAME: Final = re.compile(r"record-(\d{8})\.drahrec")
@@ -192,8 +193,7 @@ def url_segments(urls: Iterable[UrlPath], problems: list[str]) -> Iterator[UrlPa
     """Yield the segments at URLs of segments, of directories, or with ``*``. Blocks on the network.
 
     A URL that ends in ``.drahrec`` is a segment and any other one a directory: object stores have no entry
-    for a directory that would show what a URL is. ``problems`` receives a text about each URL that cannot be
-    read, or has no segment.
+    for a directory that would show what a URL is. ``problems`` receives texts about unreadable URLs.
 
     Raises:
         ConfigError: fsspec has no library for a URL.
@@ -319,8 +319,7 @@ class SegmentReader:
         self.path = path
         self.problem: SegmentProblem | None = None
         """Damage at which the read of the file ended; None: none was found so far."""
-        self._evaluation = 0
-        """Number of the evaluation that was read last, from 1."""
+        self._evaluation = 0  # number of the evaluation that was read last
         self._frames = _frames(path)
         try:
             self._decoder = SegmentDecoder(next(self._frames, [None])[0])
@@ -359,14 +358,15 @@ class SegmentReader:
 
         After damage, :attr:`problem` describes it.
         """
-        for inputs in self.inputs():
-            snapshot = self.snapshot(inputs.difference)
-            if snapshot is None:
-                return
-            yield RecordedStep(snapshot, inputs.now, inputs.use, inputs.verdicts, inputs.is_full)
+        return self.until_invalid(
+            RecordedStep(self.snapshot(one.difference), *one[1:]) for one in self.inputs()
+        )
 
     def inputs(self) -> Iterator[RecordedInputs]:
-        """Yield the recorded evaluations as :meth:`steps`, without decoding their snapshots."""
+        """Yield the recorded evaluations as :meth:`steps`, without decoding their snapshots.
+
+        Raises INVALID_DATA, which :meth:`until_invalid` handles.
+        """
         try:
             for events in self._frames:
                 for event in events:
@@ -376,24 +376,22 @@ class SegmentReader:
             self.problem = damage.problem
         except OSError as error:
             self.problem = SegmentProblem(self.path, 0, 0, error.strerror or str(error))
-        except INVALID_DATA as error:
-            self.set_invalid(error)
 
-    def snapshot(self, difference: Any) -> Snapshot | None:
-        """Return the next snapshot: the snapshot that was returned last, changed by ``difference``.
+    @property
+    def snapshot(self) -> Callable[[Any], Snapshot]:
+        """Function that returns the next snapshot: the one that it returned last, changed by a difference.
 
-        None: the difference is not valid, and :attr:`problem` describes the damage.
+        It raises INVALID_DATA.
         """
-        try:
-            return self._decoder.snapshot(difference)
-        except INVALID_DATA as error:
-            self.set_invalid(error)
-            return None
+        return self._decoder.snapshot
 
-    def set_invalid(self, error: Exception) -> None:
-        """Set :attr:`problem`: ``error`` shows that the evaluation that was read last is not valid."""
-        reason = str(error) if isinstance(error, CodecError) else f"{type(error).__name__}: {error}"
-        self.problem = SegmentProblem(self.path, 0, 0, reason, self._evaluation)
+    def until_invalid(self, steps: Iterator[T]) -> Iterator[T]:
+        """Yield evaluations up to the first one that is not valid, which :attr:`problem` then describes."""
+        try:
+            yield from steps
+        except INVALID_DATA as error:
+            reason = str(error) if isinstance(error, CodecError) else f"{type(error).__name__}: {error}"
+            self.problem = SegmentProblem(self.path, 0, 0, reason, self._evaluation)
 
 
 class SegmentDamaged(Exception):

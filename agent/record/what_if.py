@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from math import comb, sqrt
 from typing import Final, NamedTuple, TypeVar
 
@@ -156,17 +157,9 @@ class RecordComparison:
     problems: list[str]
 
     @classmethod
-    def empty(cls) -> "RecordComparison":
-        """Return the comparison of a record without evaluations."""
-        return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, [])
-
-    @classmethod
-    def left_out(cls, paths: Sequence[RecordPath], error: Exception) -> "RecordComparison":
-        """Return the comparison of a record that is left out, because the comparison ended with ``error``."""
-        left_out = cls.empty()
-        record = paths[0] if len(paths) == 1 else paths[0].parent
-        left_out.problems.append(f"record {record}: left out: {type(error).__name__}: {error}")
-        return left_out
+    def empty(cls, *problems: str) -> "RecordComparison":
+        """Return the comparison of a record without evaluations, with the problems of reading the record."""
+        return cls("", 0.0, HealthIntervals(), HealthIntervals(), 0, list(problems))
 
     def changes(self) -> Iterator[CauseChange]:
         """Yield the causes that differ between both configurations, by device, code and time."""
@@ -204,11 +197,11 @@ def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> 
     shift_s = max(abs(recorded.begin_s - other.begin_s), abs(recorded.end_s - other.end_s))
     if shift_s >= MOVED_S:
         return ChangeKind.MOVES
-    severities, others = ([one.severity, *(step[1] for step in one.later)] for one in (recorded, other))
-    pairs = zip(recorded.later, other.later, strict=False)
-    if severities != others or any(abs(step[0] - twin[0]) >= MOVED_S for step, twin in pairs):
-        return ChangeKind.SEVERITY
-    return None
+    steps = zip_longest(recorded.later, other.later, fillvalue=(0.0, 0))
+    is_same = recorded.severity == other.severity and all(
+        a == b and abs(a_s - b_s) < MOVED_S for (a_s, a), (b_s, b) in steps
+    )
+    return None if is_same else ChangeKind.SEVERITY
 
 
 def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> RecordComparison:
@@ -216,12 +209,21 @@ def compare_record(paths: Sequence[RecordPath], change: ChangeSettings) -> Recor
 
     ``paths`` are the segments (files) of the record, the oldest first.
 
-    A segment that cannot be read is left out, and named in the result.
+    What cannot be read or compared is left out, and named in the result.
     """
     try:
-        return _compare_record(paths, change, with_cgroups=False)
-    except CgroupsMatter:
-        return _compare_record(paths, change, with_cgroups=True)
+        try:
+            return _compare_record(paths, change, with_cgroups=False)
+        except CgroupsMatter:
+            return _compare_record(paths, change, with_cgroups=True)
+    except Exception as error:  # the other records are compared
+        return left_out(paths, error)
+
+
+def left_out(paths: Sequence[RecordPath], error: Exception) -> RecordComparison:
+    """Return the comparison of a record that is left out because of ``error``."""
+    record = paths[0] if len(paths) == 1 else paths[0].parent
+    return RecordComparison.empty(f"record {record}: left out: {type(error).__name__}: {error}")
 
 
 def _compare_record(
@@ -244,7 +246,7 @@ def _compare_record(
             result.problems.append(str(error))
             continue
         result.node = reader.head.node
-        for replayed in replay.verdicts(reader, with_cgroups=with_cgroups):
+        for replayed in reader.until_invalid(replay.verdicts(reader, with_cgroups=with_cgroups)):
             step = replayed.recorded
             offset_s = step.now.wall_s - step.now.mono_ns / NS
             # the monotonic clock begins again, or the wall clock was set; the boot's id may be unknown

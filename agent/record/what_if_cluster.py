@@ -16,7 +16,7 @@ from typing import Any, Final
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.record.replay import ChangeSettings
 from agent.record.segment_file import RecordPath, UrlPath
-from agent.record.what_if import RecordComparison, compare_record
+from agent.record.what_if import RecordComparison, compare_record, left_out
 from agent.system.files import absolute_path
 from agent.version import VERSION
 
@@ -206,4 +206,4 @@ def _comparison(group: Sequence[RecordPath], outcome: TaskOutcome) -> RecordComp
         raise ConfigError(
             f"dask cluster: a worker has drahealth {outcome} instead of {VERSION}; install the same version"
         )
-    return RecordComparison.left_out(group, outcome)
+    return left_out(group, outcome)

@@ -235,10 +235,7 @@ _DELETE_PERIODS: Final = (
     "DELETE FROM observed WHERE {old} AND id NOT IN "
     "(SELECT period FROM verdicts WHERE before != '' AND NOT ({older}))"
 )
-"""SQL statement that keeps the periods of changes within the limit: without its period, a change has no time.
-
-Where the history of a device begins needs no period.
-"""
+"""SQL statement that keeps the periods of changes within the limit, except of first records of devices."""
 
 
 def create_verdict_tables(db: sqlite3.Connection) -> None:
