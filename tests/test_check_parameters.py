@@ -217,6 +217,17 @@ def test_command_refuses_a_file_without_claims(run: Run) -> None:
     assert "objects.json: has no object of kind ResourceClaim or ResourceClaimTemplate or DeviceClass" in err
 
 
+def test_object_whose_kind_is_a_list_counts_as_another_kind(run: Run) -> None:
+    assert run(objects={"apiVersion": "v1", "kind": []})[0] == 64
+    assert run(objects=[{"kind": []}, claim(config(GOOD))])[0] == 0
+
+
+def test_names_with_control_characters_are_cleaned(run: Run) -> None:
+    odd = claim(config(GOOD)) | {"metadata": {"namespace": "n\x1b[2J", "name": "evil\x1b]0;owned\x07"}}
+    _, out, _ = run(objects=odd)
+    assert out.startswith("ResourceClaim n\ufffd[2J/evil\ufffd]0;owned\ufffd  ")
+
+
 def test_kinds_without_parameters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", "text", *WITH_KINDS]) == 64
     assert "--kinds and --driver need --parameters" in capsys.readouterr().err

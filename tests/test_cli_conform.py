@@ -325,6 +325,11 @@ def test_socket_that_does_not_exist_exits_69(capsys, tmp_path):
     )
 
 
+def test_socket_path_with_control_characters_is_cleaned(capsys, tmp_path):
+    assert main(["conform", "--socket", str(tmp_path / "\x1b[31m.sock")]) == 69
+    assert f"socket {tmp_path}/\ufffd[31m.sock: no such socket" in capsys.readouterr().err
+
+
 def test_regular_file_instead_of_a_socket_exits_69(capsys, tmp_path):
     file = tmp_path / "dra.sock"
     file.touch()

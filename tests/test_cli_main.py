@@ -104,6 +104,24 @@ def test_every_error_class_has_an_exit_code_and_one_line(capsys, error, code):
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
+@pytest.mark.parametrize("error", [UsageError("a\x1b[31m\x07b\nc"), ValueError("a\x1b[31m\x07b\nc")])
+def test_error_text_is_cleaned_and_keeps_its_line_breaks(capsys, error):
+    report_error(error)
+    assert "a\ufffd[31m\ufffdb\nc\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["explain", "gpu-0", "--claims"], ["conform", "--plugin-dir", ".", "--prepare", "--claims"]]
+)
+def test_kind_with_control_characters_in_a_file_is_cleaned(capsys, tmp_path, argv):
+    file = tmp_path / "claims.json"
+    file.write_text('{"apiVersion": "resource.k8s.io/v1", "kind": "Evil\\u001b[31m"}')
+    assert main([*argv, str(file)]) == 64
+    err = capsys.readouterr().err
+    assert "Evil\ufffd[31m" in err
+    assert "\x1b" not in err
+
+
 def test_error_in_an_exception_group_is_unwrapped(capsys):
     assert report_error(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
     assert capsys.readouterr().err == "drahealth: x\n"

@@ -296,6 +296,13 @@ def test_corrupt_file_is_named_and_hides_no_other(node, capsys):
     assert broken.read_text() == "nonsense"
 
 
+def test_path_with_control_characters_is_cleaned(node, capsys):
+    node.store(ledger_of(("a", XID)), "odd\x1b[31m").write_text("nonsense")
+    _, out, err = node.run(capsys)
+    assert "\x1b" not in out + err
+    assert "/odd\ufffd[31m/" in err
+
+
 def test_missing_file_of_the_flag_is_an_error(node, capsys):
     missing = str(node.root / "none.json")
     code, out, err = node.run(capsys, "--file", missing)

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from agent.cli.output.terminal import terminal_width
+from agent.cli.output.text import clean
 from agent.cli.subcommand import EXIT_OF_ERROR, INTERNAL, Subcommand
 from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
@@ -144,19 +145,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
     """Print the text of `error` with the function `write`, and return the exit code for the error.
 
-    A bug is printed with a traceback. A lack of file descriptors, threads or memory is no bug: its text names
-    the limit.
+    Each line of the text is cleaned of characters that a terminal might obey. A bug is printed with a
+    traceback. A lack of file descriptors, threads or memory is no bug: its text names the limit.
     """
+
+    def show(text: str) -> None:
+        write("\n".join(map(clean, text.split("\n"))))
+
     root = unwrap_error(error)
     for kind, code in EXIT_OF_ERROR:
         if isinstance(root, kind):
             if isinstance(root, Exception) and not isinstance(root, OutputPipeClosed):
-                write(f"drahealth: {root}")
+                show(f"drahealth: {root}")
             return code
     if lack := missing_resource(error):
-        write(f"drahealth: {lack}")
+        show(f"drahealth: {lack}")
         return INTERNAL
-    write("".join(traceback.format_exception(error)) + BUG)
+    show("".join(traceback.format_exception(error)) + BUG)
     return INTERNAL
 
 

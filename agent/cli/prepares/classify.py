@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
-from agent.cli.output.text import GAP, ListEntry, format_entries, wrap
+from agent.cli.output.text import GAP, ListEntry, clean, format_entries, wrap
 from agent.cli.subcommand import Subcommand, add_config, add_output, load_config, print_result
 from agent.config.values import number_within
 from agent.errors import UsageError, suggestion
@@ -366,7 +366,7 @@ def _check_objects(
 
     content = read_object_file(path)
     try:
-        objects = [obj for obj in parse_all_objects(content.data) if obj.get("kind") in PARAMETER_KINDS]
+        objects = [obj for obj in parse_all_objects(content.data) if str(obj.get("kind")) in PARAMETER_KINDS]
         for obj in objects:
             for check in check_parameters(obj, kinds, driver):
                 yield _checked(obj, check)
@@ -398,7 +398,7 @@ def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -
     blocks = []
     for one in checked:
         result = style.paint("ok", "green") if one.verdict is None else style.paint(one.verdict.code, "red")
-        lines = [GAP.join([style.paint(one.subject, "bold"), one.path, result])]
+        lines = [GAP.join([style.paint(clean(one.subject), "bold"), clean(one.path), result])]
         if one.verdict is not None:
             facts = {
                 "error": one.verdict.summary,

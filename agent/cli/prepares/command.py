@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.cli.output.text import clean
 from agent.cli.subcommand import (
     INTERNAL,
     NOT_ALLOWED,
@@ -75,7 +76,7 @@ def main(args: Namespace) -> int:
 
     print_result(args, lambda: document(records, found, problems, searched), text)
     for problem in problems:
-        print(f"drahealth: {problem.path}: {problem.reason}", file=sys.stderr)
+        print(f"drahealth: {clean(f'{problem.path}: {problem.reason}')}", file=sys.stderr)
     return max((problem.exit_code for problem in problems), default=exit_of(records))
 
 
