@@ -1,6 +1,6 @@
 """Record of a conformance session with a DRA driver: values as the driver sent them, not evaluated.
 
-Times are seconds since the session began, unless a name contains ``wall``.
+Times are seconds since the recording of health streams began, unless a name contains ``wall``.
 
 The module also has the queries on recorded health streams that several conformance checks use.
 """
@@ -357,7 +357,8 @@ class SessionRecord(NamedTuple):
     """Length of the service socket's path ``socket`` [bytes]."""
     window_s: float
     """Requested duration of the session; 0: no socket accepted a connection."""
-    began_wall_s: float
+    began_wall_s: float = 0.0
+    """Wall time from which the times of the health streams count [s since 1970]; 0: none was recorded."""
     versions: tuple[ApiVersionStreams, ...] = ()
     """Streams of v1 and v1alpha1 of the health API; none if the socket accepts no connection."""
     second_kubelet: StreamRecord | None = None

@@ -1,6 +1,8 @@
 """Faults of drivers get their code and no other; a good driver passes all checks."""
 
+import asyncio
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from agent.conform.check_table import run_checks
+from agent.conform.kubelet.session import SessionOptions, run_session
 from conform import health_faults, kubelets_faults, list_faults, prepare_faults, registration_faults
 from conform.faults import FAULTS, Fault
 from conform.lists import ListedDevice
@@ -118,6 +122,33 @@ class _CountsRegistrations(Driver):
 
     def notify(self, status: bytes) -> None:
         type(self).registrations += 1
+
+
+def test_stale_list_after_a_late_start_of_the_streams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a command that creates claims took a minute before the streams are opened."""
+    now_s = [1_760_000_000.0]
+
+    class StaleDriver(Driver):
+        def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+            return [ListedDevice(lease_s=8, at_s=int(now_s[0]) - 11)]
+
+    monkeypatch.setattr(time, "time", lambda: now_s[0])
+    with (
+        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
+        StaleDriver(Path(directory)) as driver,
+    ):
+        options = SessionOptions(
+            socket="",
+            plugin_dir=str(driver.registry),
+            driver="",
+            kubelet_dir=str(driver.root),
+            window_s=2,
+            refuse=False,
+            notify=True,
+        )
+        record = asyncio.run(run_session(options, lambda socket: now_s.__setitem__(0, now_s[0] + 60)))
+    results = {result.check.code: result.verdict for result in run_checks(record)}
+    assert (results["health.time"], results["health.time.fresh"]) == ("pass", "fail")
 
 
 def test_no_notify_does_not_register_the_driver() -> None:

@@ -7,6 +7,7 @@ recorded.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +55,8 @@ class SessionClock:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
+        self.began_wall_s: Final = time.time()
+        """Wall time at which the clock began [s since 1970]."""
 
     def now_s(self) -> float:
         return self._loop.time() - self._began_s
@@ -270,6 +273,7 @@ class StreamRecords(NamedTuple):
     stopped_reader: StoppedReader | None
     reopenings: tuple[ReopenedStream, ...]
     unknown_methods: tuple[UnaryCallResult, ...]
+    began_wall_s: float
     recorded_s: float
 
 
@@ -313,6 +317,7 @@ class HealthStreamClients:
             self._stopped,
             tuple(self._reopenings),
             unknown,
+            self._clock.began_wall_s,
             min(self._clock.now_s(), self._window_s),
         )
 

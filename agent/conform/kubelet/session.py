@@ -11,7 +11,6 @@ The module also acts as the kubelet's plugin watcher, which finds registration s
 import asyncio
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NamedTuple
@@ -228,7 +227,7 @@ async def run_session(
             cannot be prepared.
     """
     asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
-    clock, began_wall_s = SessionClock(), time.time()
+    clock = SessionClock()
     if (
         options.socket
         and _is_path_short_enough(options.socket)
@@ -267,7 +266,6 @@ async def run_session(
         socket=socket,
         socket_size=len(os.fsencode(socket)),
         window_s=options.window_s if streams else 0.0,
-        began_wall_s=began_wall_s,
         directory=directory if options.plugin_dir else None,
         prepare=prepare,
         **(streams._asdict() if streams else {}),
