@@ -136,7 +136,7 @@ DEVICES = {
         ReturnedDevice(("gpus",), "node-a", "gpu-0", (f"{KIND}=train-0",)),
         ReturnedDevice(("gpus",), "node-a", "gpu-1", (f"{KIND}=train-1",)),
     ),
-    INFER.uid: (ReturnedDevice(("one/large",), "node-a", "gpu-1", (f"{KIND}=infer-1",)),),
+    INFER.uid: (ReturnedDevice(("one",), "node-a", "gpu-1", (f"{KIND}=infer-1",)),),
 }
 ERRORS = {
     BAD_1.uid: "[bad] no such card; also failed: team-a/bad-2",
@@ -192,13 +192,13 @@ def claim_record(
         PrepareStage.OTHER_UID: (prepared(GHOST),),
         PrepareStage.BAD: (prepared(BAD_1, BAD_2, TRAIN, INFER),) * 2,
     }
-    devices = {
-        ref.uid: tuple((one.requests[0], one.pool, one.name) for one in DEVICES[ref.uid])
-        for ref in (TRAIN, INFER)
+    allocated = {
+        TRAIN: (("gpus", "node-a", "gpu-0"), ("gpus", "node-a", "gpu-1")),
+        INFER: (("one/large", "node-a", "gpu-1"),),
     }
     made = ClaimSessionRecord(
         version="v1.DRAPlugin",
-        claims=tuple(ConformClaim(ref, devices[ref.uid]) for ref in (TRAIN, INFER)),
+        claims=tuple(ConformClaim(ref, devices) for ref, devices in allocated.items()),
         bad_claims=(BAD_1, BAD_2),
         calls=good | dict(calls or {}),
         omitted={},
@@ -206,6 +206,7 @@ def claim_record(
         cdi_before_bad=CLAIM_FILES,
         cdi_after_bad=CLAIM_FILES,
         cdi_rebooted=CLAIM_FILES,
+        cdi_released=CLAIM_FILES,
     )
     return made._replace(**changes)  # type: ignore[arg-type]
 

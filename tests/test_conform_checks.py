@@ -103,6 +103,23 @@ def returning(**changes: object) -> SessionRecord:
     return first_prepare(prepared(TRAIN, INFER, infer=(device_._replace(**changes),)))
 
 
+LOST = LATE._replace(status="", text="connection lost")
+REFUSED = LATE._replace(status="INTERNAL", text="no such claim")
+WITHOUT_IDS = tuple(device_._replace(cdi_ids=()) for device_ in DEVICES[INFER.uid])
+
+
+def refusals(stage: PrepareStage) -> list[tuple[SessionRecord, str, str]]:
+    """Return cases of a claim that must be refused: a call that fails, and calls without an answer."""
+    call = prepared(GHOST)
+    return [
+        (at_stage(stage, call._replace(result=REFUSED)), "pass", "INTERNAL: no such claim"),
+        (at_stage(stage, call._replace(result=LATE)), "fail", "DEADLINE_EXCEEDED: no answer within 5 s"),
+        (at_stage(stage, call._replace(result=LOST)), "fail", "no status: connection lost"),
+        (at_stage(stage, call._replace(answers=())), "fail", "no answer for this claim"),
+        (at_stage(stage, call._replace(answers=(), decode_error="x")), "fail", "is not valid: x"),
+    ]
+
+
 def bad_replies(**replies: object) -> SessionRecord:
     """Return the session of a driver that answers so in both calls with bad claims."""
     return at_stage(PrepareStage.BAD, *[prepared(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
@@ -796,7 +813,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "prepare.devices": [
         (session_with_claims(), "pass", "3 devices, as allocated"),
-        (returning(requests=("one",)), "pass", "3 devices"),
+        (returning(requests=("one", "one/large")), "pass", "3 devices"),
+        (
+            returning(requests=("one/large",)),
+            "fail",
+            "team-a/infer: node-a/gpu-1 has subrequest 'one/large', but containers name 'one'",
+        ),
         (returning(requests=()), "pass", "3 devices"),
         (
             returning(requests=("two",)),
@@ -891,15 +913,23 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.missing_claim": [
         (session_with_claims(), "pass", "no claim of this UID"),
         (at_stage(PrepareStage.MISSING, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
-        (at_stage(PrepareStage.MISSING, prepared(GHOST)._replace(result=LATE)), "pass", "DEADLINE"),
+        *refusals(PrepareStage.MISSING),
     ],
     "prepare.other_uid": [
         (session_with_claims(), "pass", "no claim of this UID"),
         (at_stage(PrepareStage.OTHER_UID, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
+        *refusals(PrepareStage.OTHER_UID),
     ],
     "prepare.bad_claim": [
         (session_with_claims(), "pass", "errors for 2 claims, none for the others"),
-        (bad_calls(result=LATE), "warn", "the whole call failed with DEADLINE_EXCEEDED"),
+        (bad_calls(result=REFUSED), "warn", "the whole call failed with INTERNAL: no such claim"),
+        (bad_calls(result=LATE), "fail", "the whole call failed with DEADLINE_EXCEEDED"),
+        (bad_calls(result=LOST), "fail", "the whole call failed with no status: connection lost"),
+        (
+            at_stage(PrepareStage.BAD, *(prepared(BAD_1, TRAIN, INFER),) * 2),
+            "fail",
+            "team-a/bad-2: no answer for this claim",
+        ),
         (bad_replies(infer="not now"), "fail", "team-a/infer: not now"),
         (bad_replies(bad_1=()), "fail", "team-a/bad-1: no error"),
     ],
@@ -926,6 +956,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "team-a/bad-1: 'attempt 2', was 'attempt 1'",
         ),
         (bad_replies(bad_1=(), bad_2=()), "not run", "see prepare.bad_claim"),
+        (bad_calls(result=LOST), "not run", "see prepare.bad_claim"),
     ],
     "prepare.errors.text": [
         (session_with_claims(), "pass", "6 errors"),
@@ -964,6 +995,16 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_with_claims(), "pass", "3 ids in CDI files"),
         (session_with_claims(cdi_rebooted=CdiSnapshot()), "fail", "no CDI file defines"),
         (
+            at_stage(PrepareStage.REBOOTED, prepared(TRAIN, INFER, infer=())),
+            "fail",
+            "team-a/infer: no device, was node-a/gpu-1 example.com/gpu=infer-1",
+        ),
+        (
+            at_stage(PrepareStage.REBOOTED, prepared(TRAIN, INFER, infer=WITHOUT_IDS)),
+            "fail",
+            "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
+        ),
+        (
             session_with_claims(
                 {PrepareStage.REBOOTED: (prepared(TRAIN, train="lost"),)},
                 cdi_rebooted=CdiSnapshot((), "gone"),
@@ -973,7 +1014,16 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "prepare.after_unprepare": [
-        (session_with_claims(), "pass", "prepared again"),
+        (session_with_claims(), "pass", "3 ids in CDI files"),
+        (at_stage(PrepareStage.RELEASED, prepared(TRAIN, INFER, infer=())), "fail", "team-a/infer: no dev"),
+        (
+            at_stage(PrepareStage.RELEASED, prepared(TRAIN, INFER, infer=WITHOUT_IDS)),
+            "fail",
+            "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
+        ),
+        (session_with_claims(cdi_released=CdiSnapshot()), "fail", "no CDI file defines"),
+        (session_with_claims(cdi_released=CdiSnapshot((), "gone")), "not run", "gone; see --cdi-dir"),
+        (session_with_claims(cdi_prepared=CdiSnapshot()), "not run", "see prepare.cdi_ids"),
         (at_stage(PrepareStage.RELEASED, prepared(TRAIN, train="was released")), "fail", "was released"),
     ],
     "unprepare.all": [

@@ -496,7 +496,7 @@ CHECKS: Final = (
         "The kubelet selects a container's CDI ids by the request names, and finds a device's "
         "health by pool and name. With other names the container starts without the device, or "
         "its health is never shown.",
-        "return pool, device and request as in status.allocation of the claim",
+        "return pool and device as in status.allocation of the claim, and the request without its subrequest",
         prepare_checks.check_devices,
         missing_prepared_claims,
     ),
@@ -641,7 +641,7 @@ CHECKS: Final = (
     ),
     ConformCheck(
         "prepare.reboot",
-        "CDI files are written again after a reboot",
+        "after a reboot the answer is the same, and CDI files are written again",
         "/var/run is empty after a reboot, while claims and pods exist: their containers do not "
         "start without the files.",
         "write the CDI files at each prepare, also of a claim that is prepared",
@@ -650,9 +650,9 @@ CHECKS: Final = (
     ),
     ConformCheck(
         "prepare.after_unprepare",
-        "a claim can be prepared again after its unprepare",
-        "The next pod that uses the claim does not start.",
-        "forget the claim at its unprepare",
+        "a claim can be prepared again after its unprepare, with the same devices",
+        "The next pod that uses the claim does not start, or starts without its devices.",
+        "forget the claim at its unprepare, and write its CDI files again",
         prepare_checks.check_prepare_after_unprepare,
         missing_stage(PrepareStage.RELEASED),
     ),

@@ -160,17 +160,21 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
         place = shorten(str(claim.ref))
         allocated = {(pool, name): set[str]() for _, pool, name in claim.devices}
         for request, pool, name in claim.devices:
-            allocated[pool, name] |= {request, request.partition("/")[0]}
+            allocated[pool, name].add(request.partition("/")[0])
         for device in returned:
             requests = allocated.get((device.pool, device.name))
             if requests is None:
                 found.append(failed(f"{place}: {_device_name(device)} is not allocated to it"))
-            elif others := sorted(set(device.requests) - requests):
-                found.append(
-                    failed(
-                        f"{place}: {_device_name(device)} is not allocated to request {shorten(others[0])!r}"
-                    )
-                )
+                continue
+            for name in sorted(set(device.requests) - requests):
+                request = name.partition("/")[0]
+                if request not in requests:
+                    problem = f"is not allocated to request {shorten(name)!r}"
+                elif request not in device.requests:
+                    problem = f"has subrequest {shorten(name)!r}, but containers name {shorten(request)!r}"
+                else:
+                    continue
+                found.append(failed(f"{place}: {_device_name(device)} {problem}"))
         for pool, name in allocated.keys() - {(device.pool, device.name) for device in returned}:
             found.append(warned(f"{place}: {shorten(f'{pool}/{name}')} is allocated and was not returned"))
     return worst_outcome(found, passed(f"{format_count(number, 'device')}, as allocated"))
@@ -292,10 +296,22 @@ def _describe_answer(answer: ClaimReply | None) -> str:
     )
 
 
-def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
+def _devices_without_ids(answer: ClaimReply | None) -> set[tuple[str, str, bool]]:
+    """Return (pool, name, True if it has CDI ids) of each device in an answer."""
+    devices = answer.devices if answer else ()
+    return {(device.pool, device.name, bool(device.cdi_ids)) for device in devices}
+
+
+def _same_answer(
+    session: SessionRecord,
+    stage: PrepareStage,
+    observation_if_good: str,
+    compared: Callable[[ClaimReply | None], object] = _devices_in_fixed_order,
+) -> CheckOutcome:
     """Return FAIL with the claims that fail in a stage or get another answer than in the first prepare.
 
-    The outcome is PASS with `observation_if_good` if there is no such claim.
+    The outcome is PASS with `observation_if_good` if there is no such claim. `compared` returns the part of
+    an answer that must be the same.
     """
     record = _record(session)
     first = record.first_call(PrepareStage.FIRST)
@@ -303,7 +319,7 @@ def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_goo
     for call in record.calls[stage]:
         for ref in set(call.claims) & set(_refs(record)):
             now, before = call.answer(ref.uid), first.answer(ref.uid)
-            if not call.error_of(ref) and _devices_in_fixed_order(now) != _devices_in_fixed_order(before):
+            if not call.error_of(ref) and compared(now) != compared(before):
                 was, is_ = _describe_answer(before), _describe_answer(now)
                 found.append(failed(f"{shorten(str(ref))}: {is_}, was {was}"))
     return worst_outcome(found, passed(observation_if_good))
@@ -332,31 +348,56 @@ def check_restart(session: SessionRecord) -> CheckOutcome:
     return _same_answer(session, PrepareStage.RESTARTED, "the same answer")
 
 
-def check_reboot(session: SessionRecord) -> CheckOutcome:
-    """Removes the claims' CDI files, restarts the driver, prepares all claims again, and searches for the
-    files; only with --remove-cdi and --restart-command."""
+def _defined_again(
+    session: SessionRecord,
+    stage: PrepareStage,
+    snapshot: CdiSnapshot,
+    compared: Callable[[ClaimReply | None], object] = _devices_in_fixed_order,
+) -> CheckOutcome:
+    """Return the outcome of :func:`_same_answer`; if it is PASS, that of a search for the stage's CDI ids."""
     record = _record(session)
-    ids = _ids_of(record, PrepareStage.REBOOTED)
-    outcome = _all_succeeded(session, PrepareStage.REBOOTED, f"{format_count(len(ids), 'id')} in CDI files")
-    if outcome.verdict is not CheckVerdict.PASS:
+    ids = _ids_of(record, stage)
+    good = f"{format_count(len(ids), 'id')} in CDI files" if ids else NO_IDS
+    outcome = _same_answer(session, stage, good, compared)
+    if outcome.verdict is not CheckVerdict.PASS or not ids:
         return outcome
-    return _undefined(ids, record.cdi_rebooted) or outcome
+    if first := _undefined(_ids_of(record, PrepareStage.FIRST), record.cdi_prepared):
+        return not_run(f"after the first prepare, {first.observation}: see prepare.cdi_ids")
+    return _undefined(ids, snapshot) or outcome
+
+
+def check_reboot(session: SessionRecord) -> CheckOutcome:
+    """Removes the claims' CDI files, restarts the driver, prepares all claims again, compares the answers,
+    and searches for the files; only with --remove-cdi and --restart-command."""
+    return _defined_again(session, PrepareStage.REBOOTED, _record(session).cdi_rebooted)
 
 
 def check_prepare_after_unprepare(session: SessionRecord) -> CheckOutcome:
-    """Prepares all claims again after their unprepare."""
-    return _all_succeeded(session, PrepareStage.RELEASED, "prepared again")
+    """Prepares all claims again after their unprepare, compares the devices, and searches for their CDI
+    ids."""
+    snapshot = _record(session).cdi_released
+    return _defined_again(session, PrepareStage.RELEASED, snapshot, _devices_without_ids)
 
 
 # --- failures ----------------------------------------------------------------------------------------------
 
 
+NO_ANSWER: Final = ("", "DEADLINE_EXCEEDED")
+"""Statuses of calls without an answer: the connection was lost, or the driver took too long."""
+
+
+def _refusal(call: PrepareCall, ref: ClaimRef) -> str:
+    """Return the error with which the driver refused a claim or the whole call; empty: it refused neither."""
+    answer = call.answer(ref.uid)
+    is_refused = call.result.status not in NO_ANSWER if not call.result.is_ok else answer and answer.error
+    return call.error_of(ref) if is_refused else ""
+
+
 def _refused(session: SessionRecord, stage: PrepareStage) -> CheckOutcome:
     call = _record(session).first_call(stage)
-    error = call.error_of(call.claims[0])
-    if not error:
-        return failed("prepared without an error")
-    return passed(shorten(error, TEXT_LIMIT))
+    if error := _refusal(call, call.claims[0]):
+        return passed(shorten(error, TEXT_LIMIT))
+    return failed(shorten(call.error_of(call.claims[0]) or "prepared without an error", TEXT_LIMIT))
 
 
 def check_missing_claim(session: SessionRecord) -> CheckOutcome:
@@ -375,9 +416,12 @@ def check_bad_claims(session: SessionRecord) -> CheckOutcome:
     call = record.first_call(PrepareStage.BAD)
     if not call.result.is_ok:
         text = describe_status(call.result.status, call.result.text)
-        return warned(f"the whole call failed with {text}")
+        outcome = failed if call.result.status in NO_ANSWER else warned
+        return outcome(f"the whole call failed with {text}")
     accepted = [
-        failed(f"{shorten(str(ref))}: no error") for ref in record.bad_claims if not call.error_of(ref)
+        failed(f"{shorten(str(ref))}: {shorten(call.error_of(ref) or 'no error', TEXT_LIMIT)}")
+        for ref in record.bad_claims
+        if not _refusal(call, ref)
     ]
     refused = [failed(text) for text in _errors([call], _refs(record))]
     return worst_outcome(
@@ -401,7 +445,7 @@ def check_rollback(session: SessionRecord) -> CheckOutcome:
 
 
 def _bad_errors(call: PrepareCall, record: ClaimSessionRecord) -> dict[ClaimRef, str]:
-    return {ref: error for ref in record.bad_claims if (error := call.error_of(ref))}
+    return {ref: error for ref in record.bad_claims if (error := _refusal(call, ref))}
 
 
 def check_stable_errors(session: SessionRecord) -> CheckOutcome:

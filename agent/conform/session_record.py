@@ -342,6 +342,8 @@ class ClaimSessionRecord(NamedTuple):
     cdi_rebooted: CdiSnapshot = NO_CDI
     """CDI files after the prepare that followed their removal."""
     cdi_unprepared: CdiSnapshot = NO_CDI
+    cdi_released: CdiSnapshot = NO_CDI
+    """CDI files after the prepare that followed the unprepare."""
 
     def first_call(self, stage: PrepareStage) -> PrepareCall:
         """Return the first call of a stage of the session, which must have run."""

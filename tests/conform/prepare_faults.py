@@ -60,6 +60,12 @@ class ReturnsAnotherRequest(PreparingDriver):
         return [device._replace(request="gpu") for device in super().prepare_claim(claim)]
 
 
+@fails("prepare.devices")
+class ReturnsSubrequests(PreparingDriver):
+    def request_name(self, request: str) -> str:
+        return request
+
+
 @fails("prepare.health")
 class ReportsHealthUnderOtherNames(PreparingDriver):
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
@@ -173,6 +179,35 @@ class WritesCdiFilesOnce(PreparingDriver):
     def unprepare_claim(self, claim: Asked) -> None:
         (self.root / f"stored-{claim.uid}").unlink(missing_ok=True)
         super().unprepare_claim(claim)
+
+
+@fails("prepare.reboot", *RESTART, "--remove-cdi")
+class NoCdiIdsAfterAReboot(PreparingDriver):
+    restarts = 0
+
+    def forget(self) -> None:
+        self.restarts += 1
+
+    def ids(self, claim: Asked, device: str) -> Sequence[str]:
+        return [] if self.restarts > 1 else super().ids(claim, device)
+
+    def unprepare_claim(self, claim: Asked) -> None:
+        super().unprepare_claim(claim)
+        self.restarts = 0
+
+
+@fails("prepare.after_unprepare")
+class NoDevicesForReleasedClaims(PreparingDriver):
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.released = set[str]()
+
+    def prepare_claim(self, claim: Asked) -> Sequence[Answered]:
+        return () if claim.uid in self.released else super().prepare_claim(claim)
+
+    def unprepare_claim(self, claim: Asked) -> None:
+        super().unprepare_claim(claim)
+        self.released.add(claim.uid)
 
 
 @fails("prepare.after_unprepare")

@@ -111,11 +111,20 @@ class PreparingDriver(Driver):
         """Prepare a claim. Raises ClaimError."""
         found = self.find_claim(claim)
         answer = [
-            Answered(one["request"], one["pool"], one["device"], self.ids(claim, one["device"]))
+            Answered(
+                self.request_name(one["request"]),
+                one["pool"],
+                one["device"],
+                self.ids(claim, one["device"]),
+            )
             for one in found["status"]["allocation"]["devices"]["results"]
         ]
         self.write_file(claim, [cdi_id for device in answer for cdi_id in device.cdi_ids])
         return answer
+
+    def request_name(self, request: str) -> str:
+        """Return the name of a request for the answer: without its subrequest."""
+        return request.partition("/")[0]
 
     def find_claim(self, claim: Asked) -> Any:
         """Return a claim of the API server. Raises ClaimError."""

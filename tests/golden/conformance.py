@@ -165,7 +165,7 @@ def _claims(**of_stages: PrepareCall) -> SessionRecord:
     calls |= {PrepareStage[name]: (call, call) for name, call in of_stages.items()}
     claims = (ConformClaim(CLAIM, (("gpus", "node-a", "gpu-0"),)),)
     record = ClaimSessionRecord("v1.DRAPlugin", claims, (BAD,), calls, {}, CdiSnapshot(), FILES, FILES, FILES)
-    return _with(GOOD, (PREPARE, record._replace(cdi_rebooted=FILES)))
+    return _with(GOOD, (PREPARE, record._replace(cdi_rebooted=FILES, cdi_released=FILES)))
 
 
 OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {

@@ -292,6 +292,7 @@ class PrepareSession:
         await self._take_cdi("unprepared")
         await self._unprepare(PrepareStage.UNPREPARED_AGAIN, refs)
         await self._prepare(PrepareStage.RELEASED, refs)
+        await self._take_cdi("released")
         await self._run_lost_device_stage(refs)
         await self._run_deleted_claim_stage(refs)
 
