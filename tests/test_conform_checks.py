@@ -130,6 +130,13 @@ def bad_calls(**changes: object) -> SessionRecord:
     return at_stage(PrepareStage.BAD, call, call)
 
 
+AT_LIMIT = StreamEnd(9, "", "more than is recorded", limit="64 MiB")
+
+
+def with_lists_at(*times: float) -> SessionRecord:
+    return session_record(versions=both_versions(*map(health_list, times)))
+
+
 def with_leaver(leaver: StreamRecord, *streams: StreamRecord) -> SessionRecord:
     return session_record(second_kubelet=leaver, versions=version_records(streams or None, streams or None))
 
@@ -402,7 +409,34 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)), "not run", "no list"),
     ],
     "health.rate": [
-        (session_record(versions=both_versions(*map(health_list, range(801)))), "warn", "801 lists in 40 s"),
+        (session_record(), "pass", "4 lists in 40 s"),
+        (with_lists_at(*(10 + number / 21 for number in range(22))), "warn", "21 lists in a second"),
+        (with_lists_at(*(10 + number / 20 for number in range(22))), "pass", "22 lists in 40 s"),
+        (with_lists_at(*(10 + number / 1000 for number in range(700))), "warn", "699 lists in a second"),
+        (
+            session_record(
+                versions=both_versions(
+                    *(health_list(number / 1000, device(f"gpu-{number}")) for number in range(30)),
+                    *(health_list(10 + number / 1000, device(f"gpu-{number}")) for number in range(21)),
+                )
+            ),
+            "warn",
+            "21 lists in a second",
+        ),
+        (
+            session_record(
+                versions=both_versions(
+                    *(health_list(number / 1000, device(f"gpu-{number}")) for number in range(30))
+                )
+            ),
+            "pass",
+            "30 lists in 40 s",
+        ),
+        (
+            session_record(versions=both_versions(health_list(0.1), ended=AT_LIMIT, closed_s=9)),
+            "not run",
+            "the session records 64 MiB of a stream, which it reached after 9.0 s: try a shorter --for",
+        ),
         (
             session_record(
                 versions=both_versions(health_list(0.1), ended=StreamEnd(9, "", "", flooded=True))
@@ -594,7 +628,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
                 stream(opened_s=0.1, closed_s=18), ended_stream("OK", "", health_list(0.01), at_s=30)
             ),
             "not run",
-            "the server ends streams",
+            "a stream ended: see health.ends, health.goaway and health.rate",
+        ),
+        (
+            with_leaver(stream(opened_s=0.1, closed_s=9, ended=AT_LIMIT)),
+            "not run",
+            "a stream ended: see health.ends, health.goaway and health.rate",
         ),
         (
             with_leaver(ended_stream("INTERNAL", "one at a time")._replace(opened_s=0.1)),
@@ -644,6 +683,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             with_stopped_reader(0.6, others=(0.1, 10), ended=StreamEnd(9, "ABORTED", "slow")),
             "warn",
             "was ended, ABORTED: slow",
+        ),
+        (with_stopped_reader(0.6, others=(0.1, 10), ended=AT_LIMIT), "not run", "a stream ended"),
+        (
+            session_record(versions=version_records([ended_stream("OK", "", health_list(0.01), at_s=5)])),
+            "not run",
+            "a stream ended",
         ),
         (session_record(stopped_reader=None), "not run", "no two streams"),
     ],

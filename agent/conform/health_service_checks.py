@@ -6,6 +6,7 @@ disconnect or stop reading.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final
@@ -186,15 +187,27 @@ def check_goaway(session: SessionRecord) -> CheckOutcome:
 
 
 def check_list_rate(session: SessionRecord) -> CheckOutcome:
-    """Counts the lists of each stream per second."""
+    """Counts the lists in each second of each stream. The first lists do not count if each has other devices,
+    as a split list has."""
 
     def fast(stream: StreamRecord) -> Iterator[CheckOutcome]:
-        lasted_s = max(stream.closed_s - stream.opened_s, SOON_S)
-        number = f"{format_count(len(stream.lists), 'list')} in {format_seconds(lasted_s)}"
+        lasted = format_seconds(stream.closed_s - stream.opened_s)
+        times: list[float] = []
+        known: set[RawDeviceKey] = set()
+        for item in stream.lists:
+            keys = {device.key for device in item.devices}
+            if times or not keys or keys & known:
+                times.append(item.received_s)
+            known |= keys
+        most = max((n - bisect_right(times, at_s - 1) for n, at_s in enumerate(times, 1)), default=0)
         if stream.ended and stream.ended.flooded:
-            yield failed(f"{number}, over the limit of the recording")
-        elif len(stream.lists) / lasted_s > LISTS_PER_S:
-            yield warned(number)
+            number = format_count(len(stream.lists), "list")
+            yield failed(f"{number} in {lasted}, over the limit of the recording")
+        elif most > LISTS_PER_S:
+            yield warned(f"{most:,} lists in a second")
+        elif stream.ended and stream.ended.limit:
+            limit = f"the session records {stream.ended.limit} of a stream, which it reached after {lasted}"
+            yield not_run(f"{limit}: try a shorter --for")
 
     lists = format_count(count_lists(session.main), "list")
     return evaluate_streams(session, fast, passed(f"{lists} in {format_seconds(session.recorded_s)}"))
@@ -220,7 +233,7 @@ LONGER_FACTOR: Final = 3
 """Factor by which a longer session is recommended if no health list arrived while a reader had stopped."""
 REOPENED: Final = {"cancel": "after a cancel", "close": "on a new connection"}
 NOT_CONCURRENT: Final = "no two streams were open at a time: see health.unavailable"
-ENDED_BY_SERVER: Final = "the server ends streams: see health.ends and health.goaway"
+STREAM_ENDED: Final = "a stream ended: see health.ends, health.goaway and health.rate"
 
 
 def check_reconnect(session: SessionRecord) -> CheckOutcome:
@@ -337,7 +350,7 @@ def _check_mutual_end(session: SessionRecord, first: StreamRecord, second: Strea
             )
     if second.ended and not second.goaway and not first.ended and not ended_by_session(second.ended):
         return failed(f"the second stream ended: {describe_status(second.ended.status, second.ended.text)}")
-    return not_run(ENDED_BY_SERVER)
+    return not_run(STREAM_ENDED)
 
 
 def _all_leases_ended(stream: StreamRecord, since_s: float) -> bool:
@@ -359,8 +372,8 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
     if stopped is None or not others:
         return not_run(NOT_CONCURRENT)
     if end := stopped.stream.ended:
-        if stopped.stream.goaway or any(other.ended for other in others):
-            return not_run(ENDED_BY_SERVER)
+        if stopped.stream.goaway or ended_by_session(end) or any(other.ended for other in others):
+            return not_run(STREAM_ENDED)
         return warned(f"its stream was ended, {describe_status(end.status, end.text)}")
     unread_s = stopped.resumed_s - stopped.stopped_s
     for other in others:
@@ -370,6 +383,8 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
                 "until the stopped stream was read again"
             )
     if not all(_count_lists_between(other, stopped.stopped_s, stopped.resumed_s) for other in others):
+        if any(other.ended for other in others):
+            return not_run(STREAM_ENDED)
         longer_s = LONGER_FACTOR * session.window_s
         return not_run(
             f"not every other stream received a list in {format_seconds(unread_s)}: try --for {longer_s:.0f}s"

@@ -72,7 +72,9 @@ class StreamEnd(NamedTuple):
     too_large_bytes: int = 0
     """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: none."""
     flooded: bool = False
-    """True: the session ended the stream, because the server sent more than is recorded."""
+    """True: the session ended the stream, because the server sent more lists than are recorded."""
+    limit: str = ""
+    """Limit on recorded device entries or bytes, at which the session ended the stream; empty: none."""
 
 
 class StreamRecord(NamedTuple):
@@ -479,7 +481,7 @@ def count_lists(version: ApiVersionStreams) -> int:
 
 def ended_by_session(end: StreamEnd) -> bool:
     """Return True if the conformance test ended a stream because of a limit; False if the driver ended it."""
-    return bool(end.too_large_bytes or end.flooded)
+    return bool(end.too_large_bytes or end.flooded or end.limit)
 
 
 def evaluate_streams(

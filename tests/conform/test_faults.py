@@ -3,14 +3,16 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
+from agents import short_tmp
 
 from agent.conform.check_table import run_checks
+from agent.conform.kubelet import grpc_clients
 from agent.conform.kubelet.session import SessionOptions, run_session
 from conform import health_faults, kubelets_faults, list_faults, prepare_faults, registration_faults
 from conform.faults import FAULTS, Fault
@@ -27,6 +29,8 @@ from conform.running import (
     repeated_run,
 )
 from conform.servers import Driver, Stream
+
+__all__ = ["short_tmp"]
 
 pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 THEMES: Final = (
@@ -124,7 +128,24 @@ class _CountsRegistrations(Driver):
         type(self).registrations += 1
 
 
-def test_stale_list_after_a_late_start_of_the_streams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def _verdicts(driver: Driver, on_begin: Callable[[str], None] = lambda socket: None) -> dict[str, str]:
+    """Run a session of 2 s in this process; return the verdicts by code."""
+    options = SessionOptions(
+        socket="",
+        plugin_dir=str(driver.registry),
+        driver="",
+        kubelet_dir=str(driver.root),
+        window_s=2,
+        refuse=False,
+        notify=True,
+    )
+    record = asyncio.run(run_session(options, on_begin))
+    return {result.check.code: result.verdict for result in run_checks(record)}
+
+
+def test_stale_list_after_a_late_start_of_the_streams_fails(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if a command that creates claims took a minute before the streams are opened."""
     now_s = [1_760_000_000.0]
 
@@ -133,22 +154,19 @@ def test_stale_list_after_a_late_start_of_the_streams_fails(monkeypatch: pytest.
             return [ListedDevice(lease_s=8, at_s=int(now_s[0]) - 11)]
 
     monkeypatch.setattr(time, "time", lambda: now_s[0])
-    with (
-        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
-        StaleDriver(Path(directory)) as driver,
-    ):
-        options = SessionOptions(
-            socket="",
-            plugin_dir=str(driver.registry),
-            driver="",
-            kubelet_dir=str(driver.root),
-            window_s=2,
-            refuse=False,
-            notify=True,
-        )
-        record = asyncio.run(run_session(options, lambda socket: now_s.__setitem__(0, now_s[0] + 60)))
-    results = {result.check.code: result.verdict for result in run_checks(record)}
+    with StaleDriver(short_tmp) as driver:
+        results = _verdicts(driver, lambda socket: now_s.__setitem__(0, now_s[0] + 60))
     assert (results["health.time"], results["health.time.fresh"]) == ("pass", "fail")
+
+
+def test_limit_of_recorded_devices_does_not_fail_the_driver(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_clients, "DEVICES_LIMIT", 4)
+    with Driver(short_tmp) as driver:
+        results = _verdicts(driver)
+    stopped = ("health.rate", "health.ends", "health.two_kubelets", "health.stopped_reader")
+    assert {results[code] for code in stopped} == {"not run"}
 
 
 def test_no_notify_does_not_register_the_driver() -> None:

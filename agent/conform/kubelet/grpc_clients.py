@@ -153,7 +153,7 @@ def health_method(version: str) -> str:
 
 
 class _StreamFlooded(Exception):
-    """A health stream exceeds a limit on its lists, device entries or bytes."""
+    """A health stream has reached a limit of the recording; the text names it, unless it is LISTS_LIMIT."""
 
 
 class StreamRecorder:
@@ -192,8 +192,9 @@ class StreamRecorder:
             self._end("OK", "")
         except ResponseTooLarge as error:
             self._end("", str(error), too_large_bytes=error.size)
-        except _StreamFlooded:
-            self._end("", "more than is recorded", flooded=True)
+        except _StreamFlooded as error:
+            limit = str(error)
+            self._end("", "more than is recorded", flooded=not limit, limit=limit)
         except TimeoutError:
             self._end("", f"no status within {TRAILERS_S:g} s of the last message")
         except GRPCError as error:
@@ -220,8 +221,12 @@ class StreamRecorder:
         self._devices += len(found.devices)
         self._bytes += len(data)
         self._notify()
-        if len(self.lists) >= LISTS_LIMIT or self._devices >= DEVICES_LIMIT or self._bytes >= BYTES_LIMIT:
+        if len(self.lists) >= LISTS_LIMIT:
             raise _StreamFlooded
+        if self._devices >= DEVICES_LIMIT:
+            raise _StreamFlooded(f"{DEVICES_LIMIT:,} device entries")
+        if self._bytes >= BYTES_LIMIT:
+            raise _StreamFlooded(f"{BYTES_LIMIT >> 20} MiB")
 
     def _end(self, status: str, text: str, **details: Any) -> None:
         self.ended = StreamEnd(self._clock.now_s(), status, text, **details)
@@ -338,9 +343,8 @@ class HealthStreamClients:
                 until_s = max(until_s, self._clock.now_s() + RETRY_S + FIRST_LIST_S)
             self._tried.add(version)
             self._changed.set()
-            is_over = (
-                recorder.ended is None or recorder.ended.status == "UNIMPLEMENTED" or recorder.ended.flooded
-            )
+            end = recorder.ended
+            is_over = end is None or end.status == "UNIMPLEMENTED" or end.flooded or bool(end.limit)
             if is_over or self._clock.now_s() + RETRY_S >= until_s:
                 return
             await asyncio.sleep(RETRY_S)
