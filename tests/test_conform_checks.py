@@ -1348,6 +1348,14 @@ def test_choose_without_dra_driver_returns_all_sockets():
     ]
 
 
+def test_choose_several_plugins_of_other_types_raises_usage_error():
+    tape = plugin("tape.example.com", "CSIPlugin", endpoint="/tape.sock")
+    with pytest.raises(UsageError, match=r"no DRA driver, .* 'disk.example.com' \(CSIPlugin\), 'tape\.ex"):
+        chosen(DISK, tape, silent_file("x-reg.sock"))
+    assert chosen(DISK, tape, driver="tape.example.com") == ["tape.example.com-reg.sock"]
+    assert chosen(DISK, tape, socket="/tape.sock") == ["tape.example.com-reg.sock"]
+
+
 def test_choose_several_or_unknown_drivers_raises_usage_error():
     with pytest.raises(UsageError, match=r"--driver: 'gpu\.example\.com', 'nic\.example\.com'"):
         chosen(GPU, NIC)

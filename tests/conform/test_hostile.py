@@ -282,6 +282,27 @@ def test_several_drivers_require_the_driver_flag(short_tmp: Path) -> None:
         assert "tpu.example.com" in missing.errors
 
 
+def test_several_plugins_of_another_type_are_not_notified(short_tmp: Path) -> None:
+    notified = []
+
+    class Disk(Driver):
+        name = "disk.example.com"
+
+        def info(self) -> DriverInfo:
+            return super().info()._replace(kind="CSIPlugin")
+
+        def notify(self, status: bytes) -> None:
+            notified.append(self.name)
+
+    class Tape(Disk):
+        name = "tape.example.com"
+
+    with Disk(short_tmp) as driver, Tape(short_tmp):
+        run = conform_driver(driver, "--refuse", for_s=2)
+    assert (run.code, run.output, notified) == (64, "", [])
+    assert "no DRA driver, choose a plugin with --driver: 'disk.example.com' (CSIPlugin), 'tape" in run.errors
+
+
 class RemovesItsDirectory(Driver):
     """Removes its directory during the session."""
 

@@ -358,7 +358,8 @@ def choose_driver_files(
     """Return the registration files of one driver, from all files in the directory of registration sockets.
 
     They are the files whose answer to GetInfo names the driver, and files without an answer whose name begins
-    with the driver's name. If no DRA driver answered, all sockets of the directory are returned.
+    with the driver's name. If no DRA driver answered, all sockets of the directory are returned, unless
+    several plugins of other types answered.
 
     Args:
         found: All files of the directory.
@@ -366,10 +367,11 @@ def choose_driver_files(
         driver: Name of the driver; empty: unknown.
         directory: Path of the directory, for error messages.
 
-    Raises UsageError: the directory has several drivers and none is chosen, or no driver with that name.
+    Raises UsageError: the directory has several plugins and none is chosen, or no driver with that name.
     """
-    plugins = [file for file in found if file.info is not None and file.info.type == PLUGIN_TYPE]
-    names = sorted({file.info.name for file in plugins if file.info})
+    answered = [(file, file.info) for file in found if file.info is not None]
+    drivers = [(file, info) for file, info in answered if info.type == PLUGIN_TYPE]
+    names = sorted({info.name for _, info in drivers})
     known = ", ".join(repr(shorten(name)) for name in names) or "none"
     if driver:
         chosen = _files_of(driver, found)
@@ -377,15 +379,18 @@ def choose_driver_files(
             near = suggestion(driver, map(shorten, names))
             raise UsageError(f"directory {directory}: no driver {driver!r}{near}; there are: {known}")
         return chosen
-    at_socket = {
-        file.info.name for file in plugins if file.info and (file.info.endpoint or file.path) == socket
-    }
+    at_socket = {info.name for file, info in drivers or answered if (info.endpoint or file.path) == socket}
     if len(at_socket) == 1:
         return _files_of(at_socket.pop(), found)
     if len(names) > 1:
         raise UsageError(f"directory {directory}: several drivers, choose one with --driver: {known}")
     if names:
         return _files_of(names[0], found)
+    if len({info.name for _, info in answered}) > 1:
+        others = sorted({f"{shorten(info.name)!r} ({shorten(info.type)})" for _, info in answered})
+        raise UsageError(
+            f"directory {directory}: no DRA driver, choose a plugin with --driver: {', '.join(others)}"
+        )
     return tuple(file for file in found if file.is_socket or file.path.endswith(SOCKET_SUFFIX))
 
 
