@@ -133,6 +133,13 @@ def bad_calls(**changes: object) -> SessionRecord:
 AT_LIMIT = StreamEnd(9, "", "more than is recorded", limit="64 MiB")
 
 
+ENDED_AT_10_S = ended_stream("UNAVAILABLE", "restart", health_list(0.01), at_s=10.0)
+
+
+def refused_at(at_s: float) -> StreamRecord:
+    return ended_stream("UNAVAILABLE", "not yet", at_s=at_s)._replace(opened_s=at_s - 0.01)
+
+
 def with_lists_at(*times: float) -> SessionRecord:
     return session_record(versions=both_versions(*map(health_list, times)))
 
@@ -218,7 +225,17 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             session_record(versions=version_records([ended_stream("INTERNAL", "bug")] * 2)),
             "fail",
-            "INTERNAL: bug; opened 2 times",
+            "INTERNAL: bug; opened again 0 times, never ready",
+        ),
+        (
+            session_record(versions=version_records([ENDED_AT_10_S, refused_at(15), stream(opened_s=20)])),
+            "warn",
+            "v1: UNAVAILABLE: not yet; ready 5.0 s later",
+        ),
+        (
+            session_record(versions=version_records([ENDED_AT_10_S, *map(refused_at, (15, 20, 25))])),
+            "fail",
+            "v1: UNAVAILABLE: not yet; opened again 2 times, never ready",
         ),
         (session_record(versions=version_records([UNIMPLEMENTED])), "pass", ""),
         (session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)), "not run", "neither version is"),

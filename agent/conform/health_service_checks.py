@@ -90,13 +90,12 @@ def check_unavailable(session: SessionRecord) -> CheckOutcome:
         if refused is None:
             continue
         status = f"{version.version}: {describe_status(refused.status, refused.text)}"
-        first = next((item for stream in version.streams for item in stream.lists), None)
+        later = [stream for stream in version.streams if stream.opened_s >= refused.at_s]
+        first = next((item for stream in later for item in stream.lists), None)
         if first is not None:
             found.append(warned(f"{status}; ready {format_seconds(first.received_s - refused.at_s)} later"))
         else:
-            found.append(
-                failed(f"{status}; opened {format_count(len(version.streams), 'time')}, never ready")
-            )
+            found.append(failed(f"{status}; opened again {format_count(len(later), 'time')}, never ready"))
     if not found and all(version.is_unimplemented for version in session.versions):
         return not_run("neither version is served: see health.v1 and health.v1alpha1")
     return worst_outcome(found, passed("no stream was refused"))
