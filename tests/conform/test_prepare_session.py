@@ -44,6 +44,8 @@ class ObservedDriver(PreparingDriver):
         self.released.set()
         self.is_stuck = False
         """Whether every unprepare fails."""
+        self.created = list[str]()
+        """Devices of the claims that were created."""
 
     def prepare_claims(self, claims: Sequence[Asked]) -> Iterable[tuple[str, Sequence[Answered] | str]]:
         self.prepared |= {claim.uid: claim.name for claim in claims if claim.name in self.claims}
@@ -52,6 +54,11 @@ class ObservedDriver(PreparingDriver):
             self.blocked.set()
             self.released.wait(PATIENCE_S)
         return super().prepare_claims(claims)
+
+    def create(self, text: str) -> None:
+        [result] = json.loads(text)["status"]["allocation"]["devices"]["results"]
+        self.created.append(result["device"])
+        super().create(text)
 
     def unprepare_claim(self, claim: Asked) -> None:
         if self.is_stuck:
@@ -201,6 +208,40 @@ def test_claims_are_made_for_free_devices_of_a_file(driver: ObservedDriver) -> N
     assert results["prepare.devices"] == "pass"
     assert driver.calls > 0
     assert set(driver.claims) == {"train", "infer"}
+
+
+def test_devices_of_other_flags_are_not_chosen_from_a_file(driver: ObservedDriver) -> None:
+    slices = slices_file(driver, "gpu-0", "gpu-1", "gpu-2", "gpu-3")
+    made = ("--claim-command", f"{driver.root}/act", "--cdi-dir", str(driver.cdi))
+    flags = ("--claims", "{root}/claims.json", "--slices", slices, "--device", "node-a/gpu-2")
+    run(driver, "--prepare", *flags, *made)
+    assert driver.created == ["gpu-2", "gpu-3"]
+
+
+def test_odd_output_of_the_claim_command_is_named_and_the_claim_deleted(driver: ObservedDriver) -> None:
+    command = driver.root / "odd"
+    command.write_text(f"#!/bin/sh\n{driver.root}/act $1\n[ $1 = delete ] || echo '{{\"a\": 1}}'\n")
+    command.chmod(0o755)
+    found = run(driver, "--prepare", "--device", "node-a/gpu-0", "--claim-command", str(command))
+    assert (found.code, driver.calls) == (64, 0)
+    problem = "claim None: None of None is not a ResourceClaim of resource.k8s.io"
+    assert found.errors == f"drahealth: --claim-command: {problem}\n"
+    assert set(driver.claims) == {"train", "infer"}
+
+
+def test_odd_claim_of_a_file_is_named(driver: ObservedDriver) -> None:
+    (driver.root / "claims.json").write_text(json.dumps(driver.claims["train"] | {"metadata": []}))
+    found = run(driver, *CLAIMS)
+    assert (found.code, driver.calls) == (64, 0)
+    assert found.errors == "drahealth: --claims: claim None: metadata: is a list, not an object\n"
+
+
+def test_odd_taint_in_a_file_of_slices_is_named(driver: ObservedDriver) -> None:
+    path = Path(slices_file(driver, "gpu-0"))
+    path.write_text(path.read_text().replace('"gpu-0"', '"gpu-0", "taints": [{"effect": []}]'))
+    found = run(driver, "--prepare", "--slices", str(path))
+    assert (found.code, driver.calls) == (64, 0)
+    assert found.errors == "drahealth: --slices: taint.effect: is a list, not text\n"
 
 
 def test_lack_of_free_devices_is_named_and_nothing_is_prepared(driver: ObservedDriver) -> None:

@@ -88,7 +88,11 @@ SHARING: Final = ("consumesCounters", "allowMultipleAllocations")
 
 
 def choose_devices(
-    slices: Iterable[JsonObject], claims: Iterable[JsonObject], driver: str, node: str
+    slices: Iterable[JsonObject],
+    claims: Iterable[JsonObject],
+    driver: str,
+    node: str,
+    held: Iterable[tuple[str, str]] = (),
 ) -> tuple[tuple[str, str], ...]:
     """Return (pool, name) of up to CLAIMS_MADE free devices of a driver on a node.
 
@@ -97,13 +101,14 @@ def choose_devices(
         claims: ResourceClaims, whose allocated devices are not free.
         driver: Name of the driver.
         node: Name of the Kubernetes node, if the slices belong to several nodes.
+        held: (pool, name) of other devices that are not free.
 
     Raises:
         ValueError: No device is free, with the reasons; or an object is malformed.
     """
     specs = [get_mapping(obj, "spec") for obj in slices]
     own = _of_node([spec for spec in specs if spec.get("driver") == driver], driver, node)
-    held = set(_held_devices(claims, driver))
+    held = {*held, *_held_devices(claims, driver)}
     chosen: list[tuple[str, str]] = []
     reasons: Counter[str] = Counter()
     for pool, devices in _complete_pools(own, reasons):
@@ -176,7 +181,7 @@ def _reason_not_to_use(device: JsonObject, is_held: bool) -> str:
     """Return why a device is not used for a claim; empty: it is free."""
     basic = device.get("basic")  # in v1beta1
     fields = basic if isinstance(basic, Mapping) else device
-    effects = {taint.get("effect") for taint in get_mappings(fields, "taints", "device")}
+    effects = {get_text(taint, "effect", "taint") for taint in get_mappings(fields, "taints", "device")}
     if is_held:
         return "in claims"
     if effects & KEEPING_OFF:

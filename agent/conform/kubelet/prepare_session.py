@@ -6,7 +6,7 @@ Everything that was prepared is unprepared at the end, also after an error or an
 import asyncio
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -93,8 +93,10 @@ class PrepareOptions(NamedTuple):
     """True: the session removes the CDI files of the prepared claims to simulate a reboot."""
 
 
-def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[ConformClaim, ...]:
-    """Return the given claims, each with its allocated devices of one driver.
+def parse_conform_claims(
+    objects: Iterable[JsonObject], driver: str, flag: str = "--claims"
+) -> tuple[ConformClaim, ...]:
+    """Return the given claims, each with its allocated devices of one driver. Errors name `flag`.
 
     Raises UsageError: a claim is invalid, has no device of the driver, or is reserved and so may be in use.
     """
@@ -104,11 +106,12 @@ def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[Co
             claim = parse_claim(obj, driver)
             reserved = get_mapping(obj, "status").get("reservedFor")
         except (DriverError, ValueError) as error:
-            name = get_mapping(obj, "metadata").get("name")
-            raise UsageError(f"--claims: claim {shorten(str(name))}: {error}") from None
+            metadata = obj.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
+            raise UsageError(f"{flag}: claim {shorten(str(name))}: {error}") from None
         if reserved:
             raise UsageError(
-                f"--claims: claim {claim.ref} is reserved for a pod, from which unprepare would take the "
+                f"{flag}: claim {claim.ref} is reserved for a pod, from which unprepare would take the "
                 "devices; use an allocated claim without reservedFor"
             )
         devices = tuple((device.request, device.pool, device.device) for device in claim.devices)
@@ -207,8 +210,10 @@ class PrepareSession:
             for number, (pool, name) in enumerate((*self._options.devices, *self._chosen_devices())):
                 obj = make_claim(self._driver, pool, name, number)
                 self._objects.append(obj)
-                self._objects[-1] = obj = await self._create(obj)
-                self._claims += parse_conform_claims([obj], self._driver)
+                created = await self._create(obj)
+                flag = "--kubeconfig" if self._options.api else "--claim-command"
+                self._claims += parse_conform_claims([created], self._driver, flag)
+                self._objects[-1] = created
         except BaseException:
             await self.clean_up()
             raise
@@ -218,8 +223,10 @@ class PrepareSession:
         options = self._options
         if not options.slices:
             return ()
+        given = ((pool, name) for claim in self._claims for _, pool, name in claim.devices)
+        held = {*options.devices, *given}
         try:
-            return choose_devices(options.slices, options.other_claims, self._driver, options.node)
+            return choose_devices(options.slices, options.other_claims, self._driver, options.node, held)
         except ValueError as error:
             flag = "--slices" if options.api is None else "--kubeconfig"
             raise UsageError(f"{flag}: {error}") from None
