@@ -96,7 +96,7 @@ def test_json_has_every_field(command):
         "advice": "reboot the node; if the GPU stays lost, replace it",
         "repair": "reboot-node",
         "retry": "after-repair",
-        "stickySeconds": 86_400,
+        "stickySeconds": 60,
         "health": "Unhealthy",
         "taint": {"effect": "NoSchedule", "value": ""},
         "evidence": ["NVML 15 (GPU_IS_LOST)"],
@@ -106,10 +106,17 @@ def test_json_has_every_field(command):
     }
 
 
-def test_cached_failure_shows_its_duration(command):
-    _, out, _ = command.run("--http", "403", "--doing", "api")
+@pytest.mark.parametrize(
+    ("argv", "consequence"),
+    [
+        (("--http", "403", "--doing", "api"), "retry after-fix"),
+        (("--nvml", "15"), "retry after-repair, Unhealthy, taint NoSchedule"),  # only the driver reports it
+    ],
+)
+def test_cached_failure_shows_the_duration_of_the_ledger(command, argv, consequence):
+    _, out, _ = command.run(*argv)
     cached = "answers the same claim from the cache for 60s while nothing changes"
-    assert f"  consequence  retry after-fix; {cached}\n" in out
+    assert f"  consequence  {consequence}; {cached}\n" in out
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import sys
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -83,6 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.prepare.classify import PrepareContext, classify_evidence
+    from agent.prepare.prepare_ledger import PrepareLedger, record_failure
 
     if args.parameters is not None:
         if args.text or args.numbers or args.doing:
@@ -94,6 +96,8 @@ def main(args: Namespace) -> int:
     evidence = _failure_evidence(args.text, args.numbers, doing)
     config = load_config(args)
     verdict = classify_evidence(evidence, PrepareContext(CLAIM, patterns=config.prepare_patterns))
+    # the ledger caches a failure that only the driver reports for a shorter time
+    _, verdict = record_failure(PrepareLedger(), CLAIM, "", verdict, time.time())
     patterns = config.prepare_patterns
     print_result(args, lambda: document(verdict), lambda style: render(verdict, style, args.text, patterns))
     return 0
@@ -230,8 +234,10 @@ def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[ErrorPattern])
     yield "error", verdict.summary
     yield "meaning", row.explanation if is_listed else f"as its pattern states; handled like {row.code}"
     yield "advice", verdict.advice
-    cached = f"; answers the same claim from the cache for {format_age(row.cached_s)} while nothing changes"
-    yield "consequence", consequence(row) + (cached if row.cached_s else "")
+    cached = (
+        f"; answers the same claim from the cache for {format_age(verdict.sticky_s)} while nothing changes"
+    )
+    yield "consequence", consequence(row) + (cached if verdict.sticky_s else "")
     yield "scope", verdict.scope
     for evidence in verdict.evidence:
         yield "evidence", evidence
