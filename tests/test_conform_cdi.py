@@ -77,6 +77,9 @@ def test_files_of_this_project_are_valid(tmp_path):
     assert (invalid_cdi(document), cdi_ids(document)) == ("", set(ids))
 
 
+GPU = {"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}
+
+
 @pytest.mark.parametrize(
     ("document", "error"),
     [
@@ -90,6 +93,8 @@ def test_files_of_this_project_are_valid(tmp_path):
         (changed(vendor="x"), "vendor: is not a field of CDI"),
         (changed(annotations={"a": 1}), "annotations.a: is a number, not text"),
         (changed(devices={}), "devices: is an object, not a list"),
+        (changed(devices=[]), "devices: is empty"),
+        (changed(devices=[GPU, GPU]), "devices: has 2 devices with the name 'gpu-0'"),
         (changed(devices=[{"name": "a"}]), "devices[0].containerEdits: is missing"),
         (changed(devices=[{"name": "-", "containerEdits": {}}]), "devices[0].name: '-' is not a device name"),
         (with_edits(), "devices[0].containerEdits: is empty"),

@@ -6,6 +6,7 @@ Format: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.m
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Never
 
@@ -139,6 +140,16 @@ def _device(value: object, place: str) -> None:
         _fail(f"{place}.containerEdits", "is empty")
 
 
+def _devices(value: object, place: str) -> None:
+    _list_of(_device)(value, place)
+    assert isinstance(value, list)
+    if not value:
+        _fail(place, "is empty")
+    for name, number in Counter(device["name"] for device in value).items():
+        if number > 1:
+            _fail(place, f"has {number} devices with the name {format_short(name)}")
+
+
 _PATH: Final = _text_of(bool, "a path")
 _ENV: Final = _list_of(_text_of(lambda text: text.find("=") > 0, "<variable>=<value>"))
 _NODE: Final = {
@@ -188,7 +199,7 @@ _FILE: Final = {
     "cdiVersion": _text_of(VERSIONS.__contains__, f"a CDI version: {', '.join(VERSIONS)}"),
     "kind": _text_of(_is_kind, "<vendor>/<class>"),
     "annotations": _annotations,
-    "devices": _list_of(_device),
+    "devices": _devices,
     "containerEdits": _of_object(_EDITS),
 }
 
