@@ -477,6 +477,8 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "health.names": [
         (reporting(has_identifier=False, pool=b"", name=b""), "fail", "an entry without a device"),
         (reporting(pool=b""), "fail", "(empty)/gpu-0: its pool is empty"),
+        (reporting(pool=b"a" * 64), "pass", "1 device"),
+        (reporting(pool=b"a" * 254), "warn", "the pool is not a path of DNS subdomains"),
         (reporting(name=b""), "fail", "node-a/(empty): its name is empty"),
         (reporting(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is not a DNS label"),
         (reporting(name=b"x" * 64), "warn", "the name is not a DNS label"),
@@ -707,7 +709,17 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "not run",
             "a stream ended",
         ),
-        (session_record(stopped_reader=None), "not run", "no two streams"),
+        (session_record(stopped_reader=None), "not run", "received no list before the stop"),
+        (
+            with_stopped_reader(0.6, 24.1, others=(0.1, 24.1))._replace(window_s=300),
+            "not run",
+            "try --for 600s",
+        ),
+        (
+            with_stopped_reader(0.6, 24.1, others=(0.1, 24.1))._replace(window_s=600),
+            "not run",
+            "not every other stream received a list in 23 s: longer than the longest --for",
+        ),
     ],
     "registration.socket": [
         (session_with_registrations(), "fail", "no socket of this driver"),
@@ -1005,6 +1017,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "left after the failure: /cdi/bad.json; example.com/gpu=bad-1",
         ),
         (session_with_claims(cdi_after_bad=CdiSnapshot((), "directory /cdi: gone")), "not run", "gone"),
+        (session_with_claims(cdi_before_bad=CdiSnapshot((), "gone")), "not run", "gone; see --cdi-dir"),
     ],
     "prepare.errors.stable": [
         (session_with_claims(), "pass", "the same text"),

@@ -71,10 +71,10 @@ EMPTY_LISTS: Final = "every list is empty"
 EXPIRING: Final = (1, 2)
 """Health values that the kubelet changes to Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
 
-_LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
-LABEL: Final = re.compile(_LABEL)
+LABEL: Final = re.compile(rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
-"""Pattern of a valid pool name: DNS subdomains with slashes between them."""
+"""Pattern of a valid pool name: DNS subdomains with slashes between them. Only the whole has a limit."""
 POOL_LIMIT: Final = 253
 """Longest valid name of a pool [bytes]."""
 
@@ -239,7 +239,7 @@ def check_device_names(session: SessionRecord) -> CheckOutcome:
             elif _is_utf8(device.name) and not LABEL.fullmatch(device.name):
                 yield warned(f"{format_device(device.key)}: the name is not a DNS label")
             elif _is_utf8(device.pool) and not (
-                POOL.fullmatch(device.pool) and len(device.pool) <= POOL_LIMIT
+                len(device.pool) <= POOL_LIMIT and POOL.fullmatch(device.pool)
             ):
                 yield warned(f"{format_device(device.key)}: the pool is not a path of DNS subdomains")
 

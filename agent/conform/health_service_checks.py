@@ -25,6 +25,7 @@ from agent.conform.outcomes import (
 )
 from agent.conform.session_record import (
     PROPAGATION_S,
+    SESSION_MAX_S,
     V1,
     V1ALPHA1,
     ApiVersionStreams,
@@ -307,16 +308,22 @@ def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
             )
         )
     if not found and not after:
-        longer_s = LONGER_FACTOR * session.window_s
         return not_run(
             f"the first stream received no list in the {format_seconds(first.closed_s - left_s)} since the "
-            f"second closed: try --for {longer_s:.0f}s"
+            f"second closed: {_longer_session(session)}"
         )
     known = format_count(len(last_reports_at([leaver], left_s)), "device")
     lists = format_count(after, "list")
     return worst_outcome(
         found, passed(f"{known} alike; the first stream received {lists} after the second closed")
     )
+
+
+def _longer_session(session: SessionRecord) -> str:
+    """Return the advice to record for LONGER_FACTOR times as long, as far as ``--for`` can be longer."""
+    if session.window_s >= SESSION_MAX_S:
+        return "longer than the longest --for"
+    return f"try --for {min(LONGER_FACTOR * session.window_s, SESSION_MAX_S):.0f}s"
 
 
 def _concurrent_stream(version: ApiVersionStreams, stream: StreamRecord | None) -> StreamRecord | None:
@@ -368,7 +375,11 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
         for version in (session.main, session.other)
         if (other := _concurrent_stream(version, stopped.stream if stopped else None)) is not None
     ]
-    if stopped is None or not others:
+    if stopped is None:
+        return not_run(
+            "its stream ended or received no list before the stop: see health.ends, health.first_list"
+        )
+    if not others:
         return not_run(NOT_CONCURRENT)
     if end := stopped.stream.ended:
         if stopped.stream.goaway or ended_by_session(end) or any(other.ended for other in others):
@@ -384,9 +395,9 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
     if not all(_count_lists_between(other, stopped.stopped_s, stopped.resumed_s) for other in others):
         if any(other.ended for other in others):
             return not_run(STREAM_ENDED)
-        longer_s = LONGER_FACTOR * session.window_s
         return not_run(
-            f"not every other stream received a list in {format_seconds(unread_s)}: try --for {longer_s:.0f}s"
+            f"not every other stream received a list in {format_seconds(unread_s)}: "
+            f"{_longer_session(session)}"
         )
     return _check_resumed_reader(stopped, others[0])
 

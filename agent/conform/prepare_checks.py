@@ -435,7 +435,11 @@ def check_rollback(session: SessionRecord) -> CheckOutcome:
     record = _record(session)
     before, after = record.cdi_before_bad, record.cdi_after_bad
     if before.error or after.error:
-        return passed(NO_IDS) if not _returned_ids(record) else not_run(f"{after.error}; see --cdi-dir")
+        return (
+            passed(NO_IDS)
+            if not _returned_ids(record)
+            else not_run(f"{before.error or after.error}; see --cdi-dir")
+        )
     known = {file.path for file in before.files}
     files = [shorten(file.path) for file in after.files if file.path not in known]
     ids = [shorten(cdi_id) for cdi_id in sorted(_defined(after) - _defined(before))]
