@@ -193,7 +193,7 @@ def test_profile_has_its_own_version_for_each_set_of_checks():
 
 def test_profile_has_the_areas_in_which_all_checks_passed():
     found = profile(run_checks(session_with_claims()))
-    assert found["text"] == "drahealth-conform/1: kubelet 1.37, health, registration, prepare"
+    assert found["text"] == "drahealth-conform/1: kubelet 1.38, health, registration, prepare"
     assert found["skipped"] == ["registration.refused"]
     assert profile(run_checks(GOOD))["areas"] == ["health", "registration"]
     assert profile(run_checks(ALONE))["areas"] == ["health"]

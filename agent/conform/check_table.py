@@ -83,7 +83,7 @@ class ConformCheck(NamedTuple):
 
     @property
     def method(self) -> str:
-        """Conformance check with its outcome in one session."""
+        """Description of what the check does with a session."""
         return " ".join((self.evaluate.__doc__ or "").split())
 
 

@@ -48,7 +48,7 @@ EXITS: Final = {
 PROFILE: Final = "drahealth-conform/1"
 """Name and version of a profile's set of checks.
 The number rises with each change of the set, so that an older result is never taken for a newer one."""
-KUBELET: Final = "1.37"
+KUBELET: Final = "1.38"
 """Version of the newest kubelet whose behaviour the conformance checks describe."""
 AREAS: Final = {
     "health": ("socket", "health"),
@@ -92,7 +92,8 @@ A check passes, warns, fails, is not run because there was nothing to look at, o
 options exclude it; the reason is stated. Neither counts as passed. The exit code is 0 if all checks that the
 options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, 64 for an invalid
 command line, 69 if the socket is not served or the API server has an error, 77 if the socket may not be
-opened or the API server refuses a call. `-o json` prints all results for programs.
+opened or the API server refuses a call, 78 if the kubeconfig is invalid. `-o json` prints all results for
+programs.
 
 Without a kubelet on the node, some drivers wait for their registration before they begin their work. The
 report that the driver is registered then starts them, and they publish ResourceSlices. `--no-notify` leaves
