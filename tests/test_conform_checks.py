@@ -459,7 +459,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
                 versions=both_versions(health_list(0.1), ended=StreamEnd(9, "", "", flooded=True))
             ),
             "fail",
-            "1 list in 40 s",
+            "1 lists in 40 s, over the limit",
         ),
     ],
     "health.duplicates": [
@@ -709,7 +709,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "not run",
             "a stream ended",
         ),
-        (session_record(stopped_reader=None), "not run", "received no list before the stop"),
+        (session_record(stopped_reader=None), "not run", "its stream ended, or received no list"),
         (
             with_stopped_reader(0.6, 24.1, others=(0.1, 24.1))._replace(window_s=300),
             "not run",

@@ -201,8 +201,7 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
             known |= keys
         most = max((n - bisect_right(times, at_s - 1) for n, at_s in enumerate(times, 1)), default=0)
         if stream.ended and stream.ended.flooded:
-            number = format_count(len(stream.lists), "list")
-            yield failed(f"{number} in {lasted}, over the limit of the recording")
+            yield failed(f"{len(stream.lists):,} lists in {lasted}, over the limit of the recording")
         elif most > LISTS_PER_S:
             yield warned(f"{most:,} lists in a second")
         elif stream.ended and stream.ended.limit:
@@ -376,9 +375,7 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
         if (other := _concurrent_stream(version, stopped.stream if stopped else None)) is not None
     ]
     if stopped is None:
-        return not_run(
-            "its stream ended or received no list before the stop: see health.ends, health.first_list"
-        )
+        return not_run("its stream ended, or received no list: see health.ends and health.first_list")
     if not others:
         return not_run(NOT_CONCURRENT)
     if end := stopped.stream.ended:

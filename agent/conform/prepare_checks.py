@@ -167,14 +167,11 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
                 found.append(failed(f"{place}: {_device_name(device)} is not allocated to it"))
                 continue
             for name in sorted(set(device.requests) - requests):
-                request = name.partition("/")[0]
-                if request not in requests:
-                    problem = f"is not allocated to request {shorten(name)!r}"
-                elif request not in device.requests:
+                problem = f"is not allocated to request {shorten(name)!r}"
+                if (request := name.partition("/")[0]) in requests:
                     problem = f"has subrequest {shorten(name)!r}, but containers name {shorten(request)!r}"
-                else:
-                    continue
-                found.append(failed(f"{place}: {_device_name(device)} {problem}"))
+                if request not in requests & set(device.requests):
+                    found.append(failed(f"{place}: {_device_name(device)} {problem}"))
         for pool, name in allocated.keys() - {(device.pool, device.name) for device in returned}:
             found.append(warned(f"{place}: {shorten(f'{pool}/{name}')} is allocated and was not returned"))
     return worst_outcome(found, passed(f"{format_count(number, 'device')}, as allocated"))
@@ -302,17 +299,13 @@ def _devices_without_ids(answer: ClaimReply | None) -> set[tuple[str, str, bool]
     return {(device.pool, device.name, bool(device.cdi_ids)) for device in devices}
 
 
-def _same_answer(
-    session: SessionRecord,
-    stage: PrepareStage,
-    observation_if_good: str,
-    compared: Callable[[ClaimReply | None], object] = _devices_in_fixed_order,
-) -> CheckOutcome:
+def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
     """Return FAIL with the claims that fail in a stage or get another answer than in the first prepare.
 
-    The outcome is PASS with `observation_if_good` if there is no such claim. `compared` returns the part of
-    an answer that must be the same.
+    The outcome is PASS with `observation_if_good` if there is no such claim. After an unprepare, CDI ids may
+    have other names.
     """
+    compared = {PrepareStage.RELEASED: _devices_without_ids}.get(stage, _devices_in_fixed_order)
     record = _record(session)
     first = record.first_call(PrepareStage.FIRST)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]
@@ -348,17 +341,12 @@ def check_restart(session: SessionRecord) -> CheckOutcome:
     return _same_answer(session, PrepareStage.RESTARTED, "the same answer")
 
 
-def _defined_again(
-    session: SessionRecord,
-    stage: PrepareStage,
-    snapshot: CdiSnapshot,
-    compared: Callable[[ClaimReply | None], object] = _devices_in_fixed_order,
-) -> CheckOutcome:
+def _defined_again(session: SessionRecord, stage: PrepareStage, snapshot: CdiSnapshot) -> CheckOutcome:
     """Return the outcome of :func:`_same_answer`; if it is PASS, that of a search for the stage's CDI ids."""
     record = _record(session)
     ids = _ids_of(record, stage)
     good = f"{format_count(len(ids), 'id')} in CDI files" if ids else NO_IDS
-    outcome = _same_answer(session, stage, good, compared)
+    outcome = _same_answer(session, stage, good)
     if outcome.verdict is not CheckVerdict.PASS or not ids:
         return outcome
     if first := _undefined(_ids_of(record, PrepareStage.FIRST), record.cdi_prepared):
@@ -375,8 +363,7 @@ def check_reboot(session: SessionRecord) -> CheckOutcome:
 def check_prepare_after_unprepare(session: SessionRecord) -> CheckOutcome:
     """Prepares all claims again after their unprepare, compares the devices, and searches for their CDI
     ids."""
-    snapshot = _record(session).cdi_released
-    return _defined_again(session, PrepareStage.RELEASED, snapshot, _devices_without_ids)
+    return _defined_again(session, PrepareStage.RELEASED, _record(session).cdi_released)
 
 
 # --- failures ----------------------------------------------------------------------------------------------
@@ -435,11 +422,8 @@ def check_rollback(session: SessionRecord) -> CheckOutcome:
     record = _record(session)
     before, after = record.cdi_before_bad, record.cdi_after_bad
     if before.error or after.error:
-        return (
-            passed(NO_IDS)
-            if not _returned_ids(record)
-            else not_run(f"{before.error or after.error}; see --cdi-dir")
-        )
+        reason = f"{before.error or after.error}; see --cdi-dir"
+        return not_run(reason) if _returned_ids(record) else passed(NO_IDS)
     known = {file.path for file in before.files}
     files = [shorten(file.path) for file in after.files if file.path not in known]
     ids = [shorten(cdi_id) for cdi_id in sorted(_defined(after) - _defined(before))]

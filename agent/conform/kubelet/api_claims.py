@@ -88,11 +88,7 @@ SHARING: Final = ("consumesCounters", "allowMultipleAllocations")
 
 
 def choose_devices(
-    slices: Iterable[JsonObject],
-    claims: Iterable[JsonObject],
-    driver: str,
-    node: str,
-    held: Iterable[tuple[str, str]] = (),
+    slices: Iterable[JsonObject], claims: Iterable[JsonObject], driver: str, node: str
 ) -> tuple[tuple[str, str], ...]:
     """Return (pool, name) of up to CLAIMS_MADE free devices of a driver on a node.
 
@@ -101,14 +97,13 @@ def choose_devices(
         claims: ResourceClaims, whose allocated devices are not free.
         driver: Name of the driver.
         node: Name of the Kubernetes node, if the slices belong to several nodes.
-        held: (pool, name) of other devices that are not free.
 
     Raises:
         ValueError: No device is free, with the reasons; or an object is malformed.
     """
     specs = [get_mapping(obj, "spec") for obj in slices]
     own = _of_node([spec for spec in specs if spec.get("driver") == driver], driver, node)
-    held = {*held, *_held_devices(claims, driver)}
+    held = set(_held_devices(claims, driver))
     chosen: list[tuple[str, str]] = []
     reasons: Counter[str] = Counter()
     for pool, devices in _complete_pools(own, reasons):

@@ -223,10 +223,10 @@ class PrepareSession:
         options = self._options
         if not options.slices:
             return ()
-        given = ((pool, name) for claim in self._claims for _, pool, name in claim.devices)
-        held = {*options.devices, *given}
+        made = (make_claim(self._driver, *device, 0) for device in options.devices)
+        claims = (*options.other_claims, *options.claims, *made)
         try:
-            return choose_devices(options.slices, options.other_claims, self._driver, options.node, held)
+            return choose_devices(options.slices, claims, self._driver, options.node)
         except ValueError as error:
             flag = "--slices" if options.api is None else "--kubeconfig"
             raise UsageError(f"{flag}: {error}") from None
