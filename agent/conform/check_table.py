@@ -225,9 +225,8 @@ CHECKS: Final = (
         "health.message.size",
         "a message is at most 1,024 bytes",
         "The kubelet (1.36 on) keeps the first 1,021 bytes and adds three dots. If the cut splits a "
-        "character, "
-        "each of its bytes becomes three, U+FFFD: the message is too long, and the API server refuses the "
-        "pod's whole status.",
+        "character, each of its bytes becomes three, U+FFFD: the message is too long, and the API server "
+        "refuses the pod's whole status.",
         "cut longer messages between two characters",
         health_list_checks.check_message_size,
         missing_device,
@@ -254,8 +253,7 @@ CHECKS: Final = (
         "health.size",
         "a list is at most 1 MiB",
         "The kubelet reads no message above 4 MiB: the stream ends with RESOURCE_EXHAUSTED, and the kubelet "
-        "forgets the "
-        "health of all devices, and again every 5 s.",
+        "forgets the health of all devices, and again every 5 s.",
         "split it: a list may have some of the devices, the others keep their last verdict",
         health_list_checks.check_list_size,
         missing_connection,
@@ -264,8 +262,7 @@ CHECKS: Final = (
         "health.rate",
         "there are at most 20 lists in a second",
         "The kubelet compares each list with all devices it knows, and writes its state file for each "
-        "change. "
-        "Its queue for pods holds 100 such lists; more are lost.",
+        "change. Its queue for pods holds 100 such lists; more are lost.",
         "collect the changes of 100 ms, and send them together",
         health_service_checks.check_list_rate,
         missing_list,
@@ -327,8 +324,7 @@ CHECKS: Final = (
         "health.goaway",
         "the server closes no connection by itself",
         "grpc-go opens a new connection, and keeps the open stream until the server's grace period ends. "
-        "Then "
-        "the kubelet forgets the health of all devices, at every GOAWAY.",
+        "Then the kubelet forgets the health of all devices, at every GOAWAY.",
         "set no MaxConnectionAge and no MaxConnectionIdle on this server",
         health_service_checks.check_goaway,
         missing_connection,
@@ -493,9 +489,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.devices",
         "the devices and requests are those of the allocation",
-        "The kubelet selects a container's CDI ids by the request names, and finds a device's "
-        "health by pool and name. With other names the container starts without the device, or "
-        "its health is never shown.",
+        "The kubelet selects a container's CDI ids by the request names, and finds a device's health by pool "
+        "and name. With other names the container starts without the device, or its health is never shown.",
         "return pool and device as in status.allocation of the claim, and the request without its subrequest",
         prepare_checks.check_devices,
         missing_prepared_claims,
@@ -538,9 +533,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.again",
         "the same claim gets the same answer again",
-        "A kubelet that restarts forgets what is prepared, and prepares the claims of all running"
-        " pods again. An error stops the pod's next container, another answer changes its "
-        "devices.",
+        "A kubelet that restarts forgets what is prepared, and prepares the claims of all running pods "
+        "again. An error stops the pod's next container, another answer changes its devices.",
         "return what was prepared; an existing prepare is no error",
         prepare_checks.check_repeated_prepare,
         missing_stage(PrepareStage.AGAIN),

@@ -73,10 +73,8 @@ EXPIRING: Final = (1, 2)
 
 LABEL: Final = re.compile(rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
-"""Pattern of a valid pool name: DNS subdomains with slashes between them. Only the whole has a limit."""
-POOL_LIMIT: Final = 253
-"""Longest valid name of a pool [bytes]."""
+POOL: Final = re.compile(rb"(?=.{1,253}\Z)" + _LABEL + rb"(?:[./]" + _LABEL + rb")*")
+"""Pattern of a valid pool name: DNS subdomains with slashes between them, at most 253 bytes in all."""
 
 
 def check_stable_text(session: SessionRecord) -> CheckOutcome:
@@ -238,9 +236,7 @@ def check_device_names(session: SessionRecord) -> CheckOutcome:
                 yield failed(f"{format_device(device.key)}: its {'name' if device.pool else 'pool'} is empty")
             elif _is_utf8(device.name) and not LABEL.fullmatch(device.name):
                 yield warned(f"{format_device(device.key)}: the name is not a DNS label")
-            elif _is_utf8(device.pool) and not (
-                len(device.pool) <= POOL_LIMIT and POOL.fullmatch(device.pool)
-            ):
+            elif _is_utf8(device.pool) and not POOL.fullmatch(device.pool):
                 yield warned(f"{format_device(device.key)}: the pool is not a path of DNS subdomains")
 
     known = {key for stream in session.main.streams for key in reports_by_device(stream)}

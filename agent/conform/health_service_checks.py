@@ -205,8 +205,8 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
         elif most > LISTS_PER_S:
             yield warned(f"{most:,} lists in a second")
         elif stream.ended and stream.ended.limit:
-            limit = f"the session records {stream.ended.limit} of a stream, which it reached after {lasted}"
-            yield not_run(f"{limit}: try a shorter --for")
+            limit = f"{stream.ended.limit} of a stream, which it reached after {lasted}"
+            yield not_run(f"the session records {limit}: try a shorter --for")
 
     lists = format_count(count_lists(session.main), "list")
     return evaluate_streams(session, fast, passed(f"{lists} in {format_seconds(session.recorded_s)}"))
@@ -244,14 +244,10 @@ def check_reconnect(session: SessionRecord) -> CheckOutcome:
         missing, delay_s = _missing_devices(session.main, stream)
         slowest_s = max(slowest_s, delay_s)
         if missing and not stream.goaway:
-            names, lasted_s = (
-                join_first(map(format_device, sorted(missing))),
-                stream.closed_s - stream.opened_s,
-            )
-            end = (
-                f", ended: {describe_status(stream.ended.status, stream.ended.text)}" if stream.ended else ""
-            )
-            found.append(failed(f"{reopened}: {names} missing after {format_seconds(lasted_s)}{end}"))
+            names = join_first(map(format_device, sorted(missing)))
+            lasted, end = format_seconds(stream.closed_s - stream.opened_s), stream.ended
+            status = f", ended: {describe_status(end.status, end.text)}" if end else ""
+            found.append(failed(f"{reopened}: {names} missing after {lasted}{status}"))
         elif delay_s > SOON_S:
             found.append(warned(f"{reopened}: complete after {format_seconds(delay_s)}"))
     if not session.reopenings:

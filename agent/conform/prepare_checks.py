@@ -50,6 +50,8 @@ READY_STAGES: Final = (
     PrepareStage.RELEASED,
 )
 """Stages of a session in which the driver should prepare every claim."""
+NO_ANSWER: Final = ("", "DEADLINE_EXCEEDED")
+"""Statuses of calls without an answer: the connection was lost, or the driver took too long."""
 NO_IDS: Final = "the driver returned no CDI ids"
 
 
@@ -367,10 +369,6 @@ def check_prepare_after_unprepare(session: SessionRecord) -> CheckOutcome:
 
 
 # --- failures ----------------------------------------------------------------------------------------------
-
-
-NO_ANSWER: Final = ("", "DEADLINE_EXCEEDED")
-"""Statuses of calls without an answer: the connection was lost, or the driver took too long."""
 
 
 def _refusal(call: PrepareCall, ref: ClaimRef) -> str:

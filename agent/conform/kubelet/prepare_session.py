@@ -93,9 +93,7 @@ class PrepareOptions(NamedTuple):
     """True: the session removes the CDI files of the prepared claims to simulate a reboot."""
 
 
-def parse_conform_claims(
-    objects: Iterable[JsonObject], driver: str, flag: str = "--claims"
-) -> tuple[ConformClaim, ...]:
+def parse_conform_claims(objects: Iterable[JsonObject], driver: str, flag: str) -> tuple[ConformClaim, ...]:
     """Return the given claims, each with its allocated devices of one driver. Errors name `flag`.
 
     Raises UsageError: a claim is invalid, has no device of the driver, or is reserved and so may be in use.
@@ -185,7 +183,7 @@ class PrepareSession:
         self._socket = ""
         self._objects: list[JsonObject] = []
         """Objects of the claims that this session created."""
-        self._claims = parse_conform_claims(options.claims, driver)
+        self._claims = parse_conform_claims(options.claims, driver, "--claims")
         self._bad = tuple(map(parse_ref, options.bad_claims)) or (
             _invented_claim("missing-1"),
             _invented_claim("missing-2"),

@@ -24,7 +24,7 @@ from agent.conform.kubelet.grpc_clients import (
     call_unary,
     connect_error,
 )
-from agent.conform.kubelet.prepare_session import READY_S, PrepareOptions, PrepareSession, omit_all
+from agent.conform.kubelet.prepare_session import READY_S, SERVICES, PrepareOptions, PrepareSession, omit_all
 from agent.conform.outcomes import not_run, shorten
 from agent.conform.registration_checks import PLUGIN_TYPE
 from agent.conform.session_record import (
@@ -45,10 +45,7 @@ from agent.serve.sockets import NO_SERVER, NO_SOCKET
 
 GET_INFO: Final = "/pluginregistration.Registration/GetInfo"
 NOTIFY: Final = "/pluginregistration.Registration/NotifyRegistrationStatus"
-PREPARE: Final = {
-    "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
-    "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
-}
+PREPARE: Final = {name: f"/{service}/NodePrepareResources" for name, service in SERVICES.items()}
 """Path of the gRPC method NodePrepareResources by advertised plugin service."""
 
 ENTRIES_LIMIT: Final = 64
@@ -387,10 +384,8 @@ def choose_driver_files(
     if names:
         return _files_of(names[0], found)
     if len({info.name for _, info in answered}) > 1:
-        others = sorted({f"{shorten(info.name)!r} ({shorten(info.type)})" for _, info in answered})
-        raise UsageError(
-            f"directory {directory}: no DRA driver, choose a plugin with --driver: {', '.join(others)}"
-        )
+        known = ", ".join(sorted({f"{shorten(info.name)!r} ({shorten(info.type)})" for _, info in answered}))
+        raise UsageError(f"directory {directory}: no DRA driver, choose a plugin with --driver: {known}")
     return tuple(file for file in found if file.is_socket or file.path.endswith(SOCKET_SUFFIX))
 
 
