@@ -264,6 +264,25 @@ def test_damaged_segment_is_named_and_the_rest_is_replayed(
     assert out
 
 
+@pytest.mark.parametrize(
+    "verb", [["replay"], ["replay", "-o", "report"], ["record", "--to"], ["what-if", "--config"]]
+)
+def test_problem_of_a_record_has_no_escape_sequence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    state, *_ = gpu_day(3, 1)[0]
+    record = tmp_path / "day\x1b[31m"
+    record.mkdir()
+    path = segment_path(record, 1)
+    SegmentWriter(path, SegmentHead("0.2.0", "node-a", "boot-1"), state).close()
+    path.write_bytes(path.read_bytes() + b"torn")
+    (tmp_path / "empty.toml").touch()
+    value = {"--to": [tmp_path / "copy"], "--config": [tmp_path / "empty.toml"]}.get(verb[-1], [])
+    _, out, err = run(capsys, *verb, *value, record)
+    assert "not readable from byte" in err
+    assert "\x1b" not in out + err
+
+
 def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
     _, snapshot, report, use = step
     recorded = RecordedStep(snapshot, report.at, use, report_verdicts(report), report.is_full)

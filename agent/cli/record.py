@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli.output.text import format_count
+from agent.cli.output.text import clean, format_count
 from agent.cli.subcommand import Subcommand, add_settings, load_config
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.system.files import absolute_path
@@ -75,7 +75,7 @@ def main(args: Namespace) -> int:
         raise ProbeError(f"record copy {args.to}: cannot be written: {error.strerror}") from None
     finally:
         for problem in problems:
-            print(f"drahealth: {problem}; it is not copied", file=sys.stderr)
+            print(f"drahealth: {clean(str(problem))}; it is not copied", file=sys.stderr)
     segments, evaluations = format_count(copied, "segment"), format_count(steps, "evaluation")
     print(f"{segments} with {evaluations} copied to {args.to}")
     return 0
@@ -132,7 +132,7 @@ def _copy(reader: SegmentReader, target: Path, redactor: Redactor | None, limit:
     finally:
         writer.close()
     if reader.problem:
-        print(f"drahealth: {reader.problem}; the copy ends there", file=sys.stderr)
+        print(f"drahealth: {clean(str(reader.problem))}; the copy ends there", file=sys.stderr)
     return count
 
 

@@ -83,7 +83,7 @@ def main(args: Namespace) -> int:
         _show(_paced(steps, args.speed), args)
     finally:
         for problem in problems:
-            print(f"drahealth: {problem}", file=sys.stderr)
+            print(f"drahealth: {clean(str(problem))}", file=sys.stderr)
     return _report_differences(differences)
 
 
@@ -176,7 +176,7 @@ def _show_live_table(reports: Iterator[Report], args: Namespace) -> None:
 
 def _report_differences(differences: list[VerdictDifference]) -> int:
     for one in differences[:DIFFERENCES_SHOWN]:
-        print(f"drahealth: {format_difference(one)}", file=sys.stderr)
+        print(f"drahealth: {clean(format_difference(one))}", file=sys.stderr)
     if not differences:
         return 0
     by_subject = Counter(one.subject for one in differences)

@@ -95,7 +95,7 @@ def main(args: Namespace) -> int:
         found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
     elapsed_s = time.monotonic() - began_s
     for problem in chain(problems, *(one.problems for one in found)):
-        print(f"drahealth: {problem}", file=sys.stderr)
+        print(f"drahealth: {clean(problem)}", file=sys.stderr)
     if not any(one.steps for one in found):
         raise ProbeError(
             f"no evaluation of {format_count(len(args.records), 'record')} can be read; nothing is compared"

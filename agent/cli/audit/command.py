@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cgroup_audit.pod_parser import parse_pod
+from agent.cli.output.text import clean
 from agent.cli.subcommand import (
     EXIT_OF_SEVERITY,
     Subcommand,
@@ -98,7 +99,7 @@ def main(args: Namespace) -> int:
                 answer = _read_pods(args, config.kubelet_dir)
             report = _audit(args, config, answer, differences)
     except ProbeError as error:
-        print(f"drahealth: {error}", file=sys.stderr)
+        print(f"drahealth: {clean(str(error))}", file=sys.stderr)
         return EXIT_OF_SEVERITY[Severity.UNKNOWN]
     print_result(args, lambda: document(report), lambda style: render(report, style))
     return exit_of(report)

@@ -80,7 +80,7 @@ def main(args: Namespace) -> int:
         if args.exit_style == "npd":
             print(clean(str(error)))
         else:
-            print(f"drahealth: {error}", file=sys.stderr)
+            print(f"drahealth: {clean(str(error))}", file=sys.stderr)
         return _exit_codes(args)[Severity.UNKNOWN]
 
 
