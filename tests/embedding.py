@@ -1,7 +1,9 @@
 """A monitor in a test, and a driver's own grpclib server that serves its health."""
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -32,6 +34,24 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DELIVERY_S", "EVALUATION_WAIT_S"):
         monkeypatch.setattr(f"agent.driver.prepare_failure_tracker.{name}", PATIENCE_S)
     monkeypatch.setattr("agent.driver.ledger_writer.MAX_DISK_WAIT_S", PATIENCE_S)
+
+
+class BrokenLogHandler(logging.Handler):
+    """Logging handler of a host that raises at every warning and error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise BrokenPipeError("the log collector does not answer")
+
+
+@contextmanager
+def broken_log_handler() -> Iterator[None]:
+    """Add a handler that raises to the library's logger during a ``with`` block."""
+    handler, logger = BrokenLogHandler(logging.WARNING), logging.getLogger("agent")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def ref(name: str) -> DeviceRef:

@@ -16,7 +16,7 @@ import pytest
 import trio
 from agents import PlainSysfs, short_tmp, thread_names
 from embedded.process_state import event_loop_policy
-from embedding import DRIVER, NODE, codes, health_of, patient, ref, until
+from embedding import DRIVER, NODE, broken_log_handler, codes, health_of, patient, ref, until
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
 
@@ -384,6 +384,25 @@ def test_failed_core_makes_every_device_unknown() -> None:
         eventually(lambda: bool(errors), "on_error is called")
     assert isinstance(monitor.failure, OSError)
     assert errors == [(monitor.failure, "dh-core")]
+
+
+def test_logging_handler_that_raises_hides_no_failure() -> None:
+    errors: list[BaseException] = []
+    fails = threading.Event()
+    monitor = monitor_of(on_error=errors.append)
+    monitor.add(Device("d-0"))
+
+    @monitor.check(every_s=0.1, timeout_s=PATIENCE_S)
+    def link(_: Device) -> None:
+        if fails.is_set():
+            raise ValueError("no link")
+
+    with broken_log_handler(), monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+        fails.set()
+        eventually(lambda: bool(errors), "on_error is called")
+        assert errors == [monitor.failure]
+        until(monitor, "d-0", Health.UNKNOWN, "agent.failed")
 
 
 def test_core_that_fails_before_the_first_report_is_reported() -> None:

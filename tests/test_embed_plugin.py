@@ -24,7 +24,7 @@ import pytest
 import trio
 import trio.testing
 from embedded.process_state import event_loop_policy
-from embedding import DRIVER, NODE, patient, until
+from embedding import DRIVER, NODE, broken_log_handler, patient, until
 from patience import PATIENCE_S
 from wire.google import names, watch_health
 from wire.plugin import (
@@ -1179,6 +1179,33 @@ def test_run_raises_the_failure_of_the_server(kubelet_dir: Path, driver: Driver)
     failing.join()
     assert caught.value.__cause__ is failure
     assert not [path for path in kubelet_dir.rglob("*") if path.is_socket()]
+
+
+def test_run_raises_the_failure_of_a_logging_handler(kubelet_dir: Path, driver: Driver) -> None:
+    failures: list[BaseException] = []
+    server = PluginServer(
+        new_monitor(kubelet_dir),
+        driver,
+        get_claim=claim_of,
+        kubelet_dir=kubelet_dir,
+        on_error=failures.append,
+    )
+
+    def remove_socket() -> None:  # the server logs a warning
+        eventually(lambda: server.paths.registration.exists(), "the driver is registered")
+        server.paths.service.unlink()
+        try:
+            eventually(lambda: bool(failures), "on_error is called")
+        except AssertionError:
+            os.kill(os.getpid(), signal.SIGTERM)  # end run()
+
+    removing = threading.Thread(target=remove_socket)
+    removing.start()
+    with broken_log_handler(), pytest.raises(RuntimeError, match="plugin server failed") as caught:
+        server.run()
+    removing.join()
+    assert failures == [server.failure]
+    assert isinstance(caught.value.__cause__, BrokenPipeError)
 
 
 def test_run_outside_the_main_thread_is_refused(kubelet_dir: Path, driver: Driver) -> None:

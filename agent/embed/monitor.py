@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -474,13 +475,13 @@ class Monitor:
             if self._stopped is None:
                 self._stopped = False
                 hung = self._stop_parts(time.monotonic() + timeout_s)
+                self._stopped = not hung
                 for part in hung:
                     log.warning(
                         "driver %s: shutdown: %s did not stop in time; abandoning its thread",
                         self._driver,
                         part,
                     )
-                self._stopped = not hung
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
@@ -508,9 +509,10 @@ class Monitor:
     # --- failure: core thread only ---------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        log.error("driver %s: core thread failed; all devices are Unknown", self._driver, exc_info=error)
         self._failure = error
         self._report_failure()
+        with suppress(BaseException):  # a logging handler of the host may raise
+            log.error("driver %s: core thread failed; all devices are Unknown", self._driver, exc_info=error)
         if self._on_error is not None:
             try:
                 self._on_error(error)

@@ -439,15 +439,16 @@ class PluginServer:
         Runs in the failed thread, after the server's sockets are removed.
         """
         self.failure = error
-        log.error(
-            "driver %s: plugin server failed; the kubelet can no longer reach the driver",
-            self._monitor.driver,
-            exc_info=error,
-        )
         if self._latest is not None:
             self._monitor.unsubscribe(self._latest)
         if self._run_end is not None:
             self._run_end.notify()
+        with suppress(BaseException):  # a logging handler of the host may raise
+            log.error(
+                "driver %s: plugin server failed; the kubelet can no longer reach the driver",
+                self._monitor.driver,
+                exc_info=error,
+            )
         if self._on_error is not None:
             try:
                 self._on_error(error)
