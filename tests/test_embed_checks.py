@@ -27,10 +27,13 @@ from agent.embed.checks import (
     unknown,
 )
 from agent.embed.devices import Device
+from agent.engine.step import initial_state, step
 from agent.errors import ConfigError
 from agent.model.declared_devices import DriverCheckSample
-from agent.model.health import Finding, Repair, Severity
+from agent.model.health import Finding, Health, Repair, Severity
+from agent.model.settings import EngineSettings
 from agent.system.threads.trio_calls import call_in_thread
+from agent.system.timing import read_clocks
 
 DRIVER: Final = "demo.example.com"
 BAD: Final = unhealthy("demo.bad", "1 of 2")
@@ -500,6 +503,51 @@ async def test_only_counted_results_wake_the_core() -> None:
         with trio.move_on_after(0) as nothing:
             await trio.lowlevel.wait_readable(found.source.fileno())
         assert nothing.cancelled_caught
+
+
+async def test_runs_between_two_evaluations_are_counted_by_their_results() -> None:
+    """The engine reads the samples of the first and the third run only."""
+    calls, is_read = 0, trio.Event()
+
+    async def check(_: Device) -> Finding | None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            await is_read.wait()
+        if calls > 3:
+            await trio.sleep_forever()
+        return None if calls == 2 else BAD
+
+    state = initial_state(EngineSettings("node-a"))
+    async with looking(check_of(check, raise_after=2)) as found:
+        for passes in (1, 3):
+            await found.until(lambda checks, last=passes: checks["d-0"].passes == last)
+            assert found.source.newest is not None
+            state, report = step(state, found.source.newest, read_clocks())
+            assert [device.health for device in report.devices] == [Health.HEALTHY]
+            is_read.set()
+
+
+async def test_equal_runs_leave_out_runs_without_result() -> None:
+    answers = [BAD, BAD, ValueError("no answer"), BAD, None, unhealthy("demo.other", "2 of 2"), None]
+    samples: list[DriverCheckSample] = []
+
+    def check(_: Device) -> Finding | None:
+        answer = answers[min(len(samples), len(answers) - 1)]
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    async with looking(check_of(check)) as found:
+        store = found.source.update_check_sample
+
+        def record(sample: DriverCheckSample, *, wake: bool) -> None:
+            samples.append(sample)
+            store(sample, wake=True)
+
+        found.source.update_check_sample = record  # type: ignore[method-assign]
+        await found.until(lambda checks: checks["d-0"].passes >= len(answers))
+    assert [sample.equal_passes for sample in samples][: len(answers)] == [1, 2, 1, 3, 1, 1, 1]
 
 
 async def test_requested_check_runs_now_and_wakes_the_core() -> None:

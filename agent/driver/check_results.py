@@ -55,6 +55,24 @@ def _check_string(label: str, text: object) -> None:
         raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
 
 
+class EqualRuns(NamedTuple):
+    """Numbers of consecutive runs of one health check with equal results, up to the last run."""
+
+    code: str = ""
+    """Code of the finding of the last run with a result; empty: it found no fault."""
+    code_runs: int = 0
+    """Number of consecutive runs with this code. Runs without a result are left out."""
+    unread_runs: int = 0
+    """Number of consecutive runs without a result; 0: the last run had one."""
+
+    def next(self, finding: Finding | None, no_result_reason: str) -> "EqualRuns":
+        """Return the numbers after another run with this result."""
+        if no_result_reason:
+            return self._replace(unread_runs=self.unread_runs + 1)
+        code = finding.code if finding else ""
+        return EqualRuns(code, self.code_runs + 1 if code == self.code else 1)
+
+
 class _Reported(NamedTuple):
     """Newest result of one health check on one device, as the driver reported it over its socket."""
 
@@ -62,12 +80,7 @@ class _Reported(NamedTuple):
     run: int
     same_results: int
     """Number of consecutive runs of the check that had this result."""
-    code: str
-    """Code of the finding of the last run with a result; empty: it found no fault."""
-    code_runs: int
-    """Number of consecutive runs with this code. Runs without a result are left out."""
-    unread_runs: int
-    """Number of consecutive runs without a result; 0: the last run had one."""
+    equal_runs: EqualRuns
 
 
 class ReportedChecks:
@@ -142,10 +155,9 @@ def _next_reported(
     """Return the newest result of a check on a device, with the number of consecutive runs that had it."""
     outcome = result.finding, result.no_result_reason
     beat_ns = _end_of_run_ns(result, now_ns)
-    passes, same_results, code, code_runs, unread_runs = 0, 0, "", 0, 0
+    passes, same_results, equal_runs = 0, 0, EqualRuns()
     if before is not None:
-        passes = before.sample.passes
-        code, code_runs, unread_runs = before.code, before.code_runs, before.unread_runs
+        passes, equal_runs = before.sample.passes, before.equal_runs
         if outcome == (before.sample.finding, before.sample.no_result_reason):
             same_results = before.same_results
     # a driver that has restarted numbers its runs from 1 again, but they have ended later
@@ -157,10 +169,7 @@ def _next_reported(
     )
     if not is_repeated:
         passes, same_results = passes + 1, same_results + 1
-        unread_runs = unread_runs + 1 if result.no_result_reason else 0
-        if not unread_runs:
-            found = result.finding.code if result.finding else ""
-            code, code_runs = found, code_runs + 1 if found == code else 1
+        equal_runs = equal_runs.next(*outcome)
     sample = DriverCheckSample(
         result.check,
         subject,
@@ -172,9 +181,9 @@ def _next_reported(
         raise_after=result.raise_after,
         clear_after=result.clear_after,
         lease_ns=int(result.lease_s * NS),
-        equal_passes=unread_runs or code_runs,
+        equal_passes=equal_runs.unread_runs or equal_runs.code_runs,
     )
-    return _Reported(sample, result.run, same_results, code, code_runs, unread_runs)
+    return _Reported(sample, result.run, same_results, equal_runs)
 
 
 def _is_late(before: _Reported, result: DriverCheckResult, now_ns: int) -> bool:

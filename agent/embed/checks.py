@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from agent.config.values import number_within, parse_count, seconds_within
-from agent.driver.check_results import validated_finding
+from agent.driver.check_results import EqualRuns, validated_finding
 from agent.driver.merged_snapshot_source import DriverCheckKey, HostAndDriverSource
 from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion, unwrap_error
@@ -417,6 +417,7 @@ class DriverCheckScheduler:
     ) -> None:
         """Run one health check of one device periodically until cancelled."""
         check, sample, same_results, is_requested = scheduled.check, scheduled.initial_sample(), 0, True
+        equal_runs = EqualRuns()
         period_s = check.every_s * (MIN_FIRST_PERIOD + (1 - MIN_FIRST_PERIOD) * self._jitter())
         due_s = trio.current_time()
         with scope, ExitStack() as at_end:
@@ -427,12 +428,14 @@ class DriverCheckScheduler:
                 before = sample.finding, sample.no_result_reason
                 has_changed = not sample.passes or (result.finding, result.unread) != before
                 same_results = 1 if has_changed else same_results + 1
+                equal_runs = equal_runs.next(result.finding, result.unread)
                 _log_change(scheduled, sample, result)
                 sample = sample._replace(
                     finding=result.finding,
                     no_result_reason=result.unread,
                     passes=sample.passes + 1,
                     beat_ns=time.monotonic_ns(),
+                    equal_passes=equal_runs.unread_runs or equal_runs.code_runs,
                 )
                 # while results still count the core must see each one; later ones can wait for its heartbeat
                 wake = is_requested or same_results <= max(check.raise_after, check.clear_after)
