@@ -429,6 +429,10 @@ class CardNode(GpuNode):
     is_declared = False
     gpu = 0
     """Index of the declared GPU."""
+    bus = ""
+    """PCI address of the declared GPU, if it is not that of the index."""
+    checks: tuple[str, ...] = ("link",)
+    """Checks that the driver reports over its socket."""
 
     def declare(self) -> None:
         """Start the agent again in a boot with an ID, and declare the GPU from now on."""
@@ -440,8 +444,8 @@ class CardNode(GpuNode):
         self.samples = samples
 
     def snapshot(self) -> Snapshot:
-        part = DeclaredGpuDevice(self.gpus[self.gpu].bus, "", -1, -1)
-        device = DriverDevice(DRIVER, "node-a", "card-0", part, 0, ("link",))
+        part = DeclaredGpuDevice(self.bus or self.gpus[self.gpu].bus, "", -1, -1)
+        device = DriverDevice(DRIVER, "node-a", "card-0", part, 0, self.checks)
         declared = (DeclaredFile(DRIVER, (device,)),) if self.is_declared else ()
         return replace(super().snapshot(), declared=declared, checks=tuple(self.samples))
 
@@ -455,6 +459,31 @@ def test_declared_gpu_is_not_healthy_without_a_valid_result() -> None:
     node.next()
     assert health_and_codes(node.next(2)) == (Health.HEALTHY, [])
     assert health_and_codes(node.next(15)) == EXPIRED
+
+
+def embedded_sample(node: CardNode, passes: int) -> DriverCheckSample:
+    """Return the sample of a check that an embedded monitor runs."""
+    subject = f"{DRIVER}/node-a/card-0"
+    return DriverCheckSample("hang", subject, None, "", passes, node.now_ns, 60 * NS, 1, 1)
+
+
+def test_declared_gpu_is_unknown_until_its_embedded_check_has_a_result() -> None:
+    node = CardNode()
+    node.checks, node.samples = (), [embedded_sample(node, 0)]
+    node.declare()
+    assert not [one for one in node.next().devices if one.device == "card-0"]
+    for _ in range(3):
+        assert health_and_codes(node.next(3)) == (Health.UNKNOWN, ["declared.unseen"])
+    node.samples = [embedded_sample(node, 1)]
+    assert health_and_codes(node.next()) == (Health.HEALTHY, [])
+
+
+def test_fault_of_a_declared_gpu_is_reported_before_its_check_has_a_result() -> None:
+    node = CardNode()
+    node.checks, node.samples, node.bus = (), [embedded_sample(node, 0)], "0000:ff:00.0"
+    node.declare()
+    node.next()
+    assert health_and_codes(node.next(3)) == (Health.UNHEALTHY, ["gpu.not_found"])
 
 
 def test_result_about_former_gpu_of_a_redeclared_device_does_not_count() -> None:

@@ -45,7 +45,7 @@ from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, RuleResul
 from agent.health.verdict import VerdictContext, lease_seconds, make_verdict, oldest_pass_time, replace_causes
 from agent.model.declared_devices import DeclaredGpuDevice, DriverCheckSample
 from agent.model.gpu import NvmlSample
-from agent.model.health import Blame, Cause, DeviceHealth, Finding, NonDeviceCause, Repair, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Finding, Health, NonDeviceCause, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 from agent.model.reading import SourceSample
 from agent.model.snapshot import Snapshot
@@ -259,9 +259,11 @@ def declared_verdicts(
             continue
         restored: list[Cause] = []
         if isinstance(declared.part, DeclaredGpuDevice):
-            is_known = subject in before.devices and subject not in state.redeclared
-            if is_known or not _awaits_first_result(evaluation, checks.get(subject, ())):
-                found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
+            is_known = not _was_unevaluated(before, subject) and subject not in state.redeclared
+            found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
+            awaits = not is_known and _awaits_first_result(evaluation, checks.get(subject, ()))
+            if awaits and found is not None and found.health is not Health.UNHEALTHY:
+                found = None
             if found is not None:
                 found = _with_check_causes(evaluation, before, device, found, checks)
             else:
@@ -416,21 +418,22 @@ def _is_not_evaluated(
     unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
     if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):
         return True  # only health checks read the device, and none has a result yet
-    previous = before.devices.get(device.subject)
-    is_new = (
-        previous is None
-        or state.since[device.subject] == evaluation.now
-        or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
-    )
+    is_new = state.since[device.subject] == evaluation.now or _was_unevaluated(before, device.subject)
     return is_new and bool(unchecked or main_sources(evaluation, device.kind).starting)
 
 
+def _was_unevaluated(before: VerdictContext, subject: Subject) -> bool:
+    """Return whether the last report did not have a declared device, or no source had read it until then."""
+    previous = before.devices.get(subject)
+    return previous is None or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
+
+
 def _awaits_first_result(evaluation: Evaluation, samples: Iterable[DriverCheckSample]) -> bool:
-    """Return whether the time that a driver has for the first result of one of its checks is not over."""
+    """Return whether the time for the first result of one of a driver's checks is not over."""
     awaited = [
         sample
         for sample in samples
-        if sample.lease_ns and not (sample.passes or expiry_reason(sample, evaluation.now))
+        if not (is_custom(sample.check) or sample.passes or expiry_reason(sample, evaluation.now))
     ]
-    evaluation.due_ns += [sample.beat_ns + sample.lease_ns + 1 for sample in awaited]
+    evaluation.due_ns += [sample.beat_ns + sample.lease_ns + 1 for sample in awaited if sample.lease_ns]
     return bool(awaited)
