@@ -1036,6 +1036,32 @@ def test_hung_driver_is_abandoned_and_not_called_again(
     assert driver.prepared == ["a"]
 
 
+def test_abandoned_prepare_does_not_go_on_after_the_next_start(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
+    before, release, fetched = ours(), threading.Event(), list[str]()
+
+    def fetch(asked: ClaimRef) -> Claim:
+        fetched.append(asked.name)
+        release.wait(PATIENCE_S)
+        return claim_of(asked)
+
+    server = PluginServer(monitor, driver, get_claim=fetch, kubelet_dir=kubelet_dir)
+    with server:
+        with Kubelet(server.paths.service) as kubelet:
+            call = kubelet.prepare_async(claim("a"))
+            eventually(lambda: fetched == ["a"], "the claim is being read")
+            server.stop(PATIENCE_S)
+            assert call.exception() is not None
+        server.start()
+        with Kubelet(server.paths.service) as kubelet:
+            assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
+        release.set()
+        eventually(lambda: not threads("dh-prepare", before), "the abandoned prepare has ended")
+    assert (driver.prepared, driver.unprepared) == ([], ["a"])
+
+
 class ManualMonitor(Monitor):
     """Monitor whose reports a test publishes."""
 

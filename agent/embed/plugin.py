@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
@@ -61,10 +62,12 @@ class PrepareWorker:
         driver: Driver,
         get_claim: Callable[[ClaimRef], Claim | Awaitable[Claim]],
         serialize_lock: SerializeLock | None,
+        callbacks: DriverCallbackRunner,
     ) -> None:
         self.stopping = False
-        """True: the server stops, so no call of the driver may begin."""
-        self.callbacks = DriverCallbackRunner()
+        """True: the server stops, so no call of the driver may begin. It stays True: a prepare that this stop
+        abandons must not go on after the next start."""
+        self.callbacks = callbacks
         """Runner of the functions that the driver provides, plain or async."""
         self._monitor = monitor
         self._driver = driver
@@ -72,11 +75,6 @@ class PrepareWorker:
         self._serial = serialize_lock
         functions = (driver.prepare, driver.unprepare, get_claim)
         self._needs_loop = any(map(inspect.iscoroutinefunction, functions))
-
-    def start(self, callbacks: DriverCallbackRunner) -> None:
-        """Accept calls from now on, and use `callbacks` to run the driver's functions."""
-        self.callbacks = callbacks
-        self.stopping = False
 
     async def run(
         self, kind: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
@@ -285,9 +283,9 @@ class PluginServer:
         self.failure: BaseException | None = None
         """Exception that ended the server; None: there was none."""
         self._monitor = monitor
-        self._worker = PrepareWorker(
-            monitor, driver, get_claim, SerializeLock(self.paths.plugin_dir) if serialize else None
-        )
+        serialize_lock = SerializeLock(self.paths.plugin_dir) if serialize else None
+        self._new_worker = partial(PrepareWorker, monitor, driver, get_claim, serialize_lock)
+        self._worker = self._new_worker(DriverCallbackRunner())
         self._pod_uid = pod_uid
         self._wire = wire
         self._on_status = on_status
@@ -359,11 +357,11 @@ class PluginServer:
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:
-            thread, plugin, latest = self._thread, self._plugin, self._latest
+            thread, plugin, latest, worker = self._thread, self._plugin, self._latest, self._worker
             self._thread = self._plugin = self._latest = None
         if thread is None or plugin is None:
             return True
-        self._worker.stopping = True
+        worker.stopping = True
         plugin.drain_s = max(0.0, timeout_s - END_S)
         ended = True
         try:
@@ -414,7 +412,7 @@ class PluginServer:
             if not self._monitor.is_started:
                 raise RuntimeError(f"driver {self._monitor.driver}: the monitor does not run; start it first")
             self.failure = None
-            self._worker.start(callbacks)
+            self._worker = self._new_worker(callbacks)
             self._latest = self._monitor.subscribe()
             self._plugin = DriverInstanceServer(
                 self._latest,
