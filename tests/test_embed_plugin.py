@@ -1029,7 +1029,7 @@ def test_hung_driver_is_abandoned_and_not_called_again(
     driver.behaviour["a"] = behave
     call = kubelet.prepare_async(claim("a"))
     eventually(lambda: driver.prepared == ["a"], "it has begun")
-    assert server.stop(PATIENCE_S)
+    assert not server.stop(PATIENCE_S), "the thread of the prepare was abandoned"
     assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
     release.set()
     eventually(lambda: not threads("dh-prepare", before), "it has given up")
@@ -1052,7 +1052,7 @@ def test_abandoned_prepare_does_not_go_on_after_the_next_start(
         with Kubelet(server.paths.service) as kubelet:
             call = kubelet.prepare_async(claim("a"))
             eventually(lambda: fetched == ["a"], "the claim is being read")
-            server.stop(PATIENCE_S)
+            assert not server.stop(PATIENCE_S)
             assert call.exception() is not None
         server.start()
         with Kubelet(server.paths.service) as kubelet:

@@ -380,7 +380,7 @@ class PluginServer:
                 self._monitor.driver,
                 timeout_s,
             )
-        return ended
+        return ended and plugin.has_drained
 
     def __enter__(self) -> Self:
         self.start()

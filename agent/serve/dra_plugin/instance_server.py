@@ -363,7 +363,9 @@ class DriverInstanceServer:
         on_status: OnRegistration | None = None,
     ) -> None:
         self.drain_s = 0.0
-        """Time that the shutdown waits for open calls of the kubelet to be answered [s]."""
+        """Time that the shutdown waits for open calls of the kubelet and for claims in progress [s]."""
+        self.has_drained = True
+        """Whether all calls and claims had ended in this time; True before the shutdown."""
         self._latest = latest
         self._claims = claims
         self._driver = driver
@@ -418,10 +420,11 @@ class DriverInstanceServer:
         finally:
             try:
                 await sockets.unregister(SHUTTING_DOWN)
-                if not await plugin.close(SHUTTING_DOWN, self.drain_s):
+                self.has_drained = await plugin.close(SHUTTING_DOWN, self.drain_s)
+                if not self.has_drained:
                     log.warning(
-                        "driver %s: shutdown: calls of the kubelet not answered within %g s; the calls were "
-                        "cancelled",
+                        "driver %s: shutdown: calls of the kubelet not finished within %g s; the calls were "
+                        "cancelled, and threads of the driver that still run were abandoned",
                         self._driver,
                         self.drain_s,
                     )

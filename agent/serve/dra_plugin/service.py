@@ -108,6 +108,11 @@ class InFlightClaims:
         self._slots = asyncio.Semaphore(RUNS_LIMIT)
         self._log_limit = LogRateLimiter()
 
+    @property
+    def tasks(self) -> set["asyncio.Task[ClaimOutcome]"]:
+        """Tasks of all unfinished runs."""
+        return set(self._of_task)
+
     def join_or_start(
         self, operation: ClaimOperation, ref: ClaimRef, until_s: float
     ) -> "asyncio.Task[ClaimOutcome]":
@@ -272,11 +277,14 @@ class DraPluginService:
         return mapping
 
     async def close(self, reason: str, timeout_s: float) -> bool:
-        """Refuse new calls with ``reason``, and wait for open ones; return False if `timeout_s` ran out."""
+        """Refuse new calls with ``reason``, and wait for open ones and for the claims in progress.
+
+        Returns False if `timeout_s` ran out.
+        """
         self._closed = reason
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=timeout_s)
-        return not self._calls
+        if unfinished := self._calls | self._in_flight.tasks:
+            await asyncio.wait(unfinished, timeout=timeout_s)
+        return not (self._calls or self._in_flight.tasks)
 
     async def _serve(
         self, operation: ClaimOperation, module: ModuleType, stream: "grpclib.server.Stream[Any, bytes]"
