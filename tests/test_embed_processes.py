@@ -765,23 +765,32 @@ def test_import_changes_nothing_and_starts_no_process(hardware: bool) -> None:
 
 
 FORKED: Final = """
-import os, sys
+import os, sys, time
 import drahealth
 
-def monitor():
-    return drahealth.Monitor("card.example.com", hardware=False, state_dir=None)
+def monitor(**hardware):
+    return drahealth.Monitor("card.example.com", state_dir=None, **hardware)
 
-with monitor() as before:
+def last_pass_ns():
+    return next(source.beat_ns for source in before.report.sources if source.name == "cpus")
+
+CONFIG = drahealth.Config(node_name="n", heartbeat_s=0.5, gpu_watch=False)
+
+with monitor(config=CONFIG) as before:
     assert before.wait_ready(60)
     if (child := os.fork()) == 0:
-        with monitor() as fresh:
-            states = [before.is_up, fresh.wait_ready(60), fresh.is_up]
-        os._exit(0 if states == [False, True, True] else 1)
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        with monitor(hardware=False) as fresh:
+            states = [before.is_up, before.stop(), fresh.wait_ready(60), fresh.is_up]
+        os._exit(0 if states == [False, True, True, True] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    child_ended_ns, end_s = time.monotonic_ns(), time.monotonic() + 60
+    while last_pass_ns() < child_ended_ns + 1_000_000_000:
+        assert time.monotonic() < end_s, "the child has stopped the monitor of its parent"
+        time.sleep(0.05)
 """
 
 
-def test_forked_child_needs_its_own_monitor() -> None:
+def test_forked_child_needs_its_own_monitor_and_cannot_stop_the_parents() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED],  # of fork() with threads
         capture_output=True,

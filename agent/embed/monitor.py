@@ -159,6 +159,8 @@ class Monitor:
         self._lock = threading.Lock()
         self._stopping = threading.Lock()
         self._started = False
+        self._pid = 0
+        """Process that has the threads; 0: the monitor was not started."""
         self._stopped: bool | None = None
         self._failure: BaseException | None = None
         self._services: list[EmbeddedHealthService] = []
@@ -452,7 +454,7 @@ class Monitor:
         with self._lock:
             if self._started or self._stopped is not None:
                 raise RuntimeError(f"monitor of {self._driver}: can be started only once; create another one")
-            self._started = True
+            self._started, self._pid = True, os.getpid()
         try:
             self._thread.start()
         except RuntimeError as error:  # the process may not start another thread
@@ -460,6 +462,8 @@ class Monitor:
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Stop all threads and streams. Blocks up to about ``timeout_s``; a second call has no effect.
+
+        In a forked child of the process that started the monitor, the call has no effect either.
 
         Returns:
             True if all threads and streams have ended; False: hung threads were abandoned and logged.
@@ -471,6 +475,8 @@ class Monitor:
             raise RuntimeError(
                 f"monitor of {self._driver}: stop() was called in its core thread; use another thread"
             )
+        if self._pid not in (0, os.getpid()):  # eventfds and child processes are the parent's, too
+            return True
         with self._stopping:
             if self._stopped is None:
                 self._stopped = False
