@@ -297,7 +297,7 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
     with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
         old.latest.publish(current_report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]
-        with Serving(kubelet_dir, pod_uid="new"):
+        with Serving(kubelet_dir, pod_uid="new") as new, watch_health(new.paths.service):
             eventually(lambda: "a newer instance" in caplog.text, "the newer instance is noticed")
             old.latest.publish(current_report([unhealthy("a"), device("b", verified=2)]))
             with watch_health(old.paths.service) as late_watcher:
@@ -310,6 +310,38 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
             assert listed.devices[0].health == 2
         old.latest.publish(current_report([unhealthy("a"), device("b", verified=3)]))
         assert names(watcher.next()) == ["b"]
+
+
+def test_newer_instance_mutes_no_other_until_the_kubelet_uses_it(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_locks")
+    with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
+        old.latest.publish(current_report([device("a")]))
+        assert names(watcher.next()) == ["a"]
+        eventually(lambda: bool(files(old.paths.plugin_dir)), "the old instance counts")
+        with Serving(kubelet_dir, pod_uid="new") as new:
+            eventually(lambda: "another instance of the driver is running" in caplog.text, "new has checked")
+            assert len(files(old.paths.plugin_dir)) == 1
+            with Kubelet(new.paths.registration) as kubelet:
+                kubelet.notify(False, "the versions are not supported")
+                kubelet.notify(True)
+            eventually(lambda: len(files(old.paths.plugin_dir)) == 2, "the new instance counts")
+
+
+def test_instance_that_does_not_count_yet_is_no_other_instance(tmp_path: Path) -> None:
+    old, new = LeaderElection(tmp_path), LeaderElection(tmp_path, counts=False)
+    alone = InstancesState(is_leader=True, other_count=0, has_any_ended=False)
+    assert new.check_instances(counts=False) == alone._replace(other_count=1)
+    assert old.check_instances() == alone
+    assert new.check_instances().is_leader
+    assert not old.check_instances().is_leader
+    new.leave()
+    assert old.check_instances() == alone._replace(has_any_ended=True)
+    old.leave()
+    third = LeaderElection(tmp_path, counts=False)
+    third.leave()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_newer_instance_resends_all_when_older_is_killed(
@@ -344,6 +376,9 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
 ) -> None:
     earlier = file_threads()
     with Serving(kubelet_dir) as serving:
+        with Kubelet(serving.paths.registration) as kubelet:
+            kubelet.notify(True)
+        eventually(lambda: bool(files(serving.paths.plugin_dir)), "the instance counts")
         (ours,) = files(serving.paths.plugin_dir)
         other_file = ours.with_name("other")
         with other_file.open("w") as locked:

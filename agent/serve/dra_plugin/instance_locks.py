@@ -1,8 +1,9 @@
 """Locks between the running instances of a driver: the election of the leader, and one prepare at a time.
 
 During a rolling update two instances run, and the kubelet keeps one health state per driver: each would
-overwrite the other's verdicts. So the newest instance is the leader, which alone sends health. When a stream
-of one instance ends, the kubelet forgets all verdicts, so the leader sends all devices again.
+overwrite the other's verdicts. So the newest instance that the kubelet uses is the leader, which alone sends
+health. A newer instance that the kubelet does not use yet mutes no other. When a stream of one instance ends,
+the kubelet forgets all verdicts, so the leader sends all devices again.
 
 Another lock serializes prepares and unprepares across all instances on the Kubernetes node. Threads of one
 process acquire it in the order of their calls. Both locks are on files in the driver's directory, which the
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"instance-([0-9]{20})-([0-9a-f]{16})\.lock")
 _UNNAMED: Final = "."
-"""Prefix of the name of an instance file that is not locked yet."""
+"""Prefix of the name of an instance file that is not locked yet, or whose instance does not count yet."""
 _READ_LIMIT: Final = 4096
 
 
@@ -49,8 +50,8 @@ class InstancesState(NamedTuple):
 class LeaderElection:
     """Leader election among the instances of a driver: each instance has one lock file. Not thread-safe."""
 
-    def __init__(self, directory: Path, pod_uid: str = "") -> None:
-        """Create the lock file. The directory must exist.
+    def __init__(self, directory: Path, pod_uid: str = "", *, counts: bool = True) -> None:
+        """Create the lock file. The directory must exist. Without `counts` other instances ignore this one.
 
         Raises:
             ConfigError: The file cannot be created in the directory.
@@ -61,6 +62,7 @@ class LeaderElection:
         # boot time: setting the clock does not change it
         started_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._path = directory / f"instance-{started_ns:020d}-{secrets.token_hex(8)}.lock"
+        self._name = self._path.name if counts else f"{_UNNAMED}{self._path.name}"
         self._others: frozenset[str] = frozenset()
         try:
             self._fd = self._create()
@@ -71,18 +73,22 @@ class LeaderElection:
         except OSError as error:
             raise ConfigError(f"instance file {self._path}: cannot be created: {error.strerror}") from error
 
-    def check_instances(self) -> InstancesState:
+    def check_instances(self, *, counts: bool = True) -> InstancesState:
         """Check all instances of the driver, and remove the lock files of ended instances.
 
-        A missing lock file of this instance is created again.
+        A missing lock file of this instance is created again. With `counts` other instances count this one
+        from now on.
 
         Raises OSError if the directory cannot be read, or the file cannot be created.
         """
         with CheckedDirectory(self._directory) as directory:
-            if not directory.is_current_file(self._fd, self._path.name):
+            if not directory.is_current_file(self._fd, self._name):
                 log.warning("instance file %s: was removed by another process; created again", self._path)
                 removed_fd, self._fd = self._fd, self._create()
                 os.close(removed_fd)
+            if counts and self._name != self._path.name:
+                directory.rename(self._name, self._path.name)
+                self._name = self._path.name
             others = frozenset(name for name in directory.names() if self._is_running(directory, name))
         departed, self._others = self._others - others, others
         return InstancesState(
@@ -94,14 +100,15 @@ class LeaderElection:
     def leave(self) -> None:
         """Remove the lock file of this instance and release the lock."""
         with suppress(OSError), CheckedDirectory(self._directory) as directory:
-            if directory.is_current_file(self._fd, self._path.name):
-                directory.unlink(self._path.name)
+            if directory.is_current_file(self._fd, self._name):
+                directory.unlink(self._name)
         unlock_and_close(self._fd)
 
     def _create(self) -> int:
         """Create this instance's file in the driver's directory; return its descriptor.
 
-        The file gets its name when it is locked: other instances remove unlocked files with such a name.
+        The file gets its name when it is locked: other instances remove unlocked files with such a name. It
+        keeps the first name while other instances do not count this one.
         """
         new = f"{_UNNAMED}{self._path.name}"
         with CheckedDirectory(self._directory) as directory:
@@ -112,7 +119,7 @@ class LeaderElection:
                     os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
                     # else another instance removed it before the lock
                     if directory.is_current_file(fd, new):
-                        directory.rename(new, self._path.name)
+                        directory.rename(new, self._name)
                         return fd
                 except BaseException:
                     os.close(fd)
@@ -136,7 +143,7 @@ class LeaderElection:
                 if not directory.is_current_file(fd, name):
                     continue  # its instance, or an operator, replaced it meanwhile
             except BlockingIOError:
-                if name not in self._others:
+                if name == instance and name not in self._others:
                     log.info(
                         "instance file %s: another instance of the driver is running: %s; the newest one "
                         "leads",

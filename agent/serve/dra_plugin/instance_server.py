@@ -39,7 +39,7 @@ from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.grpc_servers import encode_device_health
 from agent.serve.health.embedded_service import SERVICES
-from agent.serve.health.service import HealthPublisher, HealthService, HealthSubscribers
+from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, make_socket_directory
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import SerialWorker
@@ -305,6 +305,8 @@ class RegistrationService(wire.RegistrationBase):
     def __init__(self, driver: str, endpoint: str, on_status: OnRegistration | None = None) -> None:
         self._info = wire.PluginInfo(PLUGIN_TYPE, driver, endpoint, list(SUPPORTED))
         self._on_status = on_status
+        self.is_registered = False
+        """Whether the kubelet has registered the driver at least once."""
 
     async def get_info(self, info_request: wire.InfoRequest) -> wire.PluginInfo:
         """Answer the kubelet with the driver's name, the path of its service socket, and its services."""
@@ -318,6 +320,7 @@ class RegistrationService(wire.RegistrationBase):
         The kubelet itself retries after a failure.
         """
         registered, error = registration_status.plugin_registered, registration_status.error
+        self.is_registered |= registered
         if registered:
             log.info("driver %s: registered with the kubelet", self._info.name)
         else:
@@ -387,7 +390,7 @@ class DriverInstanceServer:
             ValueError: A report names a device twice.
         """
         make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")
-        election = LeaderElection(self._paths.plugin_dir, self._pod_uid)
+        election = LeaderElection(self._paths.plugin_dir, self._pod_uid, counts=False)
         files = SerialWorker()
         try:
             await self._serve(election, files, ready)
@@ -399,13 +402,14 @@ class DriverInstanceServer:
 
     async def _serve(self, election: LeaderElection, files: SerialWorker, ready: Callable[[], None]) -> None:
         publisher = HealthPublisher(self._latest, encode_device_health, [self._driver])
+        health = HealthService(publisher.subscribers_of(self._driver))
         plugin = DraPluginService(self._claims, self._wire)
         registration = RegistrationService(self._driver, str(self._paths.service), self._on_status)
         open_server = partial(HardenedServer, sockets=SOCKETS, unsent=UnsentMessages())
         sockets = PluginSockets(
             self._paths,
             open_server(
-                [plugin, HealthService(publisher.subscribers_of(self._driver))],
+                [plugin, health],
                 codec=Codec(ENTRIES_LIMIT),
                 stream_class=SizeLimitedDraPluginStream,
             ),
@@ -415,7 +419,7 @@ class DriverInstanceServer:
         try:
             await sockets.open()
             ready()
-            leadership = _Leadership(self._driver, election, files, publisher.subscribers_of(self._driver))
+            leadership = _Leadership(self._driver, election, files, health, registration)
             await asyncio.gather(publisher.run(), self._run_checks(sockets, leadership))
         finally:
             try:
@@ -441,12 +445,18 @@ class _Leadership:
     """Periodic leader check, which mutes the health streams of a driver instance that is not the leader."""
 
     def __init__(
-        self, driver: str, election: LeaderElection, files: SerialWorker, subscribers: HealthSubscribers
+        self,
+        driver: str,
+        election: LeaderElection,
+        files: SerialWorker,
+        health: HealthService,
+        registration: RegistrationService,
     ) -> None:
         self._driver = driver
         self._election = election
         self._files = files
-        self._subscribers = subscribers
+        self._health = health
+        self._registration = registration
         self._was_leader = True
         self._repeats = 0
         self._log_limit = LogRateLimiter()
@@ -458,7 +468,9 @@ class _Leadership:
         instance has become the leader, or another instance has ended.
         """
         try:
-            state = await self._files.call(self._election.check_instances)
+            # until the kubelet uses this instance, it mutes no other: it may never be registered
+            is_used = self._registration.is_registered or self._health.streams > 0
+            state = await self._files.call(partial(self._election.check_instances, counts=is_used))
         except OSError as error:
             if count := self._log_limit.tick():
                 log.warning(
@@ -477,9 +489,9 @@ class _Leadership:
             if self._was_leader:
                 log.info("driver %s: a newer instance leads; this instance sends no health", self._driver)
             self._repeats = 0
-            self._subscribers.mute()
+            self._health.subscribers.mute()
         elif self._repeats:
             self._repeats -= 1
-            self._subscribers.resend_all()
+            self._health.subscribers.resend_all()
         self._was_leader = state.is_leader
         return CHECK_WITH_OTHERS_S if state.other_count or self._repeats else CHECK_S
