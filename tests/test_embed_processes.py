@@ -801,6 +801,54 @@ def test_forked_child_needs_its_own_monitor_and_cannot_stop_the_parents() -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
+CREATED_BEFORE_FORK: Final = """
+import os, sys, time
+from pathlib import Path
+import drahealth
+
+DRIVER, directory = "card.example.com", Path(sys.argv[1])
+
+def monitor():
+    made = drahealth.Monitor(
+        DRIVER, config=drahealth.Config(node_name="n"), hardware=False, state_dir=directory
+    )
+    made.add(drahealth.Device("card-0"))
+    return made
+
+def prepare(monitor, uid, error):
+    @drahealth.classified(monitor)
+    def handler(claim):
+        raise error
+
+    device = drahealth.ClaimDevice("r", DRIVER, "n", "card-0")
+    try:
+        handler(drahealth.Claim("ns", "claim", uid, devices=(device,)))
+    except drahealth.PrepareError:
+        pass
+
+with monitor() as first:
+    prepare(first, "uid-1", drahealth.FailedDeviceError(drahealth.DeviceRef(DRIVER, "n", "card-0"), "down"))
+before = monitor()  # its ledger has an open fault
+if (child := os.fork()) == 0:
+    before.start()
+    prepare(before, "uid-2", drahealth.BadConfigError("no such mode"))
+    before.stop(60)
+    os._exit(0 if "uid-2" in (directory / "prepares.json").read_text() else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_monitor_created_before_a_fork_saves_its_ledger(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", CREATED_BEFORE_FORK, tmp_path / "state"],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,  # the stop alone may take PATIENCE_S if the ledger is not written
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- the guide ----------------------------------------------------------------------------------------------
 
 GUIDE: Final = EMBEDDED.parents[1] / "docs" / "embedding.md"

@@ -164,7 +164,8 @@ class LedgerWriter:
     def _ensure_thread(self) -> bool:
         """Start the writer thread if it has work; returns True if it runs. The caller holds the lock."""
         self._changed.notify_all()
-        if self._thread is None and self._wait_s() is not None:
+        # a thread from before a fork is not alive in the child
+        if (self._thread is None or not self._thread.is_alive()) and self._wait_s() is not None:
             self._thread = DaemonThread(self._run, "dh-ledger")
             try:
                 self._thread.start()
