@@ -305,6 +305,33 @@ async def test_no_exception_of_a_plain_callback_ends_the_publisher(
     assert taken == [Taints({GPU: (XID,)})]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        BaseExceptionGroup("tasks of the callback failed", [SystemExit(3)]),
+        ValueError("no"),
+    ],
+)
+async def test_no_exception_of_an_async_callback_ends_the_publisher(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
+    errors = [error]
+    taken: list[Taints] = []
+
+    async def callback(taints: Taints) -> None:
+        await trio.lowlevel.checkpoint()
+        if errors:
+            raise errors.pop()
+        taken.append(taints)
+
+    async with running(publisher(callback)) as one:
+        one.update(report("gpu.xid.79"), clock())
+        await until(lambda: taken)
+    assert taken == [Taints({GPU: (XID,)})]
+
+
 async def test_hung_async_callback_is_cancelled_and_retried(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

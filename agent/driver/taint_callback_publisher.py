@@ -27,7 +27,7 @@ from agent.model.time import NS, Instant, rfc3339
 from agent.store.driver_files import load_taints, save_taints
 from agent.store.state_files import StateWriteError
 from agent.system.threads.thread_start import ThreadStartError
-from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible
+from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible, cancellation
 from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
@@ -311,7 +311,9 @@ async def _await_safely(awaitable: Awaitable[object]) -> BaseException | None:
     try:
         with trio.move_on_after(CALL_S) as scope:
             await awaitable
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a SystemExit of the callback must not end the core thread
+        if (cancelled := cancellation(error)) is not None:
+            raise cancelled from None
         return error
     return (
         TimeoutError(f"callback that publishes taints did not return within {CALL_S:g} s")

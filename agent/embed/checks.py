@@ -29,7 +29,7 @@ from agent.model.health import Finding, Repair, Severity
 from agent.model.time import NS
 from agent.prepare.kubelet_message import exception_text, normalize, shorten
 from agent.system.threads.thread_start import ThreadStartError
-from agent.system.threads.trio_calls import call_in_thread
+from agent.system.threads.trio_calls import call_in_thread, cancellation
 from agent.system.timing import random_fraction
 
 EVERY_MIN_S: Final = 0.1
@@ -518,7 +518,7 @@ class _CheckCall:
                 answer = await answer
             return result_from_answer(answer)
         except BaseException as error:  # a SystemExit of a check must not end the driver
-            if (cancelled := _cancellation(error)) is not None:
+            if (cancelled := cancellation(error)) is not None:
                 raise cancelled from None
             return result_from_error(error)
         finally:
@@ -537,13 +537,6 @@ def _next_due_s(due_s: float, every_s: float) -> float:
     """Return the time of the next run on Trio's clock [s]: `due_s`, or later if that time has passed."""
     late_s = trio.current_time() - due_s
     return due_s if late_s < 0 else due_s + every_s * (late_s // every_s + 1)
-
-
-def _cancellation(error: BaseException) -> BaseException | None:
-    """Return Trio's Cancelled exception from an exception or exception group; None: it contains none."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(trio.Cancelled)
-    return error if isinstance(error, trio.Cancelled) else None
 
 
 def _log_change(scheduled: ScheduledCheck, before: DriverCheckSample, result: HealthCheckResult) -> None:

@@ -71,3 +71,10 @@ async def call_in_thread_when_possible(function: Callable[[], T], name: str) -> 
                 log.warning("thread %s: not started, attempt %d: %s; will retry", name, times, error)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+
+def cancellation(error: BaseException) -> BaseException | None:
+    """Return Trio's Cancelled exception from an exception or exception group; None: it contains none."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled)
+    return error if isinstance(error, trio.Cancelled) else None
