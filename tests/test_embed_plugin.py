@@ -49,7 +49,7 @@ from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Finding, Health, Taints
 from agent.model.report import Report
-from agent.prepare.errors import BadConfigError, FailedDeviceError, TransientError
+from agent.prepare.errors import BadConfigError, DriverError, FailedDeviceError, TransientError
 from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.instance_locks import FILE
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
@@ -724,6 +724,27 @@ async def test_trio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None
     async with monitor, server:
         assert await trio.to_thread.run_sync(whole_life, server.paths.service) == WHOLE_LIFE
     assert driver.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_exit_of_an_async_function_ends_no_driver(error: BaseException) -> None:
+    async def exits() -> None:
+        raise error
+
+    async def main(pool: ThreadPoolExecutor) -> None:
+        runner = DriverCallbackRunner()
+        with pytest.raises(DriverError, match=f"raised {type(error).__name__}, which ends a process"):
+            await asyncio.wrap_future(pool.submit(runner.call, exits))
+
+    with ThreadPoolExecutor() as pool:
+        asyncio.run(main(pool))
+        trio.run(main_of_trio, exits)
+
+
+async def main_of_trio(exits: Callable[[], object]) -> None:
+    runner = DriverCallbackRunner()
+    with pytest.raises(DriverError, match="which ends a process"):
+        await trio.to_thread.run_sync(runner.call, exits)
 
 
 def test_async_functions_without_a_loop_get_a_new_one(kubelet_dir: Path) -> None:

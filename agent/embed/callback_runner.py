@@ -70,10 +70,7 @@ class DriverCallbackRunner:
         except Exception:
             raise
         except BaseException as error:
-            raise DriverError(
-                f"the driver's function raised {type(error).__name__}, which ends a process",
-                code="driver.bug.exit",
-            ) from None
+            raise _exit_error(error) from None
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         """Run a blocking function in a thread, and return its result to a task of the driver's loop.
@@ -121,7 +118,15 @@ class DriverCallbackRunner:
 
 
 async def _coroutine(function: Callable[[], Awaitable[T]]) -> T:
-    return await function()
+    try:
+        return await function()
+    except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the driver's loop with them
+        raise _exit_error(error) from None
+
+
+def _exit_error(error: BaseException) -> DriverError:
+    text = f"the driver's function raised {type(error).__name__}, which ends a process"
+    return DriverError(text, code="driver.bug.exit")
 
 
 async def _await(awaitable: Awaitable[T]) -> T:
