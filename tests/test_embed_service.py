@@ -159,6 +159,17 @@ def test_two_servers_in_two_loops_have_separate_services(
     eventually(lambda: service.streams == 0, "the stream has ended")
 
 
+def test_ended_services_are_no_subscribers_of_the_monitor(monitor: Monitor, short_tmp: Path) -> None:
+    subscribers = len(monitor._hub._subscribers)
+    for number in range(3):
+        with (
+            Hosting(short_tmp / f"{number}.sock", monitor.health_service(), monitor.codec) as hosting,
+            watch_health(hosting.path) as kubelet,
+        ):
+            assert names(kubelet.next()) == ["d-0"]
+    assert (len(monitor._hub._subscribers), len(monitor._services)) == (subscribers, 0)
+
+
 def test_failed_device_is_on_the_stream_before_the_prepare_ends(monitor: Monitor, hosting: Hosting) -> None:
     with watch_health(hosting.path) as kubelet:
         assert names(kubelet.next()) == ["d-0"]

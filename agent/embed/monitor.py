@@ -159,11 +159,10 @@ class Monitor:
         self._lock = threading.Lock()
         self._stopping = threading.Lock()
         self._started = False
-        self._pid = 0
-        """Process that has the threads; 0: the monitor was not started."""
+        self._pid = 0  # of the process that has started the monitor
         self._stopped: bool | None = None
         self._failure: BaseException | None = None
-        self._services: list[EmbeddedHealthService] = []
+        self._services: dict[EmbeddedHealthService, LatestValue[Report]] = {}
         self._callback: TaintCallback | None = None
         self._tracker = PrepareFailureTracker(
             driver,
@@ -427,13 +426,19 @@ class Monitor:
 
         The server needs :attr:`codec`. The service's streams end with the monitor.
         """
-        service = EmbeddedHealthService(self.subscribe(), encode_device_health, self._driver)
+        latest = self.subscribe()
+        service = EmbeddedHealthService(latest, encode_device_health, self._driver)
+        service.on_end = self._drop_service
         with self._lock:
-            self._services.append(service)
+            self._services[service] = latest
             stopped = self._stopped is not None
         if stopped:
             service.end(STOPPED)
         return service
+
+    def _drop_service(self, service: EmbeddedHealthService) -> None:
+        with self._lock:
+            self.unsubscribe(self._services.pop(service))
 
     def subscribe(self) -> LatestValue[Report]:
         """Return a cell (holder of one value) that always has the newest report, for one asyncio loop."""

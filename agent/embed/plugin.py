@@ -65,8 +65,7 @@ class PrepareWorker:
         callbacks: DriverCallbackRunner,
     ) -> None:
         self.stopping = False
-        """True: the server stops, so no call of the driver may begin. It stays True: a prepare that this stop
-        abandons must not go on after the next start."""
+        """True: the server stops, so no call of the driver may begin, even after the server's next start."""
         self.callbacks = callbacks
         """Runner of the functions that the driver provides, plain or async."""
         self._monitor = monitor

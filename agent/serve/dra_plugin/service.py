@@ -277,10 +277,7 @@ class DraPluginService:
         return mapping
 
     async def close(self, reason: str, timeout_s: float) -> bool:
-        """Refuse new calls with ``reason``, and wait for open ones and for the claims in progress.
-
-        Returns False if `timeout_s` ran out.
-        """
+        """Refuse new calls with ``reason``; return whether all calls and runs ended within `timeout_s`."""
         self._closed = reason
         if unfinished := self._calls | self._in_flight.tasks:
             await asyncio.wait(unfinished, timeout=timeout_s)

@@ -52,6 +52,8 @@ class EmbeddedHealthService:
     """Health service (v1 and v1alpha1) of one driver for the servers of one event loop."""
 
     def __init__(self, latest: LatestValue[Report], encode: HealthListEncoder, driver: str) -> None:
+        self.on_end: Callable[[EmbeddedHealthService], object] = lambda _: None
+        """Called in the event loop when the publishing has ended."""
         self._publisher = HealthPublisher(latest, encode, [driver])
         self._service = HealthService(self._publisher.subscribers_of(driver))
         self._streams: set[asyncio.Task[None]] = set()
@@ -130,6 +132,7 @@ class EmbeddedHealthService:
         )
         for stream in self._streams:
             stream.cancel()
+        self.on_end(self)
 
     def _unavailable(self) -> GRPCError:
         return GRPCError(Status.UNAVAILABLE, self._reason)
