@@ -15,6 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from agent.engine.loop import (
     LATE_REREADS,
     REREAD_PAUSE_S,
+    URGENT_POLL_S,
     ClearRequestQueue,
     EngineLoop,
     LoopTiming,
@@ -166,6 +167,7 @@ class Running:
             on_evaluated=self.listener.evaluated.append,
             repeat=self.listener.repeat,
             accept_clears=self.queue.accept,
+            is_urgent=lambda: bool(source.requests),
         )
 
     async def until(self, end_s: float, *story: tuple[float, object]) -> RecordingPublisher:
@@ -350,6 +352,17 @@ async def test_debounced_changes_do_not_delay_a_heartbeat(
     story = [(0.5 + n / 2, lambda n=n: source.shrink(9 - n)) for n in range(9)]
     published = await Running(source, heartbeat_s=1, coalesce_s=8).until(9, *story)
     assert all(b - a <= 1.001 for a, b in pairwise(published.times))
+
+
+async def test_request_ends_a_debounce(autojump_clock: MockClock, source: PaperSource) -> None:
+    running = Running(source, coalesce_s=8)
+
+    def clear() -> None:
+        running.queue.submit(POOL, "", Operator(0, 1))
+
+    published = await running.until(5, (1, lambda: source.shrink(8)), (2.1, clear))
+    (answered_s,) = (t for t, report in published.reports if report.clear_results)
+    assert 2.1 <= answered_s <= 2.1 + URGENT_POLL_S
 
 
 async def test_recovery_is_published_without_a_wake(autojump_clock: MockClock, source: PaperSource) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.cleared_faults import ClearRequest, Operator
 from agent.model.declared_devices import (
     Declarations,
     DeclaredFile,
@@ -112,6 +113,21 @@ def test_every_driver_report_wakes_the_core(source: HostAndDriverSource, report:
     assert not is_awake(source)
     report(source)  # type: ignore[operator]
     assert is_awake(source)
+
+
+def test_only_reports_whose_sender_waits_are_urgent_until_read(source: HostAndDriverSource) -> None:
+    source.declare([declared("a")], [sample("a")])
+    source.update_check_sample(sample("a", passes=1), wake=True)
+    assert not source.is_urgent
+    for report in (
+        lambda: source.set_driver_faults(DRIVER, [fault("a")]),
+        lambda: source.set_clear_requests([ClearRequest(1, "a", "", Operator(0, 1))]),
+        source.request_evaluation,
+    ):
+        report()
+        assert source.is_urgent
+        source.read()
+        assert not source.is_urgent
 
 
 def test_sample_without_wake_is_read_later(source: HostAndDriverSource) -> None:

@@ -240,6 +240,7 @@ class Daemon:
             on_evaluated=self._note_evaluation,
             record=self._snapshot_recorder.record if self._snapshot_recorder else None,
             accept_clears=self._clear_requests.accept,
+            is_urgent=lambda: self._source.is_urgent,
         )
         self._custom_checks = CustomCheckRunner(
             config.checks, config.node_name, self._source.set_custom_checks

@@ -77,6 +77,8 @@ class HostAndDriverSource:
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
         self._clear_requests: tuple[ClearRequest, ...] = ()
         self._custom_checks: tuple[CustomCheckResult, ...] = ()
+        self.is_urgent = False
+        """Whether a request or a driver-reported fault waits for the next snapshot."""
         self.newest: Snapshot | None = None
         """Snapshot that :meth:`read` returned last; None: it has returned none yet."""
 
@@ -117,6 +119,7 @@ class HostAndDriverSource:
         if snapshot is None:
             return None
         with self._lock:
+            self.is_urgent = False
             if self._clear_requests:
                 snapshot = replace(snapshot, clear_requests=self._clear_requests)
             if self._custom_checks:
@@ -193,20 +196,20 @@ class HostAndDriverSource:
     def request_evaluation(self) -> None:
         """Wake the engine loop, so that it evaluates the newest samples."""
         with self._lock:
-            self._wake()
+            self._wake(is_urgent=True)
 
     def set_driver_faults(self, driver: str, faults: Iterable[DriverFault]) -> None:
         """Replace the device faults that a driver reported."""
         with self._lock:
             self._faults[driver] = tuple(faults)
-            self._wake()
+            self._wake(is_urgent=True)
 
     def set_clear_requests(self, requests: Iterable[ClearRequest]) -> None:
         """Replace the unanswered requests of operators to clear faults."""
         with self._lock:
             self._clear_requests = tuple(requests)
             if self._clear_requests:
-                self._wake()
+                self._wake(is_urgent=True)
 
     def set_custom_checks(self, results: Iterable[CustomCheckResult], wake: bool) -> None:
         """Replace the newest results of the checks that the operator configures as commands.
@@ -226,6 +229,7 @@ class HostAndDriverSource:
             raise RuntimeError("snapshot source of the host and its drivers: not open; call open() first")
         return host
 
-    def _wake(self) -> None:
+    def _wake(self, *, is_urgent: bool = False) -> None:
+        self.is_urgent |= is_urgent
         if self._host is not None:
             os.eventfd_write(self._host.fileno(), 1)

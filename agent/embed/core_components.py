@@ -144,6 +144,7 @@ class CoreComponents:
             notify_watchdog=lambda: None,
             jitter=random_fraction,
             on_evaluated=self._on_evaluated,
+            is_urgent=lambda: self._source.is_urgent,
         )
         return [core.run, publisher.run, *tasks]
 

@@ -44,6 +44,8 @@ JITTER: Final = 0.1  # share by which heartbeats come early, so that nodes publi
 MAX_DUTY_CYCLE: Final = 4
 """Shortest pause after an evaluation, in multiples of its run time: 4 limits the loop to 20 % of a CPU."""
 
+URGENT_POLL_S: Final = 0.2
+"""Interval at which a debounce checks for requests that end it [s]."""
 REREAD_PAUSE_S: Final = 0.25
 """Pause before the sources are read again because one seems to be stalled [s]."""
 LATE_REREADS: Final = 8
@@ -206,6 +208,7 @@ class EngineLoop:
         repeat: Callable[[Report], None] | None = None,
         record: RecordStep | None = None,
         accept_clears: Callable[[Iterable[ClearResult]], frozenset[int]] = lambda _: frozenset(),
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create a loop that has not evaluated yet.
 
@@ -226,6 +229,8 @@ class EngineLoop:
             accept_clears: Called with the answers to requests to clear faults, before the evaluation takes
                 effect. Returns the numbers of requests that were withdrawn during the evaluation, which is
                 then repeated without them.
+            is_urgent: Returns whether the source has something whose sender waits, so that no further changes
+                are awaited.
         """
         self._source = source
         self._state = state
@@ -238,6 +243,7 @@ class EngineLoop:
         self._on_evaluated = on_evaluated
         self._record = record
         self._accept_clears = accept_clears
+        self._is_urgent = is_urgent
         self._saved_state = state.checkpoint
         self._throttled_until_ns = 0
         self._watchdog_ns = 0
@@ -346,11 +352,13 @@ class EngineLoop:
 
     async def _debounce(self) -> None:
         """Sleep, so that further changes are in the same report and evaluations use at most 20 % of a CPU."""
-        until_ns = max(
-            self._schedule.changed_ns + self._schedule.timing.debounce_ns, self._throttled_until_ns
-        )
-        if (remaining_s := self._remaining_s(min(until_ns, self._next_publish_ns()))) > 0:
-            await trio.sleep(remaining_s)
+        while True:
+            debounce_ns = 0 if self._is_urgent() else self._schedule.timing.debounce_ns
+            until_ns = max(self._schedule.changed_ns + debounce_ns, self._throttled_until_ns)
+            remaining_s = self._remaining_s(min(until_ns, self._next_publish_ns()))
+            if not remaining_s:
+                return
+            await trio.sleep(min(remaining_s, URGENT_POLL_S))
 
     def _next_publish_ns(self) -> int:
         """Return the monotonic time of the next heartbeat or watchdog notification [ns]."""
