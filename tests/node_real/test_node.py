@@ -208,12 +208,13 @@ def end_of(use: Mapping[str, Any]) -> str | None:
     """Return ENDED for the end of a deleted pod, another word for another end, None while it runs.
 
     The containers of a deleted pod exit with 0 here, so the kubelet reports the phase Succeeded before the
-    pod is gone; an agent that reads the kubelet only afterwards sees a released claim.
+    pod is gone; an agent that reads the kubelet only afterwards sees a released claim, or a replaced one if
+    the claim was made again meanwhile.
     """
     if use["ended"] is None:
         return None
     how = str(use["ended"]["how"])
-    return ENDED if how in {"released", "succeeded"} else how
+    return ENDED if how in {"released", "replaced", "succeeded"} else how
 
 
 def use_of(node: RealNode, uid: str) -> Any:
