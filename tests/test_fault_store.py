@@ -120,6 +120,7 @@ faults = st.lists(
         st.lists(monotonic_times, max_size=3).map(tuple),
     ),
     max_size=3,
+    unique_by=lambda fault: (fault.uuid, fault.code, fault.gi, fault.ci),
 )
 
 
