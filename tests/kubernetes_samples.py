@@ -15,12 +15,13 @@ POD = bytes.fromhex(
     "01008a01009a0100a201350a04736964651201692a00420f1a0d0a04677075731205736d616c6c6a007200800100880100900100"
     "a20100c20106416c77617973c20100c801fbffffffffffffffff0182020c0a0363707512050a0331306dba02140a046770757322"
     "0c6770752d74656d706c617465ba020e0a067368617265641a046e696373c2020c120a0a0363707512030a0132da02090a07776f"
-    "726b6572731aa9030a0752756e6e696e671a0022002a0032003a08088ae2cfaa061000424b0a046d61696e120c120a0a080894e2"
+    "726b6572731add030a0752756e6e696e6712320a10506f64526573697a6550656e64696e671204547275651a0022080894e2cfaa"
+    "0610002a084465666572726564320038001a0022002a0032003a08088ae2cfaa061000424b0a046d61696e120c120a0a080894e2"
     "cfaa0610001a002001280032003a004211636f6e7461696e6572643a2f2f61613131520a0a0363707512030a01315a0c120a0a03"
     "63707512030a0131422a0a0469646c6512160a140a1043726173684c6f6f704261636b4f666612001a002000280032003a004200"
     "4a09427572737461626c65523e0a0473696465121e1a1c08ffffffffffffffffff0110001a054572726f7222002a0032003a001a"
     "002000280032003a00420c6372692d6f3a2f2f626232325a0072007a1a0a04677075731212747261696e2d302d677075732d7837"
-    "6b32708801009201500a2e0a046d61696e120f6578616d706c652e636f6d2f6770751a15636f6e7461696e65722d302d72657175"
+    "6b32708801039201500a2e0a046d61696e120f6578616d706c652e636f6d2f6770751a15636f6e7461696e65722d302d72657175"
     "6573742d30121e747261696e2d302d657874656e6465642d7265736f75726365732d7139779a010f0a066d656d6f727912050a03"
     "334769a2010c0a0a0a0363707512030a0134aa01300a046e69637312046d61696e220a0a0363707512030a01352a160a066d656d"
     "6f727912050a03314d691a050a03324d69"
@@ -33,29 +34,30 @@ _POD_JSON = (
     'tionTimestamp":"2023-11-14T22:15:00Z","labels":{"app":"train"},"annotations":{"kubernetes.io'
     '/config.source":"api"},"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"trai'
     'n","uid":"job-1","controller":true,"blockOwnerDeletion":true}],"finalizers":["example.com/ke'
-    'ep"],"managedFields":[{"manager":"kubectl","fieldsV1":{"f:a":{}}}]},"spec":{"volumes":[{"nam'
-    'e":"v","emptyDir":{}}],"initContainers":[{"name":"side","image":"i","resources":{"claims":[{'
-    '"name":"gpus","request":"small"}]},"restartPolicy":"Always"}],"containers":[{"name":"main","'
-    'image":"i","args":["a"],"resources":{"limits":{"hugepages-2Mi":"64Mi"},"requests":{"cpu":"50'
-    '0m","memory":"1Gi"},"claims":[{"name":"gpus"},{"name":"shared","request":"nic"}]}},{"name":"'
-    'idle","image":"i","resources":{}}],"restartPolicy":"Never","nodeName":"node-1","priority":-5'
-    ',"overhead":{"cpu":"10m"},"resourceClaims":[{"name":"gpus","resourceClaimTemplateName":"gpu-'
-    'template"},{"name":"shared","resourceClaimName":"nics"}],"resources":{"requests":{"cpu":"2"}'
-    '},"schedulingGroup":{"podGroupName":"workers"}},"status":{"phase":"Running","startTime":"202'
-    '3-11-14T22:13:30Z","initContainerStatuses":[{"name":"side","state":{"terminated":{"exitCode"'
-    ':-1,"reason":"Error","startedAt":null,"finishedAt":null}},"lastState":{},"ready":false,"rest'
-    'artCount":0,"image":"","imageID":"","containerID":"cri-o://bb22"}],"containerStatuses":[{"na'
-    'me":"main","state":{"running":{"startedAt":"2023-11-14T22:13:40Z"}},"lastState":{},"ready":t'
-    'rue,"restartCount":0,"image":"","imageID":"","containerID":"containerd://aa11","allocatedRes'
-    'ources":{"cpu":"1"},"resources":{"requests":{"cpu":"1"}}},{"name":"idle","state":{"waiting":'
-    '{"reason":"CrashLoopBackOff"}},"lastState":{},"ready":false,"restartCount":0,"image":"","ima'
-    'geID":""}],"qosClass":"Burstable","resourceClaimStatuses":[{"name":"gpus","resourceClaimName'
-    '":"train-0-gpus-x7k2p"}],"extendedResourceClaimStatus":{"requestMappings":[{"containerName":'
-    '"main","resourceName":"example.com/gpu","requestName":"container-0-request-0"}],"resourceCla'
-    'imName":"train-0-extended-resources-q9w"},"allocatedResources":{"memory":"3Gi"},"resources":'
-    '{"limits":{"cpu":"4"}},"nodeAllocatableResourceClaimStatuses":[{"resourceClaimName":"nics","'
-    'containers":["main"],"mapping":[{"name":"cpu","quantity":"5"}],"overhead":[{"name":"memory",'
-    '"perPod":"1Mi","perContainer":"2Mi"}]}]}}'
+    'ep"]},"spec":{"volumes":[{"name":"v","emptyDir":{}}],"initContainers":[{"name":"side","image'
+    '":"i","resources":{"claims":[{"name":"gpus","request":"small"}]},"restartPolicy":"Always"}],'
+    '"containers":[{"name":"main","image":"i","args":["a"],"resources":{"limits":{"hugepages-2Mi"'
+    ':"64Mi"},"requests":{"cpu":"500m","memory":"1Gi"},"claims":[{"name":"gpus"},{"name":"shared"'
+    ',"request":"nic"}]}},{"name":"idle","image":"i","resources":{}}],"restartPolicy":"Never","no'
+    'deName":"node-1","priority":-5,"overhead":{"cpu":"10m"},"resourceClaims":[{"name":"gpus","re'
+    'sourceClaimTemplateName":"gpu-template"},{"name":"shared","resourceClaimName":"nics"}],"reso'
+    'urces":{"requests":{"cpu":"2"}},"schedulingGroup":{"podGroupName":"workers"}},"status":{"obs'
+    'ervedGeneration":3,"phase":"Running","conditions":[{"type":"PodResizePending","status":"True'
+    '","lastProbeTime":null,"lastTransitionTime":"2023-11-14T22:13:40Z","reason":"Deferred"}],"st'
+    'artTime":"2023-11-14T22:13:30Z","initContainerStatuses":[{"name":"side","state":{"terminated'
+    '":{"exitCode":-1,"reason":"Error","startedAt":null,"finishedAt":null}},"lastState":{},"ready'
+    '":false,"restartCount":0,"image":"","imageID":"","containerID":"cri-o://bb22"}],"containerSt'
+    'atuses":[{"name":"main","state":{"running":{"startedAt":"2023-11-14T22:13:40Z"}},"lastState"'
+    ':{},"ready":true,"restartCount":0,"image":"","imageID":"","containerID":"containerd://aa11",'
+    '"allocatedResources":{"cpu":"1"},"resources":{"requests":{"cpu":"1"}}},{"name":"idle","state'
+    '":{"waiting":{"reason":"CrashLoopBackOff"}},"lastState":{},"ready":false,"restartCount":0,"i'
+    'mage":"","imageID":""}],"qosClass":"Burstable","resourceClaimStatuses":[{"name":"gpus","reso'
+    'urceClaimName":"train-0-gpus-x7k2p"}],"extendedResourceClaimStatus":{"requestMappings":[{"co'
+    'ntainerName":"main","resourceName":"example.com/gpu","requestName":"container-0-request-0"}]'
+    ',"resourceClaimName":"train-0-extended-resources-q9w"},"allocatedResources":{"memory":"3Gi"}'
+    ',"resources":{"limits":{"cpu":"4"}},"nodeAllocatableResourceClaimStatuses":[{"resourceClaimN'
+    'ame":"nics","containers":["main"],"mapping":[{"name":"cpu","quantity":"5"}],"overhead":[{"na'
+    'me":"memory","perPod":"1Mi","perContainer":"2Mi"}]}]}}'
 )
 """This pod as JSON."""
 

@@ -1,10 +1,12 @@
 """Parsing of pod objects: identity, resources of claims, QoS class, refused objects."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from cgroup_audit_pods import UID, claim, container, pod, pod_object, resources, sidecar
+from kubernetes_samples import POD, pod_json
 
 from agent.cgroup_audit.pod_model import (
     ClaimResources,
@@ -18,6 +20,7 @@ from agent.cgroup_audit.pod_model import (
 )
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
+from agent.serve.kubelet.pods_api import POD_SCHEMA, decode_pod
 
 CPU_2 = {"cpu": parse_quantity("2")}
 NONE: dict[str, Any] = {}
@@ -142,6 +145,69 @@ def test_pending_resize_outranks_a_resize_in_progress(
     conditions: list[object], resize: UnfinishedResize
 ) -> None:
     assert pod(container("app"), conditions=conditions).resize == resize
+
+
+@pytest.mark.parametrize(
+    ("generation", "observed", "resize"),
+    [
+        (3, 3, None),
+        (3, 0, None),  # a kubelet that does not track generations
+        (4, 3, UnfinishedResize(True, "the status is older than the spec", None)),
+    ],
+)
+def test_spec_newer_than_the_status_counts_as_pending_resize(
+    generation: int, observed: int, resize: UnfinishedResize | None
+) -> None:
+    obj = pod_object(container("app"), observedGeneration=observed)
+    obj["metadata"]["generation"] = generation
+    assert parse_pod(obj).resize == resize
+
+
+def test_pending_resize_in_the_kubelets_pod_is_found() -> None:
+    found = parse_pod(decode_pod(POD), from_kubelet=True)
+    assert found.resize == UnfinishedResize(True, "Deferred", 1_700_000_020.0)
+
+
+class RecordedObject(dict[str, Any]):
+    """JSON object that records the path of each field that is read from it."""
+
+    def __init__(self, values: Mapping[str, Any], path: str, read: set[str]) -> None:
+        self._path, self._read = path, read
+        super().__init__({key: self._nested(item, f"{path}{key}.") for key, item in values.items()})
+
+    def _nested(self, item: Any, path: str) -> Any:
+        if isinstance(item, dict):
+            return RecordedObject(item, path, self._read)
+        return [self._nested(one, path) for one in item] if isinstance(item, list) else item
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(f"{self._path}{key}")
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(f"{self._path}{key}")
+        return super().__getitem__(key)
+
+
+def is_decoded(path: str) -> bool:
+    """Return whether the schema of the kubelet's pods has a field; a key of a map counts as one."""
+    schema: Any = POD_SCHEMA
+    for name in path.split("."):
+        found = next((one for one in schema.values() if one.name == name), None)
+        if found is None or found.is_map:
+            return found is not None
+        schema = found.kind
+    return True
+
+
+def test_each_field_that_the_parser_reads_is_decoded_from_the_kubelet() -> None:
+    read: set[str] = set()
+    parse_pod(RecordedObject(pod_json(), "", read))
+    assert {"status.conditions.reason", "spec.initContainers.restartPolicy"} <= read
+    grant = "status.nodeAllocatableResourceClaimStatuses"
+    of_the_kep = {f"{grant}.direct", f"{grant}.overhead.perPodReference"}
+    of_the_kep |= {f"{grant}.overhead.perContainerReference"}
+    assert {path for path in read - {"kind"} if not is_decoded(path)} <= of_the_kep
 
 
 # --- resources of claims -----------------------------------------------------------------------------------

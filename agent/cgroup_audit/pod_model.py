@@ -213,7 +213,7 @@ class UnfinishedResize(NamedTuple):
     pending: bool
     """True: the kubelet has not granted the resize; the cgroups are unchanged. False: it is in progress."""
     reason: str
-    """Reason from the pod status: ``Deferred``, ``Infeasible``, ``Error``; may be empty."""
+    """Reason: ``Deferred``, ``Infeasible`` or ``Error`` from the pod status, or a text; may be empty."""
     since_wall_s: float | None
     """Time since which the resize is pending or in progress [s since 1970]; None: unknown."""
 

@@ -160,7 +160,7 @@ def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
         claims=claims,
         claim_resources=_parse_claim_resources(status, claims, from_kubelet=from_kubelet),
         phase=name_field(status, "phase", "status", ""),
-        resize=_parse_resize(status),
+        resize=_parse_resize(metadata, status),
         is_critical=is_critical,
         is_node_critical=is_critical and spec.get("priorityClassName") == "system-node-critical",
         is_changed=_integer_field(metadata, "generation", "metadata") > 1,
@@ -204,11 +204,14 @@ def _parse_qos_class(status: JsonObject) -> QosClass | None:
     return QosClass(stated)
 
 
-def _parse_resize(status: JsonObject) -> UnfinishedResize | None:
+def _parse_resize(metadata: JsonObject, status: JsonObject) -> UnfinishedResize | None:
     """Return the unfinished resize in a pod's status; None: no resize is unfinished.
 
-    A pending resize takes precedence.
+    A pending resize takes precedence. A spec that is newer than the status may contain a resize that the
+    status does not show yet, and counts as one.
     """
+    observed = _integer_field(status, "observedGeneration", "status")
+    is_outdated = 0 < observed < _integer_field(metadata, "generation", "metadata")
     found = {
         one.get("type"): one
         for one in get_mappings(status, "conditions", "status")
@@ -221,6 +224,8 @@ def _parse_resize(status: JsonObject) -> UnfinishedResize | None:
             return UnfinishedResize(
                 kind == "PodResizePending", name_field(found[kind], "reason", place, ""), since
             )
+        if is_outdated:
+            return UnfinishedResize(True, "the status is older than the spec", None)
     return None
 
 

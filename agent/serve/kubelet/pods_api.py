@@ -112,8 +112,15 @@ _NODE_ALLOCATABLE: Final[MessageSchema] = {
         repeated=True,
     ),
 }
+_CONDITION: Final[MessageSchema] = {
+    1: SchemaField("type"),
+    2: SchemaField("status"),
+    4: SchemaField("lastTransitionTime", FieldType.TIME),
+    5: SchemaField("reason"),
+}
 _STATUS: Final[MessageSchema] = {
     1: SchemaField("phase"),
+    2: SchemaField("conditions", _CONDITION, repeated=True),
     7: SchemaField("startTime", FieldType.TIME),
     8: SchemaField("containerStatuses", _CONTAINER_STATUS, repeated=True),
     9: SchemaField("qosClass"),
@@ -121,6 +128,7 @@ _STATUS: Final[MessageSchema] = {
     15: SchemaField(
         "resourceClaimStatuses", {1: SchemaField("name"), 2: SchemaField("resourceClaimName")}, repeated=True
     ),
+    17: SchemaField("observedGeneration", FieldType.INTEGER),
     18: SchemaField("extendedResourceClaimStatus", _EXTENDED),
     19: SchemaField("allocatedResources", FieldType.QUANTITY, is_map=True),
     20: SchemaField("resources", _RESOURCES),
