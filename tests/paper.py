@@ -1,12 +1,14 @@
 """Simulated node: tests set what its sources read, let time pass, and evaluate it with step()."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.engine.step import EngineState, step
 from agent.health.rules import RuleResult
+from agent.model.claim import DeviceRef
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import DeviceHealth, Finding
+from agent.model.pod_findings import PodsSample
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
@@ -28,6 +30,11 @@ ENODEV: Final = Missing(Absence.UNREADABLE, 19)
 SOURCES: Final = ("cpus", "throttle", "hugepages", "cgroups")
 NO_LIMIT: Final = 2**64 - 1
 MIB: Final = 1 << 20
+
+
+def pods_sample(uses: Mapping[str, tuple[DeviceRef, ...]]) -> PodsSample:
+    """Return the pods of a kubelet that answers; ``uses``: their prepared devices, by pod UID."""
+    return PodsSample(SourceSample("pods", SourceState.OK, 0, 60 * NS, 0, "", 1, vital=False), uses)
 
 
 def node_sample(
@@ -95,6 +102,7 @@ class PaperNode:
         self.nodes: dict[int, NumaCpuSample] = {0: node_sample()}
         self.pools: dict[tuple[int, int | None], HugepagePoolSample] = {}
         self.groups: list[CgroupSample] = []
+        self.pods: PodsSample | None = None
         self.states: dict[str, SourceState] = {"throttle": SourceState.ABSENT}
         """States of sources that are not OK."""
         self.stuck: set[str] = set()
@@ -140,6 +148,7 @@ class PaperNode:
             nodes=tuple(self.nodes.values()),
             pools=tuple(self.pools.values()),
             groups=tuple(self.groups),
+            pods=self.pods,
             sources=tuple(sources),
             core=NativeCoreStats(passes=self.passes),
         )

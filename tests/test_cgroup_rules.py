@@ -1,10 +1,11 @@
 """Cgroup rules: limits, time, resets."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
+from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample, pods_sample
 
 from agent.health.host.cgroup.rules import CGROUP_RULES, FROZEN_S, detect_hugepage_limit_hit
 from agent.health.host.cgroup.state import (
@@ -17,11 +18,12 @@ from agent.health.host.cgroup.state import (
 )
 from agent.health.host.verdicts import sampler_wakes
 from agent.health.rules import CLEAN_PASSES, OK, RuleInconclusive, RuleResult
+from agent.model.claim import DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DriverDevice
 from agent.model.gpu import SamplerField, WakeCondition
 from agent.model.health import Finding, NonDeviceCause, Severity
-from agent.model.reading import Reading
+from agent.model.reading import Reading, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CgroupSample, HugetlbSample, Snapshot
 from agent.model.time import NS
@@ -258,6 +260,10 @@ class Pods(PaperNode):
         core = replace(read.core, groups_dropped=self.dropped)
         return replace(read, core=core, declared=self.declares)
 
+    def prepare(self, *devices: str, pod: str = POD.pod_uid) -> None:
+        """Set the devices of ``driver`` that are prepared for a pod."""
+        self.pods = pods_sample({pod: tuple(DeviceRef("driver", "node-a", name) for name in devices)})
+
     def notes_after(self, **members: Any) -> list[NonDeviceCause]:
         """Set the container's counters; return the notes."""
         self.container = self.container._replace(**members)
@@ -486,6 +492,7 @@ def test_pod_throttling_is_reported_unless_in_a_container() -> None:
 def test_exclusive_throttling_needs_two_evaluations() -> None:
     node = Pods()
     node.declares = declared("0-1")
+    node.prepare("cpuset-0")
     node.notes_after(cpus=0b11)
     assert node.codes_after(100, 1) == [], "the kubelet takes the quota off right after the start"
     assert node.codes_after(100, 0, 3) == []
@@ -495,6 +502,32 @@ def test_exclusive_throttling_needs_two_evaluations() -> None:
     assert note.devices == ("driver/node-a/cpuset-0",)
     assert node.codes_after(100, 0, 7 + CLEAN_PASSES) == []
     assert node.codes_after(100, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("prepared", "pod"),
+    [((), POD.pod_uid), (("cpuset-0",), POD.pod_uid), (("cpuset-0", "cpuset-1"), "pod-b")],
+)
+def test_cpus_of_devices_prepared_for_others_are_not_exclusive(prepared: Iterable[str], pod: str) -> None:
+    node = Pods()
+    node.declares = declared("0-1", "2-3")
+    node.prepare(*prepared, pod=pod)
+    node.notes_after(cpus=0b1111)
+    assert node.codes_after(100, 1, 4) == []
+
+
+def test_exclusive_throttling_follows_a_change_of_pods() -> None:
+    node = Pods()
+    node.declares = declared("0-1")
+    node.notes_after(cpus=0b11)
+    assert node.codes_after(100, 30, 4) == [THROTTLED], "pods are unknown"
+    node.prepare("cpuset-0")
+    assert codes_of(list(node.next().notes)) == [EXCLUSIVE, THROTTLED]
+    assert node.pods is not None
+    stalled = node.pods.source._replace(state=SourceState.STALLED)
+    node.pods = replace(node.pods, source=stalled)
+    node.next(CLEAN_PASSES)
+    assert EXCLUSIVE not in node.codes_after(100, 30, CLEAN_PASSES)
 
 
 def test_occasional_throttling_of_shared_cpus_is_no_finding() -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 from gpu_samples import ABSENT, gpu_set, pci_sample
-from paper import PaperNode, codes, group_sample, pool_sample
+from paper import PaperNode, codes, group_sample, pods_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
@@ -13,6 +13,7 @@ from agent.devices.taints import reported_devices
 from agent.health.declared.state import REMOVED_MAX
 from agent.health.declared.verdicts import DeclaredGpuRuleInput, evaluate_gpu_mismatch
 from agent.health.rules import OK
+from agent.model.claim import DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
     DeclaredCpuDevice,
@@ -137,6 +138,7 @@ def test_throttling_of_exclusive_cpus_is_cause_of_their_device() -> None:
     node.declare(declared("cpuset-1", CPUS))
     still = group_sample(7)._replace(cpus=CPUS.cpus, cpu_periods=100, cpu_throttled=0)
     node.groups = [still]
+    node.pods = pods_sample({still.pod_uid: (DeviceRef(DRIVER, "node-a", "cpuset-1"),)})
     node.next(2)
     for throttled in (5, 10, 15, 20):
         node.groups = [still._replace(cpu_periods=100 + throttled, cpu_throttled=throttled)]

@@ -369,7 +369,7 @@ def test_oom_kill_is_info_on_the_pods_memory_only() -> None:
 
 def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
     node = Node()
-    node.use_devices("memory")
+    node.use_devices("memory", "cpus")
     report = report_after_events(node, cpus=0b10)
     for n in range(1, 5):
         node.groups = [node.groups[0]._replace(cpu_periods=10 * n, cpu_throttled=n)]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from kubelet_files import checkpoint
 from machine import hugepages, kubepods_tree
 from netns import Injector, netns
 
+from agent.config.config import CHECKPOINT
 from host_scenarios.declarations import device
 from host_scenarios.figures import EMULATED, Figures
 from host_scenarios.hosts import PAGES, Paper, PoolUser, RealHost
@@ -45,8 +47,12 @@ def real(directory: Path, figures: Figures) -> Iterator[RealHost]:
         pool = stack.enter_context(hugepages(2048, PAGES))
         pods = stack.enter_context(kubepods_tree("cpu", "memory", "cpuset", hugetlb=True))
         flags = ["--kubelet-cgroup-root", pods.cgroup_root, "--nvml-library", "/nonexistent"]
+        kubelet = directory / "kubelet"
+        kubelet.mkdir()
+        (kubelet / CHECKPOINT).write_bytes(checkpoint([]))
+        flags += ["--kubelet-dir", str(kubelet)]
         stage = stack.enter_context(Stage(directory / "real", figures, *flags, config=REAL_CONFIG))
-        yield RealHost(stage, pool, pods)
+        yield RealHost(stage, pool, pods, kubelet)
 
 
 @pytest.fixture(scope="package")

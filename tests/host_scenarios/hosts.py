@@ -1,6 +1,7 @@
 """The two hosts of most scenarios."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from machine import HugepagePool, Kubepods, held_hugepages
@@ -23,6 +24,8 @@ class RealHost(NamedTuple):
     pool: HugepagePool
     """Pool of PAGES pages of 2 MiB."""
     pods: Kubepods
+    kubelet: Path
+    """The kubelet's directory, with an empty checkpoint of claims."""
 
 
 class PoolUser:

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from agents import HEALTHY
+from kubelet_files import checkpoint, claim
+from kubelet_files import device as prepared_device
 from machine import Kubepods, cpu_load, oom_kill
 
+from agent.config.config import CHECKPOINT
 from host_scenarios.declarations import device
 from host_scenarios.figures import REAL
 from host_scenarios.hosts import RealHost
@@ -67,6 +70,10 @@ def test_throttled_exclusive_cpus_are_reported_to_their_driver(real: RealHost) -
     real.stage.expect_health("cpuset-1", HEALTHY, "", OWNER)
     groups = make_container(real.pods, pod, container)
     bind(real.pods, groups["cpuset"], "1")
+    drivers = {OWNER: {"Devices": [prepared_device("cpuset-1", pool="node")]}}
+    new = real.kubelet / "new"
+    new.write_bytes(checkpoint([claim("c-1", pods=[pod], drivers=drivers)]))
+    new.rename(real.kubelet / CHECKPOINT)
     cap(groups["cpu"])
     real.stage.cause("container throttled on exclusive CPUs that are declared", REAL)
     expected = (
@@ -77,6 +84,7 @@ def test_throttled_exclusive_cpus_are_reported_to_their_driver(real: RealHost) -
     note = real.stage.expect_note(f"pod {pod} container {container}", "cgroup.cpu.throttled_exclusive: ")
     assert note["devices"] == [f"{OWNER}/node/cpuset-1"]
     real.stage.expect_health("cpuset-0", HEALTHY, "", OWNER)
+    (real.kubelet / CHECKPOINT).write_bytes(checkpoint([]))
     real.stage.cause("the throttled container is removed", REAL)
     real.pods.remove(QOS, pod)
     real.stage.expect_health("cpuset-1", HEALTHY, "", OWNER)

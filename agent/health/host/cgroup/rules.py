@@ -254,7 +254,7 @@ def detect_exclusive_throttling(view: CgroupRuleInput) -> RuleResult:
     """A container was throttled by its CPU quota although it has exclusive CPUs.
 
     Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
-    ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
+    ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive and prepared for the pod.
     """
     if (
         not view.exclusive

@@ -372,8 +372,8 @@ class CgroupRuleInput(NamedTuple):
     containers: "tuple[CgroupRuleInput, ...]" = ()
     """Inputs of the rules for the pod's containers with recent events; empty for a container."""
     exclusive: tuple[str, ...] = ()
-    """Names of the declared devices that provide the cgroup's exclusive CPUs; empty: it also has shared
-    CPUs."""
+    """Names of the declared devices that provide the cgroup's exclusive CPUs; empty: it also has other CPUs.
+    The rules need devices that are prepared for the pod."""
     limits: HostLimits = HostLimits()
     kills: int = 0
     """OOM kills in the last ten minutes."""
