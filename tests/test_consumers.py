@@ -1,5 +1,7 @@
 """Consumer map: pods and containers of each device, with all conflicts between sources."""
 
+from typing import Any
+
 import pytest
 from claim_samples import (
     DRIVER,
@@ -267,7 +269,7 @@ def test_container_of_a_claim_with_one_device_is_sure() -> None:
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
-def test_device_without_known_request_counts_for_any_request() -> None:
+def test_device_without_known_request_may_serve_any_request() -> None:
     consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])],
@@ -280,7 +282,39 @@ def test_device_without_known_request_counts_for_any_request() -> None:
             ],
         )
     )
-    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
+    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=False),)
+
+
+@pytest.mark.parametrize("unseen", ["waiting", "skipped"])
+@pytest.mark.parametrize(
+    ("requests", "containers"),
+    [
+        (("big",), (ContainerUse("worker", is_certain=True),)),
+        ((), (ContainerUse("viewer", is_certain=False), ContainerUse("worker", is_certain=False))),
+    ],
+)
+def test_only_device_that_is_seen_does_not_serve_other_requests(
+    unseen: str, requests: tuple[str, ...], containers: tuple[ContainerUse, ...]
+) -> None:
+    more: Any = {unseen: ("nic.example.com",)}
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("c", use("gpu-0", *requests), pods=["p"], **more)],
+            pods_api=[
+                known_pod(
+                    "p",
+                    claims=(PodClaim("mine", "claim-c"),),
+                    containers=(
+                        ContainerObject("worker", (ContainerClaim("mine", "big"),)),
+                        ContainerObject("viewer", (ContainerClaim("mine", "nic"),)),
+                    ),
+                )
+            ],
+        )
+    )
+    assert affected_pods(consumers, device())[0].containers == containers
+    names = tuple(container.name for container in containers)
+    assert [one.containers for one in current_uses(consumers).values()] == [names]
 
 
 # --- running pods -------------------------------------------------------------------------------------------

@@ -150,30 +150,34 @@ def _affected(
     group: str = "",
 ) -> AffectedPod:
     requests = {request for edge in uses for request in edge.use.requests}
-    only = len({edge.use.device for edge in claim.devices}) == 1
-    containers = tuple(containers_using_device(named, requests, is_only_device=only))
+    containers = tuple(containers_using_device(claim, named, requests))
     return AffectedPod(pod, claim.ref, sure, containers, group, (*uses, *edges, *named))
 
 
 def containers_using_device(
-    edges: Sequence[ContainerEdge], requests: AbstractSet[str], *, is_only_device: bool
+    claim: ClaimView, edges: Sequence[ContainerEdge], requests: AbstractSet[str]
 ) -> Iterator[ContainerUse]:
     """Yield the containers of a pod that use, or may use, a device of a claim.
+
+    If the requests of the device or of a container are unknown, the container certainly uses the device only
+    if the claim has no other device.
 
     Args:
         edges: Edges between the claim and the pod's containers.
         requests: Requests of the claim that the device serves; empty: unknown.
-        is_only_device: True: the claim has no other device.
     """
+    devices = {edge.use.device for edge in claim.devices}
+    unseen = {*claim.waiting, *claim.skipped} - {device.driver for device in devices}
+    is_only_device = len(devices) == 1 and not unseen
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
     for edge in edges:
         by_name.setdefault(edge.container, []).append(edge.requests)
     for name, requests_by_source in sorted(by_name.items()):
         known = [one for one in requests_by_source if one is not None]
-        if is_only_device or not known:
-            yield ContainerUse(name, is_certain=is_only_device)
-        elif any(not one or not requests or requests & set(one) for one in known):
+        if any(not one or requests & set(one) for one in known):
             yield ContainerUse(name, is_certain=True)
+        elif not known or not requests:
+            yield ContainerUse(name, is_certain=is_only_device)
 
 
 def group_members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:

@@ -108,7 +108,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
         proof = _strongest(of_pod)
         for device, of_device in given.items():
             requests = {request for one in of_device for request in one.use.requests}
-            containers = containers_using_device(named, requests, is_only_device=len(by_device) == 1)
+            containers = containers_using_device(claim, named, requests)
             yield CurrentUse(
                 pod=pod,
                 claim=claim.ref,
