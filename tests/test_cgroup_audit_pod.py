@@ -210,6 +210,15 @@ def test_each_field_that_the_parser_reads_is_decoded_from_the_kubelet() -> None:
     assert {path for path in read - {"kind"} if not is_decoded(path)} <= of_the_kep
 
 
+def test_kubelets_pod_with_a_prepared_claim_for_an_extended_resource_has_unknown_amounts() -> None:
+    obj = pod_object(container("app", "example.com/gpu=1", "example.com/gpu=1"), phase="Running")
+    del obj["status"]["nodeAllocatableResourceClaimStatuses"]
+    assert parse_pod(obj, from_kubelet=True).claim_resources == ()
+    found = parse_pod(obj, from_kubelet=True, claim_users={UID})
+    assert isinstance(found.claim_resources, UnknownAmount)
+    assert "drahealth audit --pods FILE" in found.claim_resources.reason
+
+
 # --- resources of claims -----------------------------------------------------------------------------------
 
 

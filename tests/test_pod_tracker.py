@@ -933,6 +933,18 @@ def test_new_pod_is_audited_once_its_cgroups_are_settled(audited: Kubelet) -> No
         assert poller.next_due_in_s() == AUDIT_DELAY_S
 
 
+def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited: Kubelet) -> None:
+    pod, clock = its_pod(), Clock()
+    pod.spec.ClearField("resourceClaims")
+    audited.prepared(prepared_claim("c", "gpu-0", pods=[UID]))
+    with pods_api_listing(audited, [pod]):
+        poller = poller_of(config_of(audited, pods_period_ns=3600 * NS), clock)
+        state = asyncio.run(polled_and_audited(poller))
+        assert poller.next_due_in_s() == 300
+    assert state.uses
+    assert [one.code for one in state.uses[2]] == ["cgroup.lower"]
+
+
 def test_overdue_audit_does_not_shorten_wait_for_pods_api(
     audited: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ Fields that cgroups depend on are validated, and errors name the field; other fi
 claims are parsed in the formats of Kubernetes 1.36, 1.37 and KEP-5517; in another format they are unknown.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -118,13 +118,15 @@ _NOT_IN_PODS_API: Final = (
 _AMOUNT_FIELDS: Final = frozenset({"resources", "overhead", *_MAPPINGS})
 
 
-def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> Pod:
+def parse_pod(obj: JsonObject, *, from_kubelet: bool = False, claim_users: Container[str] = ()) -> Pod:
     """Parse a v1.Pod object.
 
     Args:
         obj: A v1.Pod, such as an item of ``kubectl get pods -o json``. ``kind`` is optional.
         from_kubelet: True: the kubelet's own copy, whose status lacks what the scheduler and controllers
             write: the amounts of claims are unknown. False: the API server's object.
+        claim_users: UIDs of pods with prepared claims, as in the names of the pods' cgroups. The kubelet's
+            object of such a pod does not name claims for extended resources.
 
     Raises:
         ProbeError: The object is not a valid pod; the text names the pod and the field.
@@ -135,14 +137,14 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> Pod:
     if obj.get("kind") not in (None, "Pod"):
         raise ProbeError(f"object of kind {format_short(obj.get('kind'))} is not a Pod")
     try:
-        return _parse_pod(obj, from_kubelet=from_kubelet)
+        return _parse_pod(obj, claim_users, from_kubelet=from_kubelet)
     except ValueError as error:
         metadata = obj.get("metadata")
         name = metadata.get("name") if isinstance(metadata, Mapping) else None
         raise ProbeError(f"pod {format_short(name) if name else 'without a name'}: {error}") from None
 
 
-def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
+def _parse_pod(obj: JsonObject, claim_users: Container[str], *, from_kubelet: bool) -> Pod:
     metadata, spec, status = (get_mapping(obj, key, "") for key in ("metadata", "spec", "status"))
     level = get_mapping(spec, "resources", "spec")
     claims = _claim_names(spec, status)
@@ -158,7 +160,9 @@ def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
         pod_level_requests=resource_amounts(level, "requests", "spec.resources"),
         pod_level_limits=resource_amounts(level, "limits", "spec.resources"),
         claims=claims,
-        claim_resources=_parse_claim_resources(status, claims, from_kubelet=from_kubelet),
+        claim_resources=_parse_claim_resources(
+            status, bool(claims) or _cgroup_uid(metadata) in claim_users, from_kubelet=from_kubelet
+        ),
         phase=name_field(status, "phase", "status", ""),
         resize=_parse_resize(metadata, status),
         is_critical=is_critical,
@@ -299,12 +303,12 @@ def _claim_names(spec: JsonObject, status: JsonObject) -> tuple[str, ...]:
 
 
 def _parse_claim_resources(
-    status: JsonObject, claims: tuple[str, ...], *, from_kubelet: bool
+    status: JsonObject, uses_claims: bool, *, from_kubelet: bool
 ) -> tuple[ClaimResources, ...] | UnknownAmount:
     key = "nodeAllocatableResourceClaimStatuses"
-    if claims and not status:
+    if uses_claims and not status:
         return UnknownAmount("the object has no status, which contains the amounts of claims")
-    if claims and from_kubelet and status.get(key) is None:
+    if uses_claims and from_kubelet and status.get(key) is None:
         return UnknownAmount(_NOT_IN_PODS_API)
     grants = []
     for number, entry in enumerate(get_mappings(status, key, "status")):

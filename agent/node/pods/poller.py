@@ -221,20 +221,26 @@ class ClaimPodsAuditResult(NamedTuple):
 
 
 def audit_pods_with_claims(
-    paths: AuditPaths, objects: Sequence[JsonObject], driver_cpus: ExclusiveCpusByPod, now_wall_s: float
+    paths: AuditPaths,
+    objects: Sequence[JsonObject],
+    claim_users: Container[str],
+    driver_cpus: ExclusiveCpusByPod,
+    now_wall_s: float,
 ) -> ClaimPodsAuditResult:
     """Audit the cgroups of active pods with claims. Blocks on the kernel.
 
     Args:
         paths: Root directories and kubelet version.
         objects: All pods of the Kubernetes node as v1.Pod objects of the kubelet's pods API.
+        claim_users: UIDs of the pods with prepared claims. Their objects do not name claims for extended
+            resources.
         driver_cpus: CPUs that DRA drivers gave to single containers.
         now_wall_s: Current time [s since 1970].
     """
     pods, unreadable = [], []
     for obj in objects:
         try:
-            pods.append(parse_pod(obj, from_kubelet=True))
+            pods.append(parse_pod(obj, from_kubelet=True, claim_users=claim_users))
         except ProbeError as error:
             unreadable.append(str(error))
     chosen = [pod for pod in pods if pod.is_active and (pod.claims or pod.claim_resources)]
@@ -367,9 +373,8 @@ class PodPoller:
             return None
         declared = core[0].declared if core else ()
         by_drivers = exclusive_cpus(self._reliable, declared) if self._reliable else {}
-        work = partial(
-            audit_pods_with_claims, self._paths, kubelet.pods.items, by_drivers, self._clock().wall_s
-        )
+        objects, now_s = kubelet.pods.items, self._clock().wall_s
+        work = partial(audit_pods_with_claims, self._paths, objects, self._uses, by_drivers, now_s)
         try:
             found = await self._guard.run("audit", work, AUDIT_S)
         except TimeoutError:
@@ -406,7 +411,7 @@ class PodPoller:
         if pods.absence and not self._audit_is_due():  # a kubelet that restarts has no socket for a while
             return
         active = [pod for pod in pods.items if not pod.has_ended]
-        with_claims = frozenset(pod.ref.uid for pod in active if pod.claims)
+        with_claims = frozenset(pod.ref.uid for pod in active if pod.claims or pod.ref.uid in self._uses)
         if with_claims - self._with_claims:
             self._audit_ns = min(self._audit_ns, self._mono_ns_after(AUDIT_DELAY_S))
         self._active_uids, self._with_claims = frozenset(pod.ref.uid for pod in active), with_claims
