@@ -921,16 +921,26 @@ def test_quiet_pod_is_audited_again_soon(audited: Kubelet) -> None:
     assert [len(one.uses[2]) for one in (first, second) if one.uses] == [0, 1]
 
 
-def test_new_pod_is_audited_once_its_cgroups_are_settled(audited: Kubelet) -> None:
+def test_audit_follows_the_start_of_a_container_not_of_its_pod(audited: Kubelet) -> None:
     pods, clock = [its_pod()], Clock()
     with pods_api_listing(audited, pods):
         poller = poller_of(config_of(audited, pods_period_ns=3600 * NS), clock)
         asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 300
         clock.later_s = 100
-        pods.append(its_pod("another"))
+        pods.append(its_pod("another", "e" * 64))
+        (container,) = pods[1].status.containerStatuses
+        container.ClearField("state")
+        asyncio.run(poller.poll(None))
+        assert poller.next_due_in_s() == 200, "the image is still pulled"
+        clock.later_s = 150
+        container.state.running.startedAt.seconds = int(clock().wall_s)
         asyncio.run(poller.poll(None))
         assert poller.next_due_in_s() == AUDIT_DELAY_S
+        clock.later_s = 150 + AUDIT_DELAY_S
+        asyncio.run(polled_and_audited(poller))
+        asyncio.run(poller.poll(None))
+        assert poller.next_due_in_s() == 300
 
 
 def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited: Kubelet) -> None:

@@ -187,7 +187,7 @@ def _printable(text: str) -> str:
 # --- the poller --------------------------------------------------------------------------------------------
 
 AUDIT_DELAY_S: Final = 35.0
-"""Delay of the audit of a new pod [s]: cgroups are not audited in the first 30 s of a container."""
+"""Delay of the audit after a container's start [s]: cgroups are not audited in its first 30 s."""
 AUDIT_S: Final = 60.0
 """Time limit of one audit of the pods' cgroups [s]."""
 PROBLEMS_MAX: Final = 3
@@ -307,6 +307,8 @@ class PodPoller:
         """UIDs of pods that had not ended in the last answer of the pods API."""
         self._with_claims: frozenset[str] = frozenset()
         """UIDs of the pods in ``_active_uids`` that have claims."""
+        self._running: frozenset[str] = frozenset()
+        """IDs of the running containers of the pods in ``_with_claims``."""
         self._last_audit = ClaimPodsAuditResult()
         self._audit_ns = clock().mono_ns
         self._reported: HealthByDevice = {}
@@ -412,8 +414,11 @@ class PodPoller:
             return
         active = [pod for pod in pods.items if not pod.has_ended]
         with_claims = frozenset(pod.ref.uid for pod in active if pod.claims or pod.ref.uid in self._uses)
-        if with_claims - self._with_claims:
+        of_claims = (one for pod in active if pod.ref.uid in with_claims for one in pod.containers)
+        running = frozenset(container.id for container in of_claims if container.running)
+        if running - self._running:
             self._audit_ns = min(self._audit_ns, self._mono_ns_after(AUDIT_DELAY_S))
+        self._running = running
         self._active_uids, self._with_claims = frozenset(pod.ref.uid for pod in active), with_claims
 
     def _mono_ns_after(self, in_s: float) -> int:
