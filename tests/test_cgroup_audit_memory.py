@@ -110,6 +110,12 @@ def test_best_effort_container_is_throttled_from_137_on_only() -> None:
     assert expected.accepted[1].note == "as kubelets up to 1.36 leave it without a request"
 
 
+def test_claim_does_not_throttle_a_container_whose_request_equals_its_limit() -> None:
+    equal = container("c1", "memory=1Gi", "memory=1Gi")
+    mine = pod_of(equal, container("c2"), claims=[claim("m", "c1", "memory=1Gi")])
+    assert values(knob(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")) == [NO_LIMIT]
+
+
 def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
     mine = pod_of(BURSTABLE, claims=[claim("m", "c1", "memory=256Mi")])
     assert exact(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1") == int(

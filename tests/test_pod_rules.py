@@ -7,7 +7,17 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import ABSENT, MIB, PaperNode, codes, cpus_sample, group_sample, pool_sample, without_times
+from paper import (
+    ABSENT,
+    MIB,
+    PaperNode,
+    codes,
+    cpus_sample,
+    group_sample,
+    hugetlb_sample,
+    pool_sample,
+    without_times,
+)
 from paper_gpus import GpuNode
 
 from agent.cgroup_audit.audit import ADVICE
@@ -32,7 +42,7 @@ from agent.model.pod_findings import PodFinding, PodsSample, Resource
 from agent.model.reading import SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import HugetlbSample, Snapshot
 from agent.model.time import NS
 
 DRIVER: Final = "a.example.com"
@@ -344,9 +354,9 @@ def test_pod_findings_follow_an_unhealthy_devices_own_causes() -> None:
 # --- what cgroups ran into --------------------------------------------------------------------------------
 
 
-def report_after_events(node: Node, **members: Any) -> Report:
-    """Count events of the pod's container; return the report."""
-    still = group_sample(7, pod=POD)._replace(mem_limit=32 * MIB)
+def report_after_events(node: Node, *, base: tuple[HugetlbSample, ...] = (), **members: Any) -> Report:
+    """Count events of the pod's container, which has the hugepage counters `base`; return the report."""
+    still = group_sample(7, *base, pod=POD)._replace(mem_limit=32 * MIB)
     node.groups = [still]
     node.next()
     node.groups = [still._replace(**members)]
@@ -365,6 +375,14 @@ def test_oom_kill_is_info_on_the_pods_memory_only() -> None:
     (note,) = report.notes
     assert note.subject == "pod pod-a (ml/train-0) container container-a"
     assert len(note.devices) == 3
+
+
+def test_hugepage_limit_hit_is_info_on_pages_of_its_size_only() -> None:
+    node = Node()
+    node.use_devices("pages-2m", "pages-1g")
+    sizes = hugetlb_sample(0), hugetlb_sample(0, size_kib=1 << 20)
+    report = report_after_events(node, hugetlb=(sizes[0]._replace(events_max=1), sizes[1]), base=sizes)
+    assert worse(report) == {"pages-2m": Severity.INFO}
 
 
 def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:

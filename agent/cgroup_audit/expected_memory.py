@@ -161,7 +161,7 @@ def _throttled_at(
     """
     setting, own = CgroupSettingId(SettingKind.HIGH), container.limits.get(MEMORY)
     limit = own.value + given if own else facts.allocatable_memory
-    if own and request.value == limit:
+    if own and request.value == own.value:  # kubelets compare without claims
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "the request equals the limit")
     if limit is None:
         return unknown_setting(setting, "the memory of the machine is unknown")

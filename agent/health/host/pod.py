@@ -587,4 +587,11 @@ def _affected_by_group(
     if cause.code == EXCLUSIVE_THROTTLED.code:
         return view.exclusive
     kind = AFFECTED_KINDS.get(cause.code)
-    return [entry.subject for entry in used if entry.device and entry.device.kind is kind]
+    counts = zip(view.group.hugetlb, view.hits, view.refusals, strict=True)
+    sizes = {sample.size_kib for sample, hits, refusals in counts if hits or refusals}
+    return [
+        entry.subject
+        for entry in used
+        if entry.device and entry.device.kind is kind
+        if kind is not DeviceKind.HUGEPAGES or not sizes or entry.device.size_kib in sizes
+    ]
