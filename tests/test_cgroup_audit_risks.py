@@ -1,13 +1,14 @@
 """Risks that follow from requests, limits and claims although all cgroups are correct."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from cgroup_audit_pods import V2, claim, container, pod, pod_object, resources
 
 from agent.cgroup_audit.audit import ADVICE, PodRisk, pod_risks, shared_claim_risks
 from agent.cgroup_audit.kubelet_config import CgroupDriver, ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod_model import Pod
+from agent.cgroup_audit.pod_model import Pod, UnknownAmount
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cpuset import parse_cpus
 
@@ -93,6 +94,16 @@ def test_claim_that_raises_the_quota_above_the_cpus_is_no_risk() -> None:
     assert codes(pod_risks(mine, V2, EXCLUSIVE)) == []
     (quota,) = [one for one in pod_risks(mine, NodeFacts(counts_claims=False), EXCLUSIVE) if one.container]
     assert quota.description == "exclusive CPUs 2-5 are 4000m; the quota is 2000m (limit)"
+
+
+def test_unknown_claim_amounts_leave_the_quota_of_the_cgroup_to_judge() -> None:
+    unknown = UnknownAmount("the kubelet does not list the amounts of claims")
+    mine = replace(pod(LIMITED_CONTAINER), claim_resources=unknown)
+    quota, throttled = pod_risks(mine, V2, EXCLUSIVE, {"c1": 7}, {"c1": 2000})
+    assert quota.description == "exclusive CPUs 2-5 are 4000m; the quota is 2000m"
+    assert (quota.code, throttled.code) == ("cpus.exclusive_quota", "cpus.exclusive_throttled")
+    assert pod_risks(mine, V2, EXCLUSIVE, {"c1": 0}, {"c1": 4000}) == ()
+    assert pod_risks(mine, V2, EXCLUSIVE, {"c1": 7}) == (), "no quota"
 
 
 def test_exclusive_cpus_from_the_kubelet_are_no_risk() -> None:

@@ -42,6 +42,7 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_qos_cgroups,
 )
 from agent.cgroup_audit.expected_values import (
+    Amount,
     ExpectedSetting,
     ResourceSum,
     container_limit,
@@ -49,7 +50,17 @@ from agent.cgroup_audit.expected_values import (
     format_amount,
 )
 from agent.cgroup_audit.kubelet_config import KUBE_RESERVED, ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod_model import CPU, MEMORY, ZERO, Pod, PodContainer, QosClass, Quantity
+from agent.cgroup_audit.pod_model import (
+    CPU,
+    MEMORY,
+    MILLI,
+    ZERO,
+    Pod,
+    PodContainer,
+    QosClass,
+    Quantity,
+    UnknownAmount,
+)
 from agent.errors import ProbeError
 from agent.model.cpuset import cpu_numbers, format_cpus
 from agent.model.pod_findings import NO_LIMIT, CgroupSettings, PodFinding, Resource
@@ -88,23 +99,29 @@ def pod_risks(
     facts: NodeFacts,
     exclusive_cpus: Sequence[ExclusiveCpus] = (),
     throttled_periods: Mapping[str, int] | None = None,
+    quotas: Mapping[str, int] | None = None,
 ) -> tuple[PodRisk, ...]:
     """Return the risks of one pod and its containers.
 
     Args:
         exclusive_cpus: Known exclusive CPUs of the pod's containers.
         throttled_periods: Throttled CPU periods (nr_throttled in ``cpu.stat``) by container, if read.
+        quotas: Quota of CPU time [millicores] by container, if read; used if the limit is unknown.
     """
     found = [
         PodRisk(code, str(pod), container, what, ADVICE[code])
         for code, find in _POD_RISKS.items()
         for container, what in (find(pod, facts) if pod.known_claim_resources else ())
     ]
-    counts = throttled_periods or {}
+    counts, read_quotas = throttled_periods or {}, quotas or {}
     lifted = {one.container for one in exclusive_cpus if one.by_kubelet}
     for container in (one for one in pod.containers if one.name not in lifted):
         for own in (one for one in exclusive_cpus if one.container == container.name):
-            for code, what in _exclusive_cpu_risks(pod, container, own, facts, counts.get(container.name, 0)):
+            limit = container_limit(pod, container, CPU, with_claims=facts.counts_claims)
+            quota = read_quotas.get(container.name)
+            if isinstance(limit, UnknownAmount) and quota is not None:
+                limit = ResourceSum(Quantity(quota * MILLI), f"{quota}m")
+            for code, what in _exclusive_cpu_risks(limit, own, facts, counts.get(container.name, 0)):
                 found.append(PodRisk(code, str(pod), container.name, what, ADVICE[code]))
     return tuple(found)
 
@@ -193,15 +210,12 @@ def _claim_amounts(pod: Pod) -> Mapping[str, Quantity]:
     return {one: sum((grant.amount_for_pod(one) or ZERO for grant in grants), ZERO) for one in (CPU, MEMORY)}
 
 
-def _exclusive_cpu_risks(
-    pod: Pod, container: PodContainer, own: ExclusiveCpus, facts: NodeFacts, throttled: int
-) -> RiskDetails:
+def _exclusive_cpu_risks(limit: Amount, own: ExclusiveCpus, facts: NodeFacts, throttled: int) -> RiskDetails:
     """Yield the risks of a container that has a CPU quota and exclusive CPUs from a DRA driver.
 
     The kubelet does not lift the quota for such CPUs.
     """
     cpus = format_cpus(own.cpus)
-    limit = container_limit(pod, container, CPU, with_claims=facts.counts_claims)
     if not isinstance(limit, ResourceSum) or not facts.enforces_quota:
         return
     milli = 1000 * len(list(cpu_numbers(own.cpus)))
@@ -312,17 +326,21 @@ def audit_pod_cgroups(
     at = {one.cgroup: _cgroup_path(one.cgroup, pod, node) for one in groups}
     owners = {one.container for one in exclusive_cpus}
     throttled: dict[str, int] = {}
+    quotas: dict[str, int] = {}
 
     def read_actual(group: CgroupId) -> ActualCgroup:
         settings = read_cgroup(at[group], group.container in owners)
         if settings and group.container and not isinstance(settings.throttled, Missing):
             throttled[group.container] = settings.throttled
+        quota_us, period_us = (settings.quota_us, settings.period_us) if settings else (NO_LIMIT, 0)
+        if isinstance(quota_us, int) and isinstance(period_us, int) and period_us and quota_us != NO_LIMIT:
+            quotas[group.container] = quota_us * 1000 // period_us
         return actual_cgroup(settings, since_change_s(pod, now_wall_s, group.container))
 
     compared = _compare_with_second_read(groups, read_actual, node)
     if not exclusive_cpus_complete:
         compared = tuple(_unknown_if_exclusive(one, pod) for one in compared)
-    return PodAudit(pod, compared, pod_risks(pod, node.facts, exclusive_cpus, throttled), idle)
+    return PodAudit(pod, compared, pod_risks(pod, node.facts, exclusive_cpus, throttled, quotas), idle)
 
 
 def audit_qos_cgroups(

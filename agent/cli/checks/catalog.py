@@ -288,7 +288,9 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
         CheckSection(
             "Pods and their containers",
             "Notes. If a pod lacks resources of a device, the note is also a cause of that device; see "
-            "[host.md](host.md#notes). Notes whose source is pods come from [audits](audit.md).",
+            "[host.md](host.md#notes). Notes whose source is pods come from [audits](audit.md). The checks "
+            "claim.* need the amounts of claims, which the kubelet does not list: they are made by drahealth "
+            "audit --pods FILE.",
             (*map(_rule_check, CGROUP_RULES), *map(_pod_audit_check, POD_AUDIT_ROWS.values())),
         ),
         CheckSection(
