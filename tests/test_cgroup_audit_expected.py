@@ -39,7 +39,7 @@ from agent.cgroup_audit.expected_cgroups import (
     expected_pod_cgroups,
     expected_qos_cgroups,
 )
-from agent.cgroup_audit.kubelet_config import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.kubelet_config import ExclusiveCpus, KubeletConfig, NodeFacts
 from agent.cgroup_audit.pod_model import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cpuset import parse_cpus
@@ -202,6 +202,26 @@ def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
     assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
     assert exact(groups, SettingKind.QUOTA, "c2") == 100_000
     assert "c1 has exclusive CPUs" in knob(groups, SettingKind.QUOTA).arithmetic
+
+
+@pytest.mark.parametrize(
+    ("gates", "accepted"),
+    [
+        ({"DisableCPUQuotaWithExclusiveCPUs": False}, [200_000]),
+        ({"DisableCPUQuotaWithExclusiveCPUs": True}, [NO_LIMIT]),
+        ({}, [NO_LIMIT]),
+        ({"AllBeta": False}, [NO_LIMIT, 200_000]),
+        (None, [NO_LIMIT, 200_000]),
+    ],
+)
+def test_gate_decides_whether_exclusive_cpus_lift_the_quota(
+    gates: dict[str, bool] | None, accepted: list[int]
+) -> None:
+    kubelet = None if gates is None else KubeletConfig("file", gates=gates)
+    mine = pod(container("c1", "cpu=2 memory=1Gi", "cpu=2 memory=1Gi"))
+    groups = expected_pod_cgroups(mine, replace(V2, kubelet=kubelet), [ExclusiveCpus("c1", 0b1100, True)])
+    for name in ("", "c1"):
+        assert values(knob(groups, SettingKind.QUOTA, name)) == accepted
 
 
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:

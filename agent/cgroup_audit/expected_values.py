@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from agent.cgroup_audit.cgroup_settings import CgroupSettingId, SettingKind, format_bytes, hugepage_size_name
-from agent.cgroup_audit.kubelet_config import CgroupDriver, NodeFacts
+from agent.cgroup_audit.kubelet_config import LIFTS_QUOTA_GATE, CgroupDriver, NodeFacts
 from agent.cgroup_audit.pod_model import (
     CPU,
     HUGEPAGES,
@@ -460,8 +460,15 @@ def cpu_quota(
     uncounted = _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))
     if not facts.enforces_quota:
         lifted_reason = "the kubelet sets no quotas"
+    elif True not in facts.lifts_quota:
+        lifted_reason = ""
     if lifted_reason:
-        yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), f"no limit: {lifted_reason}")
+        kept = amount if facts.enforces_quota and False in facts.lifts_quota else None
+        others = _accepted_quotas(kept.total, facts) if isinstance(kept, ResourceSum) and kept.total else ()
+        noted = (one._replace(note=f"without the gate {LIFTS_QUOTA_GATE}") for one in others)
+        doubt = kept.reason if isinstance(kept, UnknownAmount) else ""
+        options = (AcceptedValue(NO_LIMIT), *noted)
+        yield ExpectedSetting(setting, options, f"no limit: {lifted_reason}", doubt=doubt)
     elif isinstance(amount, UnknownAmount):
         yield unknown_setting(setting, amount.reason, uncounted, facts.period_us)
     elif amount is None or not amount.total:

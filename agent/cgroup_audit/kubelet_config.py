@@ -308,6 +308,10 @@ PERIOD_US: Final = 100_000
 """The kubelet's default CFS period [us]; its cpuCFSQuotaPeriod changes it."""
 
 
+LIFTS_QUOTA_GATE: Final = "DisableCPUQuotaWithExclusiveCPUs"
+"""Feature gate of the kubelet, on by default, that lifts the quota of containers with exclusive CPUs."""
+
+
 class CgroupDriver(StrEnum):
     """The way in which kubelet and container runtime create cgroups: directly, or through systemd."""
 
@@ -356,6 +360,13 @@ class NodeFacts:
         if self.kubelet is None or self.cgroup_version == 1:
             return ()
         return possible_memory_qos(self.kubelet, self.kubelet_minor)
+
+    @property
+    def lifts_quota(self) -> tuple[bool, ...]:
+        """Whether the kubelet lifts the quota of containers with exclusive CPUs: its possible answers."""
+        if self.kubelet is None:
+            return (True, False)
+        return self.kubelet.possible_gate(LIFTS_QUOTA_GATE, default=True)
 
     @property
     def kubelet_source(self) -> str:
