@@ -181,7 +181,7 @@ def test_cgroup_driver_and_pods_are_detected() -> None:
         assert read_cgroup_facts(reader, (), tree.cgroup_root, (), "") is None
         tree.make("burstable", UID)
         facts = read_cgroup_facts(reader, (), tree.cgroup_root, (), "")
-        assert facts == NodeFacts(cgroup_version=1, cgroup_driver=CgroupDriver.SYSTEMD)
+        assert facts == NodeFacts(1, CgroupDriver.SYSTEMD, are_quotas_known=False)
         assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.SYSTEMD, tree.cgroup_root) == {UID}
         assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
 

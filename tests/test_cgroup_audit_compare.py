@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -236,6 +237,27 @@ def test_quota_over_another_period_is_scaled_and_matches() -> None:
         found[CgroupSettingId(SettingKind.PERIOD)].consequence
         == "it is throttled more often, for shorter times"
     )
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "verdicts"),
+    [
+        (NO_LIMIT, 100_000, {AuditVerdict.UNKNOWN}),
+        (20_000, 10_000, {AuditVerdict.MATCH}),
+        (10_000, 10_000, {AuditVerdict.LOWER}),
+    ],
+)
+def test_quota_without_the_kubelets_configuration_has_no_expected_period(
+    quota: int, period: int, verdicts: set[AuditVerdict]
+) -> None:
+    mine = pod(container("c1", limits="cpu=2 memory=1Gi"))
+    groups = expected_pod_cgroups(mine, replace(V2, are_quotas_known=False))
+    changed = {CgroupSettingId(SettingKind.QUOTA): quota, CgroupSettingId(SettingKind.PERIOD): period}
+    found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", changed), 2)
+    assert SettingKind.PERIOD not in {one.setting.kind for one in found}
+    assert {
+        one.verdict for one in found if one.cgroup.container == "c1" and one.setting.kind is SettingKind.QUOTA
+    } == verdicts
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------

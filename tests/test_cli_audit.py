@@ -595,9 +595,12 @@ def test_unknown_configuration_is_named_and_changes_no_exit_code(capsys, node):
     code, out = run(capsys, node)
     assert code == 0
     text = " ".join(out.split())
-    assert "configuration of the kubelet: no process named kubelet; memory QoS, swap limits and node" in text
+    assert (
+        "configuration of the kubelet: no process named kubelet; memory QoS, swap limits, CPU quota periods"
+        in text
+    )
     assert "kubectl get --raw /api/v1/nodes/NODE/proxy/configz" in text
-    assert "as expected, 16 settings" in out
+    assert "as expected, 14 settings" in out
 
 
 def test_configuration_from_a_file_replaces_that_of_the_process(capsys, node):

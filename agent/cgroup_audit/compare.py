@@ -265,8 +265,8 @@ def _compare_number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict
     why += next(
         (f"; {text} is {one.note}" for one in expected.explained_wrong_values if one.value == value), ""
     )
-    if expected.doubt:
-        return AuditVerdict.UNKNOWN, f"{why}; {expected.doubt}"
+    if doubt := expected.doubt or (value == NO_LIMIT and expected.no_limit_doubt):
+        return AuditVerdict.UNKNOWN, f"{why}; {doubt}"
     return _verdict_on_wrong_value(expected, value), why
 
 

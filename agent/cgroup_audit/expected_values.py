@@ -367,6 +367,8 @@ class ExpectedSetting:
     """CFS period of a quota [us]; 0 for other settings."""
     doubt: str = ""
     """Reason why an unexpected value may be correct, too: its verdict is then UNKNOWN; empty: no reason."""
+    no_limit_doubt: str = ""
+    """As ``doubt``, for a missing limit only."""
 
 
 class ResourceSums(NamedTuple):
@@ -476,11 +478,15 @@ def cpu_quota(
     else:
         options = _accepted_quotas(amount.total, facts)
         arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
-        expected = ExpectedSetting(setting, options, arithmetic, period_us=facts.period_us)
-        yield explain_without_claims(expected, uncounted)
-        yield ExpectedSetting(
-            CgroupSettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
+        doubt = "" if facts.are_quotas_known else "the kubelet may set no quotas"
+        expected = ExpectedSetting(
+            setting, options, arithmetic, period_us=facts.period_us, no_limit_doubt=doubt
         )
+        yield explain_without_claims(expected, uncounted)
+        if facts.are_quotas_known:
+            yield ExpectedSetting(
+                CgroupSettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
+            )
 
 
 def _accepted_quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue, ...]:

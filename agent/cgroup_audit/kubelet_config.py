@@ -333,6 +333,8 @@ class NodeFacts:
     """Period of CPU quotas [us]: the kubelet's ``cpuCFSQuotaPeriod``."""
     enforces_quota: bool = True
     """True: the kubelet sets a CPU quota for each CPU limit, by its ``cpuCFSQuota``."""
+    are_quotas_known: bool = True
+    """False: period and enforcement of quotas are not known, but assumed to be the defaults."""
     counts_claims: bool = True
     """True: the kubelet adds the resources of claims to those of pods. False: expected values exclude claims.
 

@@ -210,8 +210,9 @@ def _kubelet_gaps(kubelet: KubeletConfigResult) -> Iterable[str]:
     """Yield a text for each kind of settings that the audit skips because of the kubelet's configuration."""
     if kubelet.config is None:
         yield (
-            f"configuration of the kubelet: {kubelet.reason}; memory QoS, swap limits and node cgroups are "
-            f"not compared (--kubelet-config FILE takes the output of {COMMAND})"
+            f"configuration of the kubelet: {kubelet.reason}; memory QoS, swap limits, CPU quota periods, "
+            "missing CPU quotas and node cgroups are not compared (--kubelet-config FILE takes the output of "
+            f"{COMMAND})"
         )
         return
     if kubelet.config.reserves_qos_memory:

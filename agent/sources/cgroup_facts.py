@@ -138,6 +138,7 @@ def read_cgroup_facts(
         hugepages_kib=sizes_kib,
         period_us=kubelet.period_us if kubelet else PERIOD_US,
         enforces_quota=kubelet.enforces_quota if kubelet else True,
+        are_quotas_known=kubelet is not None,
         counts_claims=_counts_claims(kubelet_version, kubelet),
         counts_earlier_sidecars=not kubelet_counts_claims(kubelet_version) if kubelet_version else None,
         kubelet=kubelet,
