@@ -65,6 +65,11 @@ class EqualRuns(NamedTuple):
     unread_runs: int = 0
     """Number of consecutive runs without a result; 0: the last run had one."""
 
+    @property
+    def equal_passes(self) -> int:
+        """Number of consecutive runs, up to the last one, with the same result."""
+        return self.unread_runs or self.code_runs
+
     def next(self, finding: Finding | None, no_result_reason: str) -> "EqualRuns":
         """Return the numbers after another run with this result."""
         if no_result_reason:
@@ -181,7 +186,7 @@ def _next_reported(
         raise_after=result.raise_after,
         clear_after=result.clear_after,
         lease_ns=int(result.lease_s * NS),
-        equal_passes=equal_runs.unread_runs or equal_runs.code_runs,
+        equal_passes=equal_runs.equal_passes,
     )
     return _Reported(sample, result.run, same_results, equal_runs)
 

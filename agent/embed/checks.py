@@ -435,7 +435,7 @@ class DriverCheckScheduler:
                     no_result_reason=result.unread,
                     passes=sample.passes + 1,
                     beat_ns=time.monotonic_ns(),
-                    equal_passes=equal_runs.unread_runs or equal_runs.code_runs,
+                    equal_passes=equal_runs.equal_passes,
                 )
                 # while results still count the core must see each one; later ones can wait for its heartbeat
                 wake = is_requested or same_results <= max(check.raise_after, check.clear_after)

@@ -341,7 +341,6 @@ class BasicAuthentication:
             return HTTPStatus.UNAUTHORIZED
         user, password = credentials
         expected = users.get(user)
-        unknown = _UNKNOWN_USER_HASH % max(one[4:6] for one in users.values())
         known = hashlib.sha256(b"%b\0%b\0%b" % (user.encode(), password, expected or b"")).digest()
         if known in self._passed:
             return HTTPStatus.OK
@@ -349,6 +348,7 @@ class BasicAuthentication:
         if self._checks[peer] >= PEER_CHECKS_MAX:
             return HTTPStatus.TOO_MANY_REQUESTS
         self._checks[peer] += 1
+        unknown = _UNKNOWN_USER_HASH % max(one[4:6] for one in users.values())
         try:
             return await self._check_in_turn(password, expected, known, unknown)
         finally:

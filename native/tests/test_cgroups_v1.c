@@ -123,6 +123,18 @@ static void test_freezer_state_unknown_is_unreadable(void)
     done(&f);
 }
 
+/* Check that v1's freezer decides whether the container is frozen, and v2 whether it has processes. */
+static void check_freezer_of_v1_decides(struct fx *f)
+{
+    CHECK_U64(fx_group(f, UID, "")->frozen, 1);
+    CHECK_U64(fx_group(f, UID, "")->populated, 1);
+    fx_write("populated 0\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
+    fx_events(f);
+    reread(f);
+    CHECK_U64(fx_group(f, UID, "")->frozen, 1);
+    CHECK_U64(fx_group(f, UID, "")->populated, 0);
+}
+
 /* Runtimes freeze containers through v1's freezer if there is one: v2's state does not count then. */
 static void test_v1_freezer_takes_precedence_over_v2(void)
 {
@@ -132,13 +144,7 @@ static void test_v1_freezer_takes_precedence_over_v2(void)
     fx_write("populated 1\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
     fx_write("FROZEN\n", "cg/freezer/" POD "/freezer.state");
     f = running();
-    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
-    CHECK_U64(fx_group(&f, UID, "")->populated, 1);
-    fx_write("populated 0\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
-    fx_events(&f);
-    reread(&f);
-    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
-    CHECK_U64(fx_group(&f, UID, "")->populated, 0);
+    check_freezer_of_v1_decides(&f);
     done(&f);
 }
 
@@ -157,13 +163,7 @@ static void test_v1_freezer_that_appears_later_takes_precedence_over_v2(void)
     sweep(&f);
     CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
     reread(&f);
-    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
-    CHECK_U64(fx_group(&f, UID, "")->populated, 1);
-    fx_write("populated 0\nfrozen 0\n", "cg/unified/" POD "/cgroup.events");
-    fx_events(&f);
-    reread(&f);
-    CHECK_U64(fx_group(&f, UID, "")->frozen, 1);
-    CHECK_U64(fx_group(&f, UID, "")->populated, 0);
+    check_freezer_of_v1_decides(&f);
     done(&f);
 }
 

@@ -12,7 +12,6 @@ no device Unhealthy or Unknown, because the device works, and a repair of the de
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -548,14 +547,14 @@ def cgroup_issues(
 ) -> Iterator[PodIssue]:
     """Evaluate the cgroup rules for each cgroup in ``views``, and yield an issue for each raised fault."""
     for one in views:
-        subject = f"group:{one.group.id}"
-        used = pods.prepared_for(one.group.pod_uid)
-        view = _with_prepared_cpus(one, {entry.subject for entry in used})
+        view = _with_prepared_cpus(one, pods)
+        subject = f"group:{view.group.id}"
         evaluation.run_rules(subject, CGROUP_RULES, view)
         causes = evaluation.causes(subject, partial(row_with_code, CGROUP_RULES))
         if not causes:
             continue
         owner = (view.group.pod_uid, view.group.container)
+        used = pods.prepared_for(view.group.pod_uid)
         devices = tuple(dict.fromkeys([*view.exclusive, *(entry.subject for entry in used)]))
         for cause in causes:
             evidence = f"{pods.message_name(*owner)}: {cause.evidence}"
@@ -566,11 +565,14 @@ def cgroup_issues(
             yield PodIssue(NonDeviceCause(pods.report_name(*owner), cause, devices), tuple(affected))
 
 
-def _with_prepared_cpus(view: CgroupRuleInput, prepared: AbstractSet[str]) -> CgroupRuleInput:
-    """Return the rules' input of a cgroup without exclusive CPUs, unless each of their devices is in
-    ``prepared``: the CPUs of a pod without claims can be those of unused devices."""
-    containers = tuple(_with_prepared_cpus(one, prepared) for one in view.containers)
-    exclusive = view.exclusive if prepared >= set(view.exclusive) else ()
+def _with_prepared_cpus(view: CgroupRuleInput, pods: PodDeviceLookup) -> CgroupRuleInput:
+    """Return the rules' input of a cgroup without exclusive CPUs, unless each of their devices is prepared
+    for the pod: the CPUs of a pod without claims can be those of unused devices."""
+    if not (view.exclusive or view.containers):
+        return view
+    containers = tuple(_with_prepared_cpus(one, pods) for one in view.containers)
+    prepared = {entry.subject for entry in pods.prepared_for(view.group.pod_uid)}
+    exclusive = view.exclusive if prepared.issuperset(view.exclusive) else ()
     return view._replace(containers=containers, exclusive=exclusive)
 
 
