@@ -152,7 +152,7 @@ def test_command_has_no_descriptors_rights_or_environment_of_the_agent(tmp_path:
     os.set_inheritable(inheritable, True)
     try:
         result = run(
-            "ls -l /proc/self/fd | wc -l; pwd; env; ps -o sid= -p $$ | tr -d ' '; echo $$; umask; ulimit -c;"
+            "ls -l /proc/self/fd | wc -l; pwd; env; cut -d' ' -f6 /proc/$$/stat; echo $$; umask; ulimit -c;"
             "grep -E '^(NoNewPrivs|SigIgn|SigBlk)' /proc/self/status",
             GREETING="hello",
         )
@@ -413,6 +413,17 @@ async def test_end_of_a_command_is_a_result(script: str, finding: str | None, re
     assert (evidence, result.no_result_reason) == (finding, reason)
     if result.finding:
         assert (result.finding.code, result.finding.advice) == ("custom.fabric", "restart it")
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 3])
+async def test_results_of_a_check_count_its_equal_runs(exit_code: int) -> None:
+    results = Results()
+    runner = CustomCheckRunner([shell("fabric", f"exit {exit_code}")], "node-a", results.set, lambda: (None, ""))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        result = await results.wait("fabric", 2)
+        nursery.cancel_scope.cancel()
+    assert result.equal_passes == result.passes
 
 
 async def test_hung_check_delays_no_other() -> None:

@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from agent.config.values import number_within, parse_count, seconds_within
-from agent.driver.check_results import EqualRuns, validated_finding
+from agent.driver.check_results import validated_finding
 from agent.driver.merged_snapshot_source import DriverCheckKey, HostAndDriverSource
 from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion, unwrap_error
-from agent.model.declared_devices import DriverCheckSample, DriverDevice
+from agent.model.declared_devices import DriverCheckSample, DriverDevice, EqualRuns
 from agent.model.health import Finding, Repair, Severity
 from agent.model.time import NS
 from agent.prepare.kubelet_message import exception_text, normalize, shorten

@@ -539,4 +539,5 @@ def _sample(
         period_ns=int((check.period_s + check.timeout_s) * NS),
         raise_after=check.raise_after,
         clear_after=check.clear_after,
+        equal_passes=result.equal_passes if result else 0,
     )
