@@ -417,8 +417,8 @@ async def test_end_of_a_command_is_a_result(script: str, finding: str | None, re
 
 @pytest.mark.parametrize("exit_code", [0, 1, 3])
 async def test_results_of_a_check_count_its_equal_runs(exit_code: int) -> None:
-    results = Results()
-    runner = CustomCheckRunner([shell("fabric", f"exit {exit_code}")], "node-a", results.set, lambda: (None, ""))
+    results, check = Results(), shell("fabric", f"exit {exit_code}")
+    runner = CustomCheckRunner([check], "node-a", results.set, lambda: (None, ""))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
         result = await results.wait("fabric", 2)

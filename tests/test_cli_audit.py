@@ -739,6 +739,20 @@ def test_claim_amounts_that_the_kubelet_does_not_know_are_not_compared(capsys, s
         assert "    pod     cpu quota                        at least 400000 us  399999 us  lower\n" in out
 
 
+def test_pod_of_an_extended_resource_claim_is_selected_by_the_checkpoint(capsys, short_tmp):
+    node = node_of(short_tmp, kep_pod())
+    gpu = devices(device("gpu-0"))
+    prepared = claim("c", name="p-extended", namespace="default", pods=[UID], drivers=gpu)
+    with pods_api(node, kubelets_pod()):
+        assert "p  Burstable" not in run(capsys, node, pods=False)[1], "the kubelet's object names no claim"
+        file = node.top / "kubelet/dra_manager_state"
+        file.write_bytes(checkpoint([prepared]))
+        assert "◌ default/p  Burstable  not evaluated\n" in run(capsys, node, pods=False)[1]
+        file.write_bytes(b"{")
+        unread = run(capsys, node, pods=False)[1]
+        assert "pods with claims for extended resources: claims checkpoint" in unread
+
+
 def test_without_pods_the_alternative_is_shown(capsys, node):
     code, out = run(capsys, node, pods=False)
     assert code == 3
