@@ -802,7 +802,7 @@ def test_forked_child_needs_its_own_monitor_and_cannot_stop_the_parents() -> Non
 
 
 CREATED_BEFORE_FORK: Final = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import drahealth
 
@@ -830,6 +830,7 @@ with monitor() as first:
     prepare(first, "uid-1", drahealth.FailedDeviceError(drahealth.DeviceRef(DRIVER, "n", "card-0"), "down"))
 before = monitor()  # its ledger has an open fault
 if (child := os.fork()) == 0:
+    signal.alarm(90)  # a child that hangs ends
     before.start()
     prepare(before, "uid-2", drahealth.BadConfigError("no such mode"))
     before.stop(60)
@@ -846,6 +847,36 @@ def test_monitor_created_before_a_fork_saves_its_ledger(tmp_path: Path) -> None:
         timeout=2 * PATIENCE_S,  # the stop alone may take PATIENCE_S if the ledger is not written
         check=False,
     )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKED_DURING_AN_UPDATE: Final = """
+import os, signal, sys, threading, time
+from agent.driver.ledger_writer import LedgerWriter
+
+def update_slowly(ledger, now_s):
+    updating.set()
+    time.sleep(0.5)  # the fork begins meanwhile
+    return ledger, None
+
+updating = threading.Event()
+writer = LedgerWriter("card.example.com", None, "1", time.time, lambda: None)
+thread = threading.Thread(target=writer.update, args=(update_slowly,), daemon=True)
+thread.start()
+updating.wait()
+if (child := os.fork()) == 0:
+    signal.alarm(60)  # a child that waits for the lock for ever ends
+    writer.update(lambda ledger, now_s: (ledger, None))
+    os._exit(0)
+thread.join()
+writer.update(lambda ledger, now_s: (ledger, None))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_child_forked_during_an_update_of_the_ledger_can_update_it() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_DURING_AN_UPDATE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

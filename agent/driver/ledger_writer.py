@@ -7,8 +7,10 @@ are written within a second. A write error is logged once, and the write is retr
 """
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -74,6 +76,7 @@ class LedgerWriter:
         self._disk_hangs = False
         self._closed = False
         self._errno: int | None = None
+        _writers.add(self)
 
     @property
     def ledger(self) -> PrepareLedger:
@@ -252,3 +255,27 @@ class LedgerWriter:
             self._changed.notify_all()
         if not is_logged:
             log.warning("%s; prepare results are kept in memory only and are lost on restart", error)
+
+
+# --- fork ---------------------------------------------------------------------------------------------------
+
+_writers: Final = weakref.WeakSet[LedgerWriter]()
+_fork_lock: Final = threading.Lock()
+_held_locks: Final[list[threading.Condition]] = []
+
+
+def _before_fork() -> None:
+    """Acquire the locks of all writers: a lock that another thread holds would stay locked in the child."""
+    _fork_lock.acquire()
+    for writer in list(_writers):
+        writer._changed.acquire()
+        _held_locks.append(writer._changed)
+
+
+def _after_fork() -> None:
+    while _held_locks:
+        _held_locks.pop().release()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
