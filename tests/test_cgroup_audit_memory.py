@@ -350,6 +350,22 @@ def test_sidecar_is_killed_no_earlier_than_the_app_containers() -> None:
     assert score(larger, "s1") == [500]
 
 
+def test_oom_score_of_a_sidecar_counts_the_claims_of_the_app_containers() -> None:
+    given = claim("m", "c1 c2", "memory=4Gi")
+    mine = pod_of(
+        container("c1", "memory=1Gi"), container("c2", "memory=2Gi"), init=[sidecar("s1")], claims=[given]
+    )
+    assert score(mine, "s1") == score(mine, "c1") == [1000 - 1000 * 3072 // 8192]
+
+
+def test_rest_of_a_pod_level_request_excludes_the_memory_of_claims() -> None:
+    level = {"requests": {"memory": "6Gi"}}
+    given = claim("m", "c1", "memory=2Gi")
+    mine = pod_of(container("c1", "memory=1Gi"), container("c2"), level=level, claims=[given])
+    assert score(mine) == [1000 - 1000 * (1024 + 2048 + 1536) // 8192]
+    assert score(mine, "c2") == [1000 - 1000 * 1536 // 8192]
+
+
 @pytest.mark.parametrize(("score", "verdict"), [(969, AuditVerdict.MATCH), (900, AuditVerdict.UNKNOWN)])
 def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: AuditVerdict) -> None:
     groups = groups_of(pod_of(BURSTABLE, metadata={"generation": 2}), facts_of(None))

@@ -273,7 +273,7 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     A larger memory request makes the score lower.
     """
     setting = CgroupSettingId(SettingKind.OOM_SCORE)
-    share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
+    share, own = _pod_level_share(pod, facts), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
         return unknown_setting(setting, share.reason)
     if isinstance(own, UnknownAmount):
@@ -282,8 +282,9 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     text = f"1000 - 1000 * {format_bytes(requested)} (request) / {format_bytes(memory)}"
     score = 1000 - 1000 * requested // memory
     if container.role is ContainerRole.SIDECAR:
-        apps = [_spec_memory(one).value for one in pod.containers if one.role is ContainerRole.APP]
-        least = min(apps) + share
+        apps = [one for one in pod.containers if one.role is ContainerRole.APP]
+        scored = [_scored_memory(pod, one, facts) for one in apps]
+        least = min(one for one in scored if isinstance(one, int)) + share  # all known, like `own`
         if (of_apps := 1000 - 1000 * least // memory) < score:
             score, origin = of_apps, "least of the app containers"
             text = f"1000 - 1000 * {format_bytes(least)} ({origin}) / {format_bytes(memory)}"
@@ -308,15 +309,15 @@ def _scored_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int |
     return total
 
 
-def _pod_level_share(pod: Pod) -> int | UnknownAmount:
+def _pod_level_share(pod: Pod, facts: NodeFacts) -> int | UnknownAmount:
     """Return one container's share of the pod-level memory request.
 
-    The part of the request above the sum of the containers' requests is divided equally.
+    The part of the request above the sum of the containers' requests and claims is divided equally.
     """
     level = pod.pod_level_requests.get(MEMORY)
     if not level:
         return 0
-    requested = containers_request(pod, MEMORY)
+    requested = containers_request(pod, MEMORY, with_claims=facts.counts_claims)
     if isinstance(requested, UnknownAmount):
         return requested
     rest = level.value - (requested.total.value if requested else 0)

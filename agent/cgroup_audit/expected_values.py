@@ -69,9 +69,10 @@ def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
     return _sum_terms(resource, terms)
 
 
-def containers_request(pod: Pod, resource: str) -> Amount:
-    """Sum the requests of a pod's containers, without pod-level requests, claims and overhead."""
-    return _sum_terms(resource, _containers_terms(pod, resource, _effective_requests(pod, resource)))
+def containers_request(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
+    """Sum the requests of a pod's containers and claims, without pod-level requests and overhead."""
+    own = _containers_terms(pod, resource, _effective_requests(pod, resource))
+    return _sum_terms(resource, _pod_terms(own, _claims_terms(pod, resource, with_claims), None))
 
 
 def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
