@@ -224,6 +224,27 @@ def test_gate_decides_whether_exclusive_cpus_lift_the_quota(
         assert values(knob(groups, SettingKind.QUOTA, name)) == accepted
 
 
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (container("c2"), [400_000, NO_LIMIT, 400_000]),
+        (container("c2", "cpu=1 memory=1Gi", "cpu=2 memory=1Gi"), [400_000, NO_LIMIT, 200_000]),
+        (container("c2", "cpu=1500m memory=1Gi", "cpu=1500m memory=1Gi"), [400_000, NO_LIMIT, 150_000]),
+        (container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), [NO_LIMIT] * 3),
+    ],
+    ids=["no-limit", "burstable", "fraction", "own-cpus"],
+)
+def test_container_that_shares_the_cpus_of_its_pod_keeps_its_quota(
+    second: dict[str, object], expected: list[int]
+) -> None:
+    level = {kind: {"cpu": "4", "memory": "4Gi"} for kind in ("requests", "limits")}
+    mine = pod(container("c1", "cpu=2 memory=1Gi", "cpu=2 memory=1Gi"), second, level=level)
+    exclusive = [ExclusiveCpus(name, CPUS, by_kubelet=True) for name in ("c1", "c2")]
+    facts = replace(V2, kubelet=KubeletConfig("file"))
+    groups = expected_pod_cgroups(mine, facts, exclusive)
+    assert [exact(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
+
+
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
     groups = expected_pod_cgroups(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])

@@ -273,8 +273,9 @@ def _pod_settings(
     pod: Pod, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _pod_weight(pod, facts)
-    by_kubelet = [one.container for one in exclusive if one.by_kubelet]
-    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
+    by_kubelet = [one.name for one in pod.containers if _has_quota_lifted(pod, one, exclusive)]
+    is_lifted = len(by_kubelet) >= (len(pod.containers) if pod.has_pod_level_resources else 1)
+    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if is_lifted else ""
     for setting in cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit_text(pod, CPU)):
         yield _or_with_sidecars(
             setting, pod, CPU, facts, lambda sums: next(iter(cpu_quota(sums, facts, lifted, "")))
@@ -373,7 +374,8 @@ def _container_settings(
     pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _container_weight(pod, container, facts)
-    lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
+    is_lifted = _has_quota_lifted(pod, container, exclusive)
+    lifted = "it has exclusive CPUs from the kubelet" if is_lifted else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
     memory = memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
     yield memory
@@ -385,6 +387,18 @@ def _container_settings(
         yield from hugepage_limits(size, _container_pages(pod, container, size, facts))
     if exclusive:
         yield from _exclusive_cpus(exclusive)
+
+
+def _has_quota_lifted(pod: Pod, container: PodContainer, exclusive: Sequence[ExclusiveCpus]) -> bool:
+    """Return whether the kubelet lifts a container's quota, because it gave the container exclusive CPUs.
+
+    A container that shares the CPUs of its whole pod keeps its quota (gate PodLevelResourceManagers).
+    """
+    if not any(one.by_kubelet and one.container == container.name for one in exclusive):
+        return False
+    limits, limit = container.limits, container.limits.get(CPU, ZERO)
+    own = all(limits.get(name) and limits[name] == container.requests.get(name) for name in (CPU, MEMORY))
+    return not pod.has_pod_level_resources or (own and limit.milli % 1000 == 0)
 
 
 def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
