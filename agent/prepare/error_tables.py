@@ -223,13 +223,16 @@ def _builtin(match: str, code: str) -> ErrorPattern:
 
 
 BUILTIN_PATTERNS: Final = (
-    _builtin(r"device or resource busy|device is (?:busy|in use)", "text.busy"),
-    _builtin(r"resource temporarily unavailable|try again later", "text.try_again"),
+    _builtin(r"device or resource busy|device is (?:busy|in use)|in use by another client", "text.busy"),
+    _builtin(r"resource temporarily unavailable|try again later|object has been modified|leader changed|"
+             r"insufficient resources|code = (?:aborted|unavailable)|unable to handle the request",
+             "text.try_again"),
+    _builtin(r"\bnot (?:yet )?ready\b", "text.not_ready"),
     _builtin(r"driver/library version mismatch", "gpu.driver.mismatch"),
     _builtin(r"too many open files", "text.too_many_files"),
-    _builtin(r"connection (?:refused|reset|aborted)|broken pipe|network is unreachable|no route to host",
-          "text.no_connection"),
-    _builtin(r"deadline exceeded|timed? ?out\b", "text.timeout"),
+    _builtin(r"connection (?:refused|reset|aborted|lost)|broken pipe|network is unreachable|unexpected EOF|"
+             r"no route to host|no such host|transport is closing", "text.no_connection"),
+    _builtin(r"deadline exceeded|exceed context deadline|timed? ?out\b", "text.timeout"),
     _builtin(r"text file busy", "text.file_busy"),
     _builtin(r"no space left on device|disk quota exceeded", "text.no_space"),
     _builtin(r"cannot allocate memory|out of memory", "text.no_memory"),
