@@ -76,6 +76,13 @@ def test_flags_are_read_with_and_without_equals_signs() -> None:
     }
 
 
+def test_flag_with_underscores_is_the_flag_with_dashes() -> None:
+    assert parse_flags(["--cpu_cfs_quota=false", "--feature_gates", "A=true"]) == {
+        "cpu-cfs-quota": "false",
+        "feature-gates": "A=true",
+    }
+
+
 def test_flags_take_precedence_and_gates_are_added() -> None:
     file = {"kubeReserved": {"cpu": "2"}, "cpuCFSQuota": True, "featureGates": {"A": True, "B": True}}
     flags = {"kube-reserved": "memory=1Gi", "cpu-cfs-quota": "false", "feature-gates": "B=false"}

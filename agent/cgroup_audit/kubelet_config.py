@@ -206,6 +206,7 @@ def parse_flags(arguments: list[str]) -> dict[str, str]:
         if argument == "--":
             break
         name, has_value, value = argument.lstrip("-").partition("=")
+        name = name.replace("_", "-")  # the kubelet accepts both
         if not argument.startswith("-") or name not in known:
             continue
         if not has_value:
