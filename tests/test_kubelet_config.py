@@ -190,6 +190,13 @@ def test_link_to_itself_is_a_reason_and_no_configuration(tmp_path: Path) -> None
     assert found.reason == "file /var/lib/kubelet/config.yaml: over 40 symbolic links, the limit"
 
 
+def test_capitalized_booleans_of_a_template_are_read(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: False\nfeatureGates: {A: True}\n")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert (config.enforces_quota, config.gates) == (False, {"A": True})
+
+
 def test_kubelet_without_a_file_has_its_flags(tmp_path: Path) -> None:
     proc = procfs_tree(tmp_path)
     (proc / "77/cmdline").write_bytes(b"kubelet\0--cpu-cfs-quota=false\0")
