@@ -123,8 +123,10 @@ def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
     )
 
 
-def test_throttling_limit_of_pod_level_memory_is_unknown() -> None:
-    level = {"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+@pytest.mark.parametrize("cpu_and_request", [{"memory": "1Gi"}, {"cpu": "1", "memory": "2Gi"}])
+def test_throttling_limit_of_pod_level_memory_is_unknown(cpu_and_request: dict[str, str]) -> None:
+    """Also of a Guaranteed pod, whose containers may have limits above their requests."""
+    level = {"requests": cpu_and_request, "limits": {**cpu_and_request, "memory": "2Gi"}}
     expected = knob(groups_of(pod_of(BURSTABLE, level=level), facts_of(THROTTLED)), HIGH, "c1")
     assert expected.accepted == ()
     assert expected.unknown_reason == "kubelets differ for pods with pod-level memory"

@@ -138,10 +138,10 @@ def _throttling_limit(
     setting, factor = CgroupSettingId(SettingKind.HIGH), way.throttling_factor
     if factor is None:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "memoryThrottlingFactor is not in effect")
-    if pod.qos is QosClass.GUARANTEED:
-        return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "Guaranteed pods are not throttled")
     if MEMORY in {*pod.pod_level_requests, *pod.pod_level_limits}:
         return unknown_setting(setting, "kubelets differ for pods with pod-level memory")
+    if pod.qos is QosClass.GUARANTEED:
+        return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "Guaranteed pods are not throttled")
     if isinstance(request, UnknownAmount):
         return unknown_setting(setting, request.reason)
     if isinstance(given, UnknownAmount):
