@@ -374,8 +374,7 @@ def _container_settings(
     pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _container_weight(pod, container, facts)
-    is_lifted = _has_quota_lifted(pod, container, exclusive)
-    lifted = "it has exclusive CPUs from the kubelet" if is_lifted else ""
+    lifted = "it has exclusive CPUs from the kubelet" if _has_quota_lifted(pod, container, exclusive) else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
     memory = memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
     yield memory

@@ -1,10 +1,9 @@
 """Parser of the YAML that kubectl writes; values have JSON's types.
 
 PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, also
-with capitals (``True``), as templates of a kubelet's configuration write it. Any other becomes text: ``on``,
-``012``, ``1:20`` and dates stay text. Aliases are allowed, because scripts that dump objects again write
-them, but limited, because a small file could expand to a huge one. Tags, merges and duplicate keys are
-errors.
+with capitals (``True``), as in kubelets' configurations. Any other becomes text: ``on``, ``012``, ``1:20``
+and dates stay text. Aliases are allowed, because scripts that dump objects again write them, but limited,
+because a small file could expand to a huge one. Tags, merges and duplicate keys are errors.
 """
 
 import re
