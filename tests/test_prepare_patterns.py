@@ -152,6 +152,16 @@ def test_short_text_is_not_shortened() -> None:
         ('Get "https://10.96.0.1:443/apis": unexpected EOF', "text.no_connection"),
         ("http2: client connection lost", "text.no_connection"),
         ("rate: Wait(n=1) would exceed context deadline", "text.timeout"),
+        ("prepare dynamic resources: DRA driver gpu.example.com is not registered", "kubelet.not_registered"),
+        ("claim team-a/train not allocated", "claim.unallocated"),
+        ("ResourceClaim train: not allocated", "claim.unallocated"),
+        ("claim team-a/train got replaced", "claim.uid_mismatch"),
+        ("ResourceClaim train is being unprepared", "text.try_again"),
+        (
+            "old ResourceClaim with same name train and different UID 0f3c-1 still exists (previous pod "
+            "force-deleted?!)",
+            "claim.uid_mismatch",
+        ),
     ],
 )
 def test_text_is_matched_if_nothing_else_is_known(text: str, code: str) -> None:
