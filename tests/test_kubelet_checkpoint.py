@@ -89,7 +89,7 @@ def use(
 
 
 def only(data: bytes) -> PreparedClaim:
-    (found,) = parse_claims_checkpoint(data)
+    (found,), _, _ = parse_claims_checkpoint(data)
     return found
 
 
@@ -107,7 +107,7 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     claims, more, checksum = UPSTREAM[name]
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
-    found = parse_claims_checkpoint(data)
+    found, _, _ = parse_claims_checkpoint(data)
     assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
         (one["ClaimUID"], one["ClaimName"], (_POD,)) for one in claims
     ]
@@ -117,7 +117,7 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
 
 
 def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
-    train, none = parse_claims_checkpoint(CHECKPOINT.encode())
+    (train, none), _, _ = parse_claims_checkpoint(CHECKPOINT.encode())
     assert train == PreparedClaim(
         ref=ClaimRef("team-a", "train", "u-1"),
         devices=(use("gpu-0", "big", share="aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"),),
@@ -127,7 +127,7 @@ def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
         cdi_ids=(("example.com/gpu=<0&1>\u2028\u00e9", use("gpu-0").device),),
     )
     assert none == PreparedClaim(ClaimRef("team-a", "none", "u-2"))
-    assert parse_claims_checkpoint(EMPTY_CHECKPOINT.encode()) == ()
+    assert parse_claims_checkpoint(EMPTY_CHECKPOINT.encode()) == ((), 0, 0)
 
 
 def test_checksum_covers_the_text_and_not_its_escaping() -> None:
@@ -174,7 +174,7 @@ def test_duplicate_claim_entries_are_merged() -> None:
 
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
-    found = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
+    found, _, _ = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
     assert [one.ref.uid for one in found] == ["u-1", "u-2"]
 
 

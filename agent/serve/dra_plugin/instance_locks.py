@@ -187,7 +187,6 @@ class SerializeLock:
     """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
         self._path = directory / FILE
         self._lock = threading.Lock()
         self._waiters: deque[threading.Event] = deque()
