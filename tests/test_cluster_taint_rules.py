@@ -1,6 +1,7 @@
 """DeviceTaintRules: one per Unhealthy device, never for more than one device, and only the agent's own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from agent.cluster.taint_rules import (
 )
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.time import rfc3339
 
 QUIET_S = 60
@@ -143,6 +145,17 @@ def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
     assert {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")} == added
     second.run_for(QUIET_S + 20, lambda: [declared(*SICK), declared("gpu-1")])
     assert set(rules(api)) == {"gpu-0"}
+
+
+def test_rule_of_a_gpu_not_listed_by_nvml_after_a_restart_is_kept(api: ClusterApi) -> None:
+    first = agent_of(api, drivers=(DRIVER,))
+    first.show(device(*SICK))
+    second = agent_of(api, clock=first.clock, drivers=(DRIVER,))
+    for state, expected in ((SourceState.STALLED, {"gpu-0"}), (SourceState.ABSENT, set())):
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        second.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        second.run_for(QUIET_S + 20)
+        assert set(rules(api)) == expected
 
 
 def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -> None:

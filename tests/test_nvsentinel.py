@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from agent.cluster.sentinel_publisher import (
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.time import NS
 from agent.serve.platform_connector import ACTIONS, health_event
 
@@ -210,6 +212,26 @@ def test_device_removed_before_a_restart_is_healthy_after_ten_minutes(
         assert all(one.is_healthy for one in events)
         assert [one.entities_impacted[-1].entity_value for one in events] == healthy
     assert b"gpu-0" not in (tmp_path / DEVICES_FILE).read_bytes()
+
+
+def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_fault(
+    connector: PlatformConnector, tmp_path: Path
+) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.note_report(report(device(*SICK)))
+    publisher.step()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    connector.events()
+    healthy = {SourceState.STALLED: [], SourceState.ABSENT: [True]}
+    for state, sent in healthy.items():
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        publisher.step()
+        clock.advance(MISSING_S)
+        publisher.step()
+        events = [one for one in connector.events() if "gpu-0" in one.entities_impacted[-1].entity_value]
+        assert [one.is_healthy for one in events] == sent
 
 
 def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:

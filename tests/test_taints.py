@@ -42,6 +42,7 @@ from agent.model.health import (
     Taint,
     Taints,
 )
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
@@ -383,6 +384,20 @@ def test_device_found_late_after_a_restart_keeps_its_taints() -> None:
     restarted = timeline.restarted()
     restarted.decide(500)
     assert restarted.decide(503, XID) == first
+
+
+def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
+    before = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
+    host_gpu = report(device_with(XID, driver=""), declaring=())
+    (evicting,) = before.apply(0, host_gpu)
+    timeline = before.restarted()
+    nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
+    unlisted = replace(report(declaring=()), sources=(nvml,))
+    assert timeline.apply(500, unlisted) == (evicting,)
+    assert timeline.apply(9000, unlisted) == (taint("xid", "79", added=9000),)
+    listed = replace(unlisted, sources=(nvml._replace(state=SourceState.OK, passes=1),))
+    assert timeline.apply(9001, listed) != ()
+    assert timeline.apply(9061, listed) == ()
 
 
 def test_restart_drops_taints_the_new_policy_does_not_allow() -> None:

@@ -19,6 +19,7 @@ import msgspec
 from agent.errors import AgentUnreachable
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.reading import unlisted_sources
 from agent.model.report import Report, SentinelStatus
 from agent.model.time import NS, Instant
 from agent.serve.platform_connector import entities_of, health_event, send_health_events
@@ -101,6 +102,7 @@ class SentinelPublisher:
         self._changed = threading.Condition()
         # --- guarded by the condition ---
         self._report: Report | None = None
+        self._facts: object = None
         self._is_changed = False
         self._stopping = False
         # --- the thread's own ---
@@ -129,9 +131,10 @@ class SentinelPublisher:
         if report.starting:
             return
         with self._changed:
-            before, self._report = self._report, report
-            if before is None or list(map(_facts, before.devices)) != list(map(_facts, report.devices)):
-                self._is_changed = True
+            self._report = report
+            facts = unlisted_sources(report.sources), list(map(_facts, report.devices))
+            if facts != self._facts:
+                self._facts, self._is_changed = facts, True
                 self._changed.notify_all()
 
     def start(self) -> None:
@@ -169,7 +172,7 @@ class SentinelPublisher:
         if now.mono_ns < self._retry_ns:
             return (self._retry_ns - now.mono_ns) / NS
         found = {DeviceRef(*device.key): device for device in report.devices}
-        changed = self._changed_devices(found)
+        changed = self._changed_devices(found, is_listed=not unlisted_sources(report.sources))
         due = {ref: device for ref, device in changed.items() if self._wait_s(ref, found, now) <= 0}
         if due:
             try:
@@ -186,15 +189,21 @@ class SentinelPublisher:
         rest = changed.keys() - due.keys()
         return min((self._wait_s(ref, found, now) for ref in rest), default=IDLE_S)
 
-    def _changed_devices(self, found: Mapping[DeviceRef, DeviceHealth]) -> dict[DeviceRef, DeviceHealth]:
-        """Return the devices whose health differs from that sent last; removed devices count as healthy."""
+    def _changed_devices(
+        self, found: Mapping[DeviceRef, DeviceHealth], *, is_listed: bool
+    ) -> dict[DeviceRef, DeviceHealth]:
+        """Return the devices whose health differs from that sent last; removed devices count as healthy.
+
+        Host devices do not count as removed while a source has not listed its devices yet.
+        """
         changed = {
             ref: device
             for ref, device in found.items()
             if ref not in self._sent or self._sent[ref].facts != _facts(device)
         }
         for ref in self._sent.keys() - found.keys():
-            changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
+            if ref.driver or is_listed:
+                changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
         return changed
 
     def _wait_s(self, ref: DeviceRef, found: Mapping[DeviceRef, DeviceHealth], now: Instant) -> float:

@@ -1,7 +1,8 @@
 """Decision which taints a DRA driver publishes for its devices, from their health.
 
 A taint appears with its fault, and disappears when the fault has been gone for ``TaintPolicy.quiet_s``, so
-that a flapping fault is published once. While a device is Unknown its taints stay, but no longer evict pods.
+that a flapping fault is published once. While a device is Unknown, or not listed yet, its taints stay, but no
+longer evict pods.
 agent.driver.taint_callback_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 from agent.errors import ConfigError
 from agent.model.claim import DeviceRef
 from agent.model.health import TAINTS_MAX, Cause, DeviceHealth, Effect, Health, Severity, Taint, Taints
+from agent.model.reading import unlisted_sources
 from agent.model.report import Report
 from agent.model.time import NS, Instant
 
@@ -207,13 +209,13 @@ def decide_taints(
     found = {DeviceRef(driver, one.pool, one.device): one for one in reported_devices(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
+    is_listed = driver in report.declaring or not unlisted_sources(report.sources)
+    uncertain = unknown_ns.keys() | (set() if is_listed else past.published.keys() - found.keys())
     held = {}
     for ref in {**found, **past.published}:
         causes = found[ref].causes if ref in found else ()
         required = _required_effects(causes, unknown_ns.get(ref), context)
-        if after := _next_taints(
-            past.published.get(ref, ()), required, context, is_unknown=ref in unknown_ns
-        ):
+        if after := _next_taints(past.published.get(ref, ()), required, context, is_unknown=ref in uncertain):
             held[ref] = after
     devices = {ref: _taints_to_publish(held.get(ref, ()), context.domain) for ref in {**found, **held}}
     taints = past.taints if devices == past.taints.devices else Taints(devices)
