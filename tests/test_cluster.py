@@ -118,6 +118,16 @@ def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi
         assert {condition_of(api, type_)[0] for type_ in types} == {status}
 
 
+def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    cpus = report(device("cpu-node0", kind="cpu"))
+    for state, status in ((SourceState.STARTING, "Unknown"), (SourceState.ABSENT, "True")):
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        agent.publisher.note_report(replace(cpus, sources=(nvml,)))
+        agent.run_for(20)
+        assert condition_of(api)[0] == status
+
+
 def test_every_kind_of_device_has_a_condition_type() -> None:
     assert set(KIND_CONDITIONS) == set(DeviceKind)
 

@@ -33,7 +33,7 @@ from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
-from agent.model.reading import Absence
+from agent.model.reading import Absence, unlisted_sources
 from agent.model.report import ClusterStatus, Report, WrittenNodeCondition
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
@@ -182,10 +182,11 @@ class ClusterPublisher:
         """Store a published report; changed health or causes of a device wake the thread. Never blocks."""
         if report.starting:
             return
-        seen = [
+        seen: list[object] = [
             (device.key, device.health, device.severity, [cause.code for cause in device.causes])
             for device in report.devices
         ]
+        seen.append(unlisted_sources(report.sources))
         with self._changed:
             self._report = report
             if seen != self._seen:
