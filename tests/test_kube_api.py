@@ -66,6 +66,34 @@ def test_renewed_token_is_used_by_the_next_call(tmp_path: Path, kube_api: FakeKu
     assert [call.token for call in kube_api.calls] == ["Bearer first", "Bearer second"]
 
 
+@pytest.mark.parametrize("kind", ["token", "token_file"])
+@pytest.mark.parametrize("text", ["first\nsecond", "first\u2026", "first\x00"])
+def test_invalid_token_is_refused_and_not_shown(
+    tmp_path: Path, kube_api: FakeKubeApi, kind: str, text: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    api = client(kube_api, **{kind: {"token": text, "token_file": tmp_path / "token"}[kind]})
+    with pytest.raises(drahealth.ApiUnreachableError, match="is not one line of ASCII text") as failure:
+        api.call("GET", f"{NODES}/{NODE}")
+    assert "first" not in str(failure.value)
+    assert (str(tmp_path) in str(failure.value)) == (kind == "token_file")
+    assert kube_api.calls == []
+
+
+def test_block_of_yaml_is_a_token_without_its_newline(kube_api: FakeKubeApi) -> None:
+    kube_api.add_node(NODE)
+    client(kube_api, token="mine\n").call("GET", f"{NODES}/{NODE}")
+    assert kube_api.calls[-1].token == "Bearer mine"
+
+
+def test_ca_file_that_is_gone_is_named(tmp_path: Path, certificate: Path, kube_api: FakeKubeApi) -> None:
+    (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+    api = drahealth.ApiServer(drahealth.ApiAccess(kube_api.url, ca_file=tmp_path / "ca.crt"))
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(drahealth.ApiUnreachableError, match=r"/ca\.crt: No such file or directory$"):
+        api.call("GET", f"{NODES}/{NODE}")
+
+
 def test_renewed_ca_file_is_used_by_the_next_call(
     tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
 ) -> None:

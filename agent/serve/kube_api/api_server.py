@@ -241,11 +241,16 @@ class ApiServer:
     ) -> "HTTPConnection":
         """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
-        if self._access.token_file is not None:
-            token = read_credentials(self._access.token_file).decode(errors="replace").strip()
+        file = self._access.token_file
+        token = self._access.token if file is None else read_credentials(file).decode(errors="replace")
+        if file is not None or token:
+            token = token.strip()
+            if not (token and token.isascii() and token.isprintable()):  # http.client quotes it in its error
+                place = "" if file is None else f" in file {os.fspath(file)}"
+                raise ApiUnreachableError(
+                    f"API server {self.url}: token{place} is not one line of ASCII text"
+                )
             headers["Authorization"] = f"Bearer {token}"
-        elif self._access.token:
-            headers["Authorization"] = f"Bearer {self._access.token}"
         if data:
             headers["Content-Type"] = content_type
         try:
@@ -310,7 +315,8 @@ class ApiServer:
 
     def _unreachable(self, error: Exception) -> ApiUnreachableError:
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
-        return ApiUnreachableError(f"API server {self.url}: {reason or type(error).__name__}")
+        file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return ApiUnreachableError(f"API server {self.url}: {file}{reason or type(error).__name__}")
 
 
 def path_of(*parts: str) -> str:
