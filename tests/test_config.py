@@ -377,6 +377,11 @@ def test_unknown_variable_is_refused_with_suggestion(setup):
     assert setup.load(ZZZ="", RUN_ARGS="--period 1s", CONFIG="/none") == setup.load()
 
 
+def test_variables_of_a_custom_check_are_no_settings_in_its_command(setup):
+    assert setup.load(CHECK="fabric", NODE="node-1", DEVICE="gpu-0") == setup.load()
+    assert "DRAHEALTH_NODE: there is no such setting" in setup.refusal(NODE="node-1")
+
+
 def test_relative_path_is_resolved_from_working_directory(setup):
     assert setup.load(flags={"--sysfs-root": "fake/../sys"}).sysfs_root == Path.cwd() / "sys"
 

@@ -70,6 +70,8 @@ CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
 SERVICE_LINK: Final = re.compile(r"DRAHEALTH_(\w+_)?(SERVICE_(HOST|PORT)|PORT)(_|$)")
 FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
 """Environment variables that begin with ``DRAHEALTH_`` and are no settings."""
+CHECK_VARIABLES: Final = frozenset({"DRAHEALTH_CHECK", "DRAHEALTH_NODE", "DRAHEALTH_DEVICE"})
+"""Environment variables of a custom check's command, which may call drahealth."""
 
 
 LEASE_MAX_S: Final = 86_399
@@ -688,6 +690,7 @@ def _value_of_variable(setting: Setting, text: str) -> object:
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     known = {setting.variable for setting in SETTINGS if setting.flag} | FOREIGN_VARIABLES
+    known |= CHECK_VARIABLES if "DRAHEALTH_CHECK" in environ else set()
     for name, value in environ.items():
         # a Service named drahealth adds its address to the environment of every pod in its namespace
         if name.startswith(PREFIX) and value and name not in known and not SERVICE_LINK.match(name):
