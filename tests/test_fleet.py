@@ -13,6 +13,7 @@ import pytest
 from http_agents import FakeAgent
 from prometheus import Prometheus
 
+from agent.cli.fleet.command import fleet_document
 from agent.cli.fleet.fleet_state import FLAPS, FleetDeviceId, MetricSample, PrometheusClient, read_fleet
 from agent.cli.main import main
 from agent.health.state_machine import HEALTH_OF_SEVERITY
@@ -362,6 +363,9 @@ def test_host_with_an_invalid_label_exits_with_69(capsys: pytest.CaptureFixture[
     [
         (["--prometheus", "prometheus:9090"], 78, "not a URL of a server, such as http://prometheus:9090"),
         (["--prometheus", "http://h:99999"], 78, "Port out of range"),
+        (["--prometheus", "http://u:pa/ss@h:9"], 78, "'...@h:9': not a valid URL: write special characters"),
+        (["--prometheus", "http://u:pa#ss@h:9"], 78, "'...@h:9': not a"),
+        (["--prometheus", "ftp://u:pass@h"], 78, "'...@h': not a URL of a server"),
         (
             ["--prometheus", "http://h", "--token-file", "/nowhere"],
             78,
@@ -384,7 +388,32 @@ def test_wrong_argument_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     assert main(["fleet", *arguments]) == code
-    assert words in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert words in error
+    assert "u:pa" not in error
+    assert "'pa" not in error
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://[::1]", 80), ("https://[fd00::1]/prometheus", 443), ("http://[::1]:9090", 9090)],
+)
+def test_ipv6_address_without_a_port_has_that_of_its_scheme(url: str, port: int) -> None:
+    connection = PrometheusClient(url)._connection()
+    assert (connection.host, connection.port) == (url.partition("[")[2].partition("]")[0], port)
+
+
+@pytest.mark.parametrize("value", [1.7e12, -1e300, -1.0])
+def test_impossible_time_of_a_device_is_not_known(value: float) -> None:
+    labels = {"instance": "n", "device": "d", "drahealth_device_health": "unhealthy"}
+
+    def query(text: str) -> list[MetricSample]:
+        if text.startswith("(drahealth_device_health{"):
+            return [MetricSample(labels, 1)]
+        return [MetricSample(labels, value)] if "since" in text else []
+
+    document = fleet_document(read_fleet(query, "instance", ""), "http://h", "", [], 0.0)
+    assert document["sick"][0]["since"] is None
 
 
 def test_strange_labels_are_no_error() -> None:

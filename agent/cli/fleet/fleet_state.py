@@ -73,14 +73,18 @@ class PrometheusClient:
         Raises:
             ConfigError: The URL or a file cannot be used.
         """
+        login, _, server = url.rpartition("@")
+        shown = f"...@{server}" if login else url
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"Prometheus {url!r}: not a valid URL: {error}") from None
+        except ValueError as error:  # which quotes a part of a password such as a/b
+            reason = "write special characters of the password as in %2F" if login else error
+            raise ConfigError(f"Prometheus {shown!r}: not a valid URL: {reason}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"Prometheus {url!r}: not a URL of a server, such as http://prometheus:9090")
-        self._host, self._port = parts.hostname, port
+            raise ConfigError(f"Prometheus {shown!r}: not a URL of a server, such as http://prometheus:9090")
+        self._host = parts.hostname
+        self._port = port or (443 if parts.scheme == "https" else 80)  # else http.client takes ::1 as port 1
         self._path = f"{parts.path.rstrip('/')}/api/v1/query"
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         """URL of the server, without user and password."""
@@ -175,6 +179,8 @@ SEVERITIES: Final = {
 }
 FLAPS: Final = 3
 """Number of times within an hour that a device must stop being usable to count as flapping."""
+TIME_MAX_S: Final = 253_402_300_800
+"""Time from which on a time in a metric is not known: the year 10000 [s since 1970]."""
 SILENT: Final = "1h"
 """Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
 _MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
@@ -302,7 +308,7 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
 
     agents = query(build)
     causes = _causes(query(findings), node_label)
-    since_of = {_device(one, node_label): one.value for one in query(since)}
+    since_of = {_device(one, node_label): one.value for one in query(since) if 0 <= one.value < TIME_MAX_S}
     return Fleet(
         nodes=tuple(sorted({_node(one, node_label) for one in agents})),
         silent=tuple(sorted(_node(one, node_label) for one in query(silent))),
