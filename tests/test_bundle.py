@@ -75,6 +75,16 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-
         f"curl -H 'Authorization: AWS4-HMAC-SHA256 Signature={SECRET}' -v",
         f"cookie: a=b; c={SECRET}",
         f"https://user:p@{SECRET}@example.com/path",
+        f"https://{SECRET}@example.com/path",
+        f'passwords = ["a]b", "{SECRET}"]',
+        f"passwords = ['a]b', '{SECRET}']",
+        f'tokens = [["a"], ["{SECRET}"]]',
+        f'tokens = [\n  "a", # ] of "b\n  "{SECRET}",\n]',
+        f'credentials = {{ aws = {{ id = "{SECRET}" }} }}',
+        f'credentials = {{ aws = {{ id = "{SECRET}"',
+        f'token => "{SECRET}"',
+        f'token := "{SECRET}"',
+        f"token == {SECRET}",
     ],
 )
 def test_secret_is_replaced_and_json_stays_json(text: str) -> None:
@@ -107,6 +117,12 @@ def test_json_text_is_redacted_value_by_value(document: Any, expected: Any, inde
     assert count == (document != expected)
 
 
+def test_text_after_a_secret_table_is_kept() -> None:
+    line = '{"msg": "secret: {\\"a\\": \\"b\\"} of gpu-0", "code": "x"}\n'
+    text = f"{line}{line}"  # two documents are no JSON
+    assert redact(text) == (text.replace('{\\"a\\": \\"b\\"}', REDACTED), 2)
+
+
 def test_text_after_a_secret_block_is_kept() -> None:
     text = f"  token: |\n    {SECRET}\n\n  period: 1s\n"
     assert redact(text) == (f"  token: {REDACTED}\n\n  period: 1s\n", 1)
@@ -136,6 +152,7 @@ def test_secret_is_known_by_its_form(secret: str) -> None:
         '{"device": {"driver": "gpu.example.com", "pool": "node-1"}, "uuid": "GPU-0f3c1d2e"}',
         'period = "1s"  # [stream] lease',
         "see https://example.com/docs: basic checks",
+        "image https://example.com/agent@sha256:0f3c1d2e",
     ],
 )
 def test_text_without_secrets_is_unchanged(text: str) -> None:

@@ -50,6 +50,11 @@ _FLAG_NAME: Final = rf"(?<![\w-])--?[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}"
 _QUOTED: Final = r"""(?P<slashes>\\{1,7})".{0,4096}?(?<!\\)(?P=slashes)" | \"{3}(?:[^"\\]|\\.|"(?!""))*\"{3}
     | "(?:[^"\\]|\\.)*" | \'{3}.*?\'{3} | '(?:[^']|\'\')*' | \\{0,7}["'][^\r\n]*"""
 """Pattern of a quoted value; that of the last alternative has no end, as its text is cut."""
+_ITEM: Final = r"""\"(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [ \t]\#[^\n]*+ | [^]["'{}\\]"""
+_NESTED: Final = rf"(?:{_ITEM} | \[(?:{_ITEM}){{0,4096}}+\] | \{{(?:{_ITEM}){{0,4096}}+\}})"
+_LIST: Final = rf"""\[{_NESTED}{{0,4096}}+\] | \{{{_NESTED}{{0,4096}}+\}}
+    | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}} | [\[{{][^\r\n]*"""
+"""Pattern of a list or table, with quoted brackets or one more level; the last alternative has no end."""
 _OPENING: Final = re.compile(r"""\\*(?:"{3}|'{3}|["'])""")
 
 _BLOCK: Final = re.compile(
@@ -70,8 +75,8 @@ _HEADER: Final = re.compile(
 )
 """Pattern of an HTTP header whose value is a secret up to the end of the line or of the quotes around it."""
 _VALUE: Final = re.compile(
-    rf"""(?P<name>{_NAME}(?P<quote>\\{{0,7}}["'])?\s{{0,8}}[:=]\s{{0,8}})(?!\\*["']*{REDACTED})
-    (?P<value> {_QUOTED} | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}}
+    rf"""(?P<name>{_NAME}(?P<quote>\\{{0,7}}["'])?\s{{0,8}}[:=]{{1,2}}>?\s{{0,8}})(?!\\*["']*{REDACTED})
+    (?P<value> {_QUOTED} | {_LIST}
     | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -92,6 +97,7 @@ _SECRET_FLAG: Final = re.compile(rf"{_FLAG_NAME}\Z", re.IGNORECASE)
 _SHAPES: Final = (
     re.compile(r"(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE),
     re.compile(r"(?P<name>\b\w{1,32}://)(?P<value>[^\s/@:\"']{0,256}:[^\s/\"']{1,256})(?=@)"),
+    re.compile(rf"(?P<name>\bhttps?://)(?P<value>(?!{REDACTED})[^\s/@:\"']{{1,256}})(?=@)"),
     re.compile(r"(?P<name>)(?P<value>\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
     re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
     re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
