@@ -560,12 +560,16 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             "agent.period: 1 is not a duration; write a number and its unit, such as 100ms or 1s",
         ),
         (
+            "[k8s]\ncondition-kinds = 'gpu'",
+            "k8s.condition-kinds: 'gpu' is not a list of names; write such as ['a', 'b']",
+        ),
+        (
             "[agent]\ndrivers = [1]",
-            "agent.drivers: [1] is not a list of driver names, such as ['gpu.example.com']",
+            "agent.drivers: [1] is not a list of names; write such as ['a', 'b']",
         ),
         (
             '[agent]\ndrivers = "a,b"',
-            "agent.drivers: 'a,b' is not a list of driver names, such as ['gpu.example.com']",
+            "agent.drivers: 'a,b' is not a list of names; write such as ['a', 'b']",
         ),
         (
             "[throttle]\nevents = true",

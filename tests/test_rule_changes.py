@@ -292,7 +292,7 @@ def test_entry_for_one_xid_is_like_the_key_gpu_xids_and_outranks_it() -> None:
         ({"code": "cpu.offline"}, "rule 1: nothing is changed; set off, severity, probation or limit"),
         (
             {"code": "cpu.offline", "off": 1},
-            "rule 1: 1 is neither true nor false; write one of them without quotes",
+            "rule 1: off: 1 is neither true nor false; write one of them without quotes",
         ),
         (
             {"code": "cpu.offline", "severity": "bad"},

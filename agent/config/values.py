@@ -142,11 +142,11 @@ def split_values(text: str) -> list[str]:
     return re.split(r"[,\s]+", text.strip())
 
 
-def parse_driver_names(value: object) -> tuple[str, ...]:
+def parse_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of driver names, such as ['gpu.example.com']") from None
+        raise TypeError(f"{value!r} is not a list of names; write such as ['a', 'b']") from None
 
 
 def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
