@@ -495,7 +495,11 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
             f"[agent]\nperiod = {'[' * 33}{']' * 33}\n",
             "FILE: arrays or tables are nested more than 32 deep, the limit; remove brackets or dots",
         ),
-        (f"agent = 0x{'f' * 4000}", "FILE: integer has 16000 bits, limit 64; write a smaller one"),
+        (f"agent = 0x{'f' * 4000}", "FILE: agent: integer has 16000 bits, limit 64; write a smaller one"),
+        (
+            f"[agent]\ndrivers = [0x{'f' * 17}]",
+            "FILE: drivers: integer has 68 bits, limit 64; write a smaller one",
+        ),
         (f"a{'.a' * 2048} = 1", "FILE:1: line is 4101 bytes, limit 4096; split it"),
         (f"[agent]\nperiod{'.a' * 64} = 1", "FILE:2: dotted key has over 64 parts, the limit; shorten it"),
         (
@@ -509,6 +513,7 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
         "brackets",
         "few brackets",
         "hexadecimal digits",
+        "integer in a list",
         "line",
         "dotted key",
         "inline key",
@@ -592,7 +597,8 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[expect.hugepages]\nhugepages-2mi-node0 = '5'",
-            "expect.hugepages: '5' is not a whole number; write digits without quotes",
+            "expect.hugepages: hugepage device hugepages-2mi-node0: pages: '5' is not a whole number; "
+            "write digits without quotes",
         ),
         ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number; write digits without quotes"),
         (

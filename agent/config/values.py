@@ -192,7 +192,13 @@ def parse_hugepage_pools(value: object) -> dict[str, int]:
     """Parse the table of hugepage devices; return the expected number of pages by device."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a table of hugepage devices and their number of pages")
-    return {str(name): parse_count(pages) for name, pages in value.items()}
+    pools: dict[str, int] = {}
+    for name, pages in value.items():
+        try:
+            pools[name] = parse_count(pages)
+        except TypeError as error:
+            raise TypeError(f"hugepage device {name}: pages: {error}") from None
+    return pools
 
 
 def parse_xid_overrides(value: object) -> dict[int, XidOverride]:
