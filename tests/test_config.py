@@ -542,6 +542,11 @@ def test_more_than_64_drivers_are_refused(setup):
         setup.load(DRIVER=",".join(drivers))
 
 
+def test_byte_order_mark_of_an_editor_is_ignored(setup):
+    setup.file.write_bytes(b'\xef\xbb\xbf[agent]\nperiod = "2s"\n')
+    assert load({}, {}, file=setup.file, needs_runtime_dir=False).period_ns == 2_000_000_000
+
+
 def test_binary_file_is_refused_with_byte_offset(setup):
     setup.file.write_bytes(b"[agent]\n\xff")
     with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):

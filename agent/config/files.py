@@ -87,7 +87,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         refusal = PermissionDeniedError if error.is_forbidden else ConfigError
         raise refusal(f"configuration file {path}: {error.reason}") from None
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
     try:
