@@ -121,6 +121,8 @@ def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
     parser, parsers = build_parser(first or VERBS)
     args, unknown = parser.parse_known_args(argv)
     sub = parsers[args.verb]
+    if unknown and first:  # positional arguments on both sides of a flag
+        args, unknown = sub.parse_known_intermixed_args(argv[1:], argparse.Namespace(verb=args.verb))
     if unknown:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
