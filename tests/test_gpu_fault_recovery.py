@@ -358,7 +358,7 @@ def test_gpu_lost_in_two_boots_is_advised_to_be_replaced() -> None:
     assert (first.blame, again.blame) == (Blame.HARDWARE, Blame.HARDWARE)
     assert "reseat or replace" in again.advice
     assert "reseat or replace" not in first.advice
-    assert again.evidence != first.evidence
+    assert again.evidence == f"{first.evidence}: it recurred within 30 days"
 
 
 def test_gpu_lost_again_after_30_days_is_a_first_loss() -> None:
@@ -370,6 +370,41 @@ def test_gpu_lost_again_after_30_days_is_a_first_loss() -> None:
     node.xid(0, 79)
     again = node.cause("gpu.xid.79")
     assert (again.evidence, again.advice) == (first.evidence, first.advice)
+
+
+def test_gpu_lost_30_days_after_a_boot_with_a_loss_is_a_first_loss() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    first = node.cause("gpu.xid.79")
+    node.restart(boot_id=SECOND_BOOT, away_s=86_400)
+    node.rest(100)
+    node.wait(30 * 86_400)
+    node.rest(1)
+    node.xid(0, 79)
+    again = node.cause("gpu.xid.79")
+    assert (again.evidence, again.advice) == (first.evidence, first.advice)
+
+
+def test_contained_error_days_after_a_boot_with_another_does_not_recur() -> None:
+    node = GpuNode()
+    node.xid(0, 94)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=3600)
+    node.rest(100)
+    node.wait(5 * 86_400)
+    node.rest(20)
+    node.xid(0, 94)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, ["gpu.xid.94"])
+
+
+def test_contained_error_in_two_boots_of_one_day_recurs() -> None:
+    node = GpuNode()
+    node.xid(0, 94)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=3600)
+    node.rest(100)
+    node.xid(0, 94)
+    assert node.health() is Health.UNHEALTHY
 
 
 def test_boot_without_fault_is_not_counted() -> None:

@@ -20,12 +20,12 @@ from agent.health.gpu.faults.decide_severity import is_latched_fault_code, latch
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     INIT_FAILED,
-    LOST_CODE,
     NO_REPORTS,
     SHARED,
     Fault,
     FaultKey,
     FaultLog,
+    kept_ns,
 )
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
@@ -276,10 +276,6 @@ def _resolution_times(
 
 # --- step 5: checkpoint ------------------------------------------------------------------------------------
 
-RESOLVED_KEPT_S: Final = 86_400.0
-"""Age up to which a resolved fault of an earlier boot is restored [s]."""
-LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
-"""Age up to which a resolved loss of a GPU is restored [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
 large."""
@@ -420,7 +416,7 @@ def restore_faults(
             same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
-        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
+        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_ns(saved.code) / NS:
             continue
         faults[key] = fault
         reported = [
@@ -467,10 +463,6 @@ def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
         action=saved.action,
     )
-
-
-def _kept_for_s(code: str) -> float:
-    return LOST_KEPT_S if code == LOST_CODE else RESOLVED_KEPT_S
 
 
 def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:

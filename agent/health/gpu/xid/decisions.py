@@ -50,7 +50,8 @@ class XidOccurrences(NamedTuple):
 
     times: int = 1
     bursts: int = 1
-    """Number of bursts (occurrences less than a minute apart) in the last 24 h."""
+    """Number of bursts (occurrences less than a minute apart) in the last 24 h, and of earlier boots with the
+    XID."""
     lines: tuple[XidLine, ...] = ()
     """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
     pids: frozenset[int] = frozenset()
@@ -263,7 +264,7 @@ def _remap_failed(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidCondi
 def _lost_again(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
     if fault.bursts < MIN_BURSTS:
         return XidConditionResult(_UNHEALTHY)
-    return XidConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
+    return XidConditionResult(_UNHEALTHY, "it recurred within 30 days", XidAdvice.CHECK_SEATING)
 
 
 def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
