@@ -269,6 +269,20 @@ def test_reset_while_stopped_is_detected_by_recovery_action() -> None:
     assert node.health() is Health.HEALTHY
 
 
+def test_reset_while_stopped_is_detected_by_answer_after_reset_required() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 46)
+    node.lose(0, NvmlReturnCode.RESET_REQUIRED)
+    node.rest(20)
+    node.restart()
+    node.rest(5)
+    node.recover(0, OLD_DRIVER)
+    node.restart(away_s=120)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(80)
+    assert node.health() is Health.HEALTHY
+
+
 # --- another boot, another GPU ------------------------------------------------------------------------------
 
 

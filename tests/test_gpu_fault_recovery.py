@@ -236,6 +236,16 @@ def test_gpu_that_answers_after_reset_required_was_reset() -> None:
     assert seconds_until_healthy(node) <= 66
 
 
+def test_gpu_that_fails_between_reset_required_and_its_answer_was_reset() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 46)
+    for status in (NvmlReturnCode.RESET_REQUIRED, NvmlReturnCode.LOST, NvmlReturnCode.UNKNOWN):
+        node.lose(0, status)
+        node.rest(5)
+    node.recover(0, OLD_DRIVER)
+    assert seconds_until_healthy(node) <= 66
+
+
 def test_reset_of_one_gpu_does_not_resolve_faults_of_another() -> None:
     node = GpuNode(readings=OLD_DRIVER)
     for number in (0, 1):

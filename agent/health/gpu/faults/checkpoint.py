@@ -38,6 +38,7 @@ from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.health import Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import (
     NO_MODULE,
+    RESET_REQUIRED,
     Cure,
     DriverModule,
     KnownGpu,
@@ -80,7 +81,7 @@ class RecoverySigns(NamedTuple):
     action: int = 0
     """Last recovery action that the driver requested for the GPU; 0: no action, or never read."""
     reset_required: bool = False
-    """True: NVML returned RESET_REQUIRED in the last pass over the GPU."""
+    """True: NVML returned RESET_REQUIRED since the last pass over the GPU without an error."""
     generation: int = 0
     """Number of loads of the driver at the last evaluation; a reload adds one."""
     reloaded_at: Instant | None = None
@@ -126,7 +127,8 @@ def update_recovery_signs(
         if sample is None or not sample.passes:
             found[gpu.number] = signs
         elif sample.status != NvmlReturnCode.OK:
-            reset_required = sample.status == NvmlReturnCode.RESET_REQUIRED
+            # other errors follow while the GPU is reset
+            reset_required = signs.reset_required or sample.status == NvmlReturnCode.RESET_REQUIRED
             found[gpu.number] = signs._replace(
                 reset_required=reset_required, calm_since=None, links_up_since=None
             )
@@ -358,7 +360,7 @@ def _kept_fault(
         healed_wall_s=round(fault.resolved.wall_s, 3) if fault.resolved else 0.0,
         blame=decision.blame,
         before_us=fault.before_start,
-        action=0 if fault.resolved else signs.action,
+        action=0 if fault.resolved else RESET_REQUIRED if signs.reset_required else signs.action,
         counters=()
         if fault.resolved
         else tuple(-1 if isinstance(value, Missing) else value for value in signs.counters),
@@ -461,7 +463,8 @@ def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
     counters = saved.counters if len(saved.counters) == len(VOLATILE_COUNTERS) else ()
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
-        action=saved.action,
+        action=max(saved.action, 0),
+        reset_required=saved.action == RESET_REQUIRED,
     )
 
 
