@@ -193,6 +193,32 @@ def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
     assert found(node.next(80), Severity.DEGRADED) == {}
 
 
+@pytest.mark.parametrize(("device", "address"), [("nic-0", NIC), ("pci-0", FUNCTION)])
+def test_cleared_line_about_a_nic_counts_neither_at_once_nor_after_a_restart(
+    device: str, address: str
+) -> None:
+    node = Node()
+    line = f"mlx5_core {address}: synd 0x8: unrecoverable hardware error"
+    node.next(4)
+    node.log_host(line)
+    assert found(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
+    assert not node.clear(f"{DRIVER}/node-a/{device}", "pci.nic.stopped").refusal
+    assert found(node.next(4), Severity.DEGRADED) == {}
+    assert found(node.start_again(), Severity.DEGRADED) == {}
+    node.log_host(line)
+    assert found(node.next(4), Severity.DEGRADED) == {device: {"pci.nic.stopped"}}
+
+
+def test_line_about_a_function_stays_a_fault_if_another_code_is_cleared() -> None:
+    node = Node()
+    node.next(4)
+    node.log_host(f"nvme {FUNCTION}: AER: device recovery failed")
+    node.lose()
+    node.next(4)
+    assert not node.clear(f"{DRIVER}/node-a/pci-0", "pci.link_width").refusal
+    assert found(node.next(4))["pci-0"] == {"pci.unbound", "pci.fault"}
+
+
 def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
     node = Node()
     node.next(4)

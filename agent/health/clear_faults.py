@@ -5,7 +5,8 @@ Four kinds of faults can be cleared:
 - latched GPU faults: events such as XIDs, which are reported once and kept until they are resolved;
 - ended faults that are still reported for a probation time;
 - faults that a driver reported while it prepared a claim;
-- readings that differ from those at the agent's start. The present readings then replace those at start.
+- readings that differ from those at the agent's start, which the present readings then replace; and
+  kernel-log lines about a PCI function, of which only later lines then count.
 
 A request clears all faults that it names, or none. It is refused while a reading shows another fault of the
 GPU.

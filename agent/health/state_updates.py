@@ -177,9 +177,10 @@ def restart_declared_part(
         case DeclaredCpuDevice():
             return host._replace(cpus=restart_cpus(host.cpus, snapshot, part.cpus, code=code))
         case DeclaredPciDevice():
-            return host._replace(pci=restart_pci(host.pci, part.address, code))
+            return host._replace(pci=restart_pci(host.pci, part.address, host.cpus.evaluated_ns, code))
         case DeclaredNicDevice():
-            pci = restart_pci(host.pci, nic_address(host.nics, part), code)
+            address = nic_address(host.nics, part)
+            pci = restart_pci(host.pci, address, host.cpus.evaluated_ns, code)
             return host._replace(nics=restart_nic(host.nics, snapshot, part, code), pci=pci)
         case _:
             return host

@@ -68,6 +68,8 @@ class PciBaseline(NamedTuple):
     """Kernel driver that was bound to the PCI function; empty: none."""
     width: int
     """Number of lanes of the PCIe link; -1: unknown."""
+    repaired_ns: int = 0
+    """CLOCK_MONOTONIC at which an operator cleared faults that lines of the kernel log report [ns]."""
 
 
 class NicPortBaseline(NamedTuple):

@@ -21,11 +21,11 @@ from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     INIT_FAILED,
     NO_REPORTS,
+    RECURS_NS,
     SHARED,
     Fault,
     FaultKey,
     FaultLog,
-    kept_ns,
 )
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
@@ -418,7 +418,8 @@ def restore_faults(
             same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
-        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_ns(saved.code) / NS:
+        kept_s = RECURS_NS.get(saved.code, DAY_NS) / NS
+        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_s:
             continue
         faults[key] = fault
         reported = [

@@ -28,8 +28,8 @@ LOST_XID: Final = 79
 """Number of the XID "GPU has fallen off the bus"."""
 LOST_CODE: Final = f"{XID_PREFIX}{LOST_XID}"
 DAY_NS: Final = 86_400 * NS
-LOST_KEPT_NS: Final = 30 * DAY_NS
-"""Time within which two losses of a GPU point to broken hardware [ns]; other faults recur within a day."""
+RECURS_NS: Final = {LOST_CODE: 30 * DAY_NS}
+"""Longest time between two occurrences that count as a recurrence, by finding code [ns]; else a day."""
 
 
 class FaultKey(NamedTuple):
@@ -92,8 +92,7 @@ class Fault:
     boot_id: str = ""
     """Boot ID of the kernel when the fault last occurred."""
     earlier_boots: int = 0
-    """Number of earlier boots in which the fault occurred, too, each within a day (a loss: 30 days) before
-    the next."""
+    """Number of earlier boots with the fault, each at most RECURS_NS before the next occurrence."""
     resolved: Instant | None = None
     """Time at which the fault was resolved; None: it is not resolved."""
     last_decision: FaultDecision | None = None
@@ -171,11 +170,6 @@ class FaultLog:
     """Log time of the newest line from before the agent's start [us]; None: log not read to its end yet."""
     checkpoint_us: Mapping[tuple[int, str], int] = field(default_factory=dict)
     """Log time up to which lines were counted before a restart [us], by GPU number and finding code."""
-
-
-def kept_ns(code: str) -> int:
-    """Return the age up to which an earlier fault with a finding code makes a new one a recurrence [ns]."""
-    return LOST_KEPT_NS if code == LOST_CODE else DAY_NS
 
 
 def occurred_near(fault: Fault, moment: Instant, within_ns: int) -> bool:

@@ -12,13 +12,13 @@ from typing import Final
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     NO_REPORTS,
+    RECURS_NS,
     Fault,
     FaultChannel,
     FaultKey,
     FaultLog,
     Occurrence,
     ReportCounts,
-    kept_ns,
     occurred_near,
 )
 from agent.health.gpu.rule_state import GpuRuleState
@@ -216,7 +216,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
     if before is None:
         fault = fresh
     elif before.resolved:
-        if new.last.mono_ns - before.last.mono_ns < kept_ns(new.key.code):
+        if new.last.mono_ns - before.last.mono_ns < RECURS_NS.get(new.key.code, DAY_NS):
             fresh = replace(fresh, earlier_boots=before.earlier_boots + (before.boot_id != boot_id))
         fault = fresh
         if before.was_info:  # nothing was repaired since
