@@ -85,11 +85,13 @@ def is_mig_declaration(declared: DeclaredGpuDevice) -> bool:
 
 
 def find_host_device(declared: DeclaredGpuDevice, gpu: KnownGpu | None) -> InventoryDevice | None:
-    """Return the host's device that a driver declares: ``gpu`` or its MIG instance; None: not found."""
+    """Return the host's device that a driver declares: ``gpu`` or its MIG instance; None: not found. The UUID
+    of a MIG instance outranks its numbers, which another instance may have after a repartition."""
     if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:
-        if mig.uuid == declared.uuid or (mig.gi, mig.ci) == (declared.gi, declared.ci):
+        has_numbers = (mig.gi, mig.ci) == (declared.gi, declared.ci)
+        if mig.uuid == declared.uuid if declared.uuid.startswith("MIG-") else has_numbers:
             return mig_device(gpu.number, mig.gi, mig.ci)
     return None
 
