@@ -167,10 +167,6 @@ class KnownGpu(NamedTuple):
     """MIG instances of the GPU when it was last seen."""
 
 
-RESET_REQUIRED: Final = -1
-"""Stored in place of a recovery action: NVML returned RESET_REQUIRED, so that an answer shows a reset."""
-
-
 class PersistentFault(NamedTuple):
     """A stored fault of one GPU, or of the NVLink fabric."""
 
@@ -210,7 +206,7 @@ class PersistentFault(NamedTuple):
     before_us: bool = False
     """True: the fault occurred while no agent ran, so that the agent may have missed its recovery."""
     action: int = 0
-    """Recovery action that the driver last requested for the GPU, or RESET_REQUIRED."""
+    """Recovery action that the driver last requested for the GPU; -1: NVML returned RESET_REQUIRED."""
     counters: tuple[int, ...] = ()
     """Last readings of the GPU counters that a reset clears; -1: not available."""
     first_ns: int = 0

@@ -38,7 +38,6 @@ from agent.model.gpu import GpuField, GpuSample, NvmlReturnCode
 from agent.model.health import Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import (
     NO_MODULE,
-    RESET_REQUIRED,
     Cure,
     DriverModule,
     KnownGpu,
@@ -127,7 +126,6 @@ def update_recovery_signs(
         if sample is None or not sample.passes:
             found[gpu.number] = signs
         elif sample.status != NvmlReturnCode.OK:
-            # other errors follow while the GPU is reset
             reset_required = signs.reset_required or sample.status == NvmlReturnCode.RESET_REQUIRED
             found[gpu.number] = signs._replace(
                 reset_required=reset_required, calm_since=None, links_up_since=None
@@ -281,6 +279,8 @@ def _resolution_times(
 KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
 large."""
+_RESET_REQUIRED: Final = -1
+"""Stored in place of the recovery action after NVML returned RESET_REQUIRED."""
 CLEARING_NS: Final = 10 * NS
 """Longest time from the end of a fault until its probation starts [ns]."""
 
@@ -360,7 +360,7 @@ def _kept_fault(
         healed_wall_s=round(fault.resolved.wall_s, 3) if fault.resolved else 0.0,
         blame=decision.blame,
         before_us=fault.before_start,
-        action=0 if fault.resolved else RESET_REQUIRED if signs.reset_required else signs.action,
+        action=0 if fault.resolved else _RESET_REQUIRED if signs.reset_required else signs.action,
         counters=()
         if fault.resolved
         else tuple(-1 if isinstance(value, Missing) else value for value in signs.counters),
@@ -465,7 +465,7 @@ def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
         action=max(saved.action, 0),
-        reset_required=saved.action == RESET_REQUIRED,
+        reset_required=saved.action == _RESET_REQUIRED,
     )
 
 
