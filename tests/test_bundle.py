@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from agent.cli import bundle
 from agent.cli.bundle import REDACTED, BundleFile, collect_files, redact
 from agent.cli.main import main
+from agent.errors import OutputError
 
 FILES = [
     *("manifest.json", "versions.json", "config.toml", "status.json", "report.json", "history.json"),
@@ -322,3 +326,66 @@ def test_command_that_hangs_is_killed_and_listed(machine: Machine) -> None:
     machine.journal("exec /bin/sleep 3600")
     files = machine.files(timeout_s=0.01)
     assert "no answer within 0.01 s" in files["log.txt"].remarks
+
+
+def test_commands_need_no_writable_directory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root file system of the agent's container is read-only, and has no other directory for files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(machine.root / "missing"))
+    assert json.loads(machine.files()["history.json"].data)["uses"] == []
+
+
+def test_lower_limit_of_file_sizes_stays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert json.loads(machine.files()["history.json"].data)["uses"] == []
+
+
+def test_interrupted_collection_kills_its_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            started.append(self)
+            raise KeyboardInterrupt
+
+    machine.journal("exec /bin/sleep 60")
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle._Collector(os.environ, 60.0).log()
+    assert started[0].poll() == -signal.SIGKILL
+
+
+def test_existing_file_is_refused_before_the_collection(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "collect_files", pytest.fail)
+    (machine.root / "made.tar.gz").write_text("mine")
+    assert machine.run("made.tar.gz")[0] == 74
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "code"),
+    [
+        ("agent.system.output.write_all", OutputError("bundle made.tar.gz: No space left on device"), 74),
+        ("agent.cli.bundle.collect_files", KeyboardInterrupt(), 130),
+    ],
+)
+def test_archive_that_is_not_complete_is_removed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, code: int
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    assert machine.run("made.tar.gz")[0] == code
+    assert not (machine.root / "made.tar.gz").exists()
+
+
+def test_empty_path_of_the_archive_is_refused(machine: Machine) -> None:
+    code, _, err = machine.run("")
+    assert (code, err) == (64, "drahealth: FILE: the path is empty; name a file or omit it\n")
+    assert not list(machine.root.glob("*.tar.gz"))

@@ -17,9 +17,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
@@ -30,7 +30,7 @@ from agent.cli.output.text import RowText, TextTable, clean, format_bytes, forma
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
 from agent.config.config import CONFIG_VARIABLE, SETTINGS
 from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
-from agent.errors import ConfigError, OutputError, PermissionDeniedError
+from agent.errors import ConfigError, OutputError, PermissionDeniedError, UsageError
 from agent.model.reading import Absence
 from agent.model.time import rfc3339
 from agent.system.files import ReadError, read_bounded
@@ -201,36 +201,41 @@ class BundleFile(NamedTuple):
 
 
 def main(args: Namespace) -> int:
+    from agent.system.output import write_all
+
+    if args.file == "":
+        raise UsageError("FILE: the path is empty; name a file or omit it")
     now_s = time.time()
-    stamp = rfc3339(now_s).replace(":", "").replace("-", "")
-    files = list(collect_files(config_file_of(args), _environment(args)))
-    files.insert(0, _manifest(files, now_s))
+    name = f"drahealth-bundle-{rfc3339(now_s).replace(':', '').replace('-', '')}"
+    path = Path(args.file or f"{name}.tar.gz")
     is_stdout = args.file == "-"
-    _print_list(files, sys.stderr if is_stdout else sys.stdout, args.color)
-    if args.list:
-        return 0
-    archive = _archive(files, f"drahealth-bundle-{stamp}", now_s)
-    if is_stdout:
-        _write(1, "standard output", archive)
-        return 0
-    path = Path(args.file or f"drahealth-bundle-{stamp}.tar.gz")
+    fd = 1 if is_stdout or args.list else _create(path)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise OutputError(f"bundle {path}: cannot be created: {error.strerror}") from None
-    try:
-        _write(fd, f"bundle {path}", archive)
+        files = list(collect_files(config_file_of(args), _environment(args)))
+        files.insert(0, _manifest(files, now_s))
+        _print_list(files, sys.stderr if is_stdout else sys.stdout, args.color)
+        if args.list:
+            return 0
+        archive = _archive(files, name, now_s)
+        sys.stdout.flush()
+        write_all(fd, "standard output" if is_stdout else f"bundle {path}", archive)
+    except BaseException:
+        if fd != 1:
+            path.unlink(missing_ok=True)  # no part of an archive stays
+        raise
     finally:
-        os.close(fd)
-    print(f"\nwritten: {path}, {format_bytes(len(archive))}")
+        if fd != 1:
+            os.close(fd)
+    if not is_stdout:
+        print(f"\nwritten: {path}, {format_bytes(len(archive))}")
     return 0
 
 
-def _write(fd: int, name: str, data: bytes) -> None:
-    from agent.system.output import write_all
-
-    sys.stdout.flush()
-    write_all(fd, name, data)
+def _create(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutputError(f"bundle {path}: cannot be created: {error.strerror}") from None
 
 
 def _environment(args: Namespace) -> dict[str, str]:
@@ -302,7 +307,8 @@ class _Collector:
 
     def _run(self, name: str, content: str, command: list[str]) -> BundleFile:
         """Run a command with limits on its time and output; return the output as a file of the archive."""
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # in memory: a container may have no writable directory
+        with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("err"), "w+b") as err:
             try:
                 process = subprocess.Popen(
                     command,
@@ -319,9 +325,11 @@ class _Collector:
                 code = process.wait(self._timeout_s)
                 remarks = [f"exit code {code}"] if code else []
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # with its children
-                process.wait()
                 remarks = [f"no answer within {self._timeout_s:g} s"]
+            finally:
+                if process.poll() is None:  # after Ctrl-C, too
+                    os.killpg(process.pid, signal.SIGKILL)  # with its children
+                    process.wait()
             out.seek(0)
             err.seek(0)
             complaint = err.read(2000).decode(errors="replace").strip()
@@ -329,7 +337,8 @@ class _Collector:
 
 
 def _limit_output() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ENTRY_BYTES + 1, ENTRY_BYTES + 1))
+    with suppress(ValueError):  # a lower limit, which only root can raise, stays
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ENTRY_BYTES + 1, ENTRY_BYTES + 1))
 
 
 def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
