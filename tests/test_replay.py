@@ -211,6 +211,15 @@ def test_replay_with_speed_goes_on_after_a_reboot(
     assert sum(sleeps) == pytest.approx(published[-1] - published[0])  # twice, at twice the speed
 
 
+def test_replay_with_the_lowest_speed_waits_without_an_error(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleeps.append))
+    run(capsys, "replay", day, "--speed", "1e-300")
+    assert 0 < max(sleeps) < 2**63 / NS
+
+
 def test_last_report_of_a_damaged_record_names_the_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,7 +125,7 @@ def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Repor
             before = before or step
             is_same_boot = step.boot_id == before.boot_id
             due_s += _pause_s(before.report.at, step.report.at, is_same_boot=is_same_boot) / speed
-            time.sleep(max(0.0, due_s - time.monotonic()))
+            time.sleep(min(max(0.0, due_s - time.monotonic()), 1e9))  # sleep() refuses 1e10 s
             before = step
         yield step.report
 
