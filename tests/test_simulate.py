@@ -69,6 +69,16 @@ def test_each_kind_of_event_alone_violates_no_invariant(kind):
     assert result.kinds[kind] >= 1
 
 
+@pytest.mark.parametrize("kind", sorted(kind.name for kind in FAULT_KINDS.values() if kind.median_s))
+def test_overlapping_faults_of_one_kind_violate_no_invariant(kind):
+    assert violated((600, kind, 0, 60), (620, kind, 0, 600)) is None
+
+
+def test_end_of_a_hang_that_a_crash_of_nvml_ended_leaves_a_later_hang():
+    events = ((600, "gpu-hang", 0, 400), (700, "nvml-crash", 0, 5), (900, "gpu-hang", 0, 600))
+    assert violated(*events) is None
+
+
 def test_same_seed_gives_the_same_script_and_verdicts():
     first, second = (NodeRun(random_script(3, 1, 0.1, 300), records=True).run() for _ in range(2))
     assert first.verdicts == second.verdicts

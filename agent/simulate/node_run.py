@@ -415,6 +415,9 @@ class NodeRun:
             return
         kind = FAULT_KINDS[event.kind]
         self.result.kinds[kind.name] = self.result.kinds.get(kind.name, 0) + 1
+        same = [one for one in self._truth.faults if (one.kind, one.target) == (kind, event.target)]
+        if kind.cure == "itself" and any(one.end_ns is None for one in same):
+            return  # the end of the first would be the end of both
         handler = {"gpu": self._gpu_event, "numa": self._numa_event, "node": self._node_event}.get(
             kind.target
         )
@@ -519,8 +522,9 @@ class NodeRun:
             self._reboot(240)
 
     def _end_hang(self, fault: TrueFault) -> None:
-        self._machine.end_hang(fault.target, self._t_ns)
-        fault.end_ns = fault.end_ns or self._t_ns
+        if fault.end_ns is None:  # a crash of the NVML process ends a hang, and a later one may have begun
+            self._machine.end_hang(fault.target, self._t_ns)
+            fault.end_ns = self._t_ns
 
     def _end_failing(self, fault: TrueFault) -> None:
         if self._machine.status[fault.target] == NvmlReturnCode.UNKNOWN:
@@ -566,8 +570,6 @@ class NodeRun:
 
     def _source_hang(self, kind: FaultKind, event: ScriptEvent) -> None:
         name = SOURCES[event.target]
-        if name in self._hanging_sources:
-            return
         prefix = SOURCE_DEVICES.get(name, "none")
         devices = [f"{prefix}node{node}" for node in range(self._machine.spec.numa_nodes)]
         devices += [f"{prefix}2mi-node{node}" for node in range(self._machine.spec.numa_nodes)]
@@ -601,7 +603,7 @@ class NodeRun:
                 devices = [
                     one for gpu in range(self._machine.spec.gpus) for one in self._machine.devices_of_gpu(gpu)
                 ]
-                if not devices or self._machine.nvml_process:
+                if not devices:
                     return
                 self._machine.crash_nvml(self._t_ns)
                 for hang in self._truth.faults:
@@ -702,8 +704,6 @@ class NodeRun:
 
     def _prepare_fault(self, kind: FaultKind, event: ScriptEvent) -> None:
         """Make prepares of claims with one device fail until the event ends, and begin such a prepare."""
-        if event.target in self._broken:
-            return
         name = self._machine.declared_device(event.target)
         self._broken.add(event.target)
         fault = self._truth.begin(kind, event.target, [f"{DRIVER}/{NODE}/{name}"], self._t_ns)
