@@ -418,6 +418,107 @@ func TestHungChecksDoNotDelayOthersForLongerThanTheirTimeout(t *testing.T) {
 		}
 	})
 }
+// TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared covers a long period: without another run the device
+// would have no result until its end, because the agent ignores results from before the declaration.
+func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
+	for _, one := range []struct {
+		name  string
+		again func(*Client)
+	}{
+		{"changed", func(*Client) {}},
+		{"removed before", func(c *Client) { c.Declare() }},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				var r reported
+				a.checks = r.take
+				a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
+					sleep(ctx, second) // the agent evaluates the devices
+					return nil
+				}
+				a.start()
+				add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: func(_ context.Context, device Device) (*Finding, error) {
+					return Unknown("card.part", "%v", device.Part), nil
+				}})
+				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}}, card("b"))
+				time.Sleep(5 * second)
+				one.again(c)
+				time.Sleep(5 * second)
+				first := len(r.texts())
+				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}}, card("b"))
+				time.Sleep(second / 2)
+				before := len(r.texts())
+				time.Sleep(5 * second)
+				var newest string
+				for _, line := range r.texts()[before:] {
+					if strings.HasPrefix(line, "a ") {
+						newest = line
+					}
+				}
+				if want := "a 3: card.part {0000:02:00.0 }"; newest != want {
+					t.Errorf("after the answer %q, not %q; all: %q, %d before", newest, want, r.texts(), first)
+				}
+			})
+		})
+	}
+}
+
+func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(ctx context.Context, device Device) (*Finding, error) {
+			time.Sleep(2 * second)
+			return Unhealthy("card.part", "%v", device.Part), nil
+		}})
+		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}})
+		time.Sleep(second)
+		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}})
+		time.Sleep(20 * second)
+		for _, line := range r.texts() {
+			if strings.Contains(line, "0000:01") {
+				t.Errorf("reported %q", line)
+			}
+		}
+	})
+}
+
+func TestRecheckRunsACheckAtOnce(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		for _, name := range []string{"link", "memory"} {
+			add(t, c, HealthCheck{Name: name, Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+				return Degraded("card.slow", "%s", name), nil
+			}})
+		}
+		c.Declare(card("a"))
+		time.Sleep(5 * second)
+		before := len(r.texts())
+		if err := c.Recheck("link"); err != nil {
+			t.Error(err)
+		}
+		if got, want := r.texts()[before:], []string{"a 2: card.slow link"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+		time.Sleep(59 * time.Minute)
+		if err := c.Recheck(""); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(30 * time.Minute)
+		got := r.texts()[before+1:]
+		slices.Sort(got)
+		if want := []string{"a 2: card.slow memory", "a 3: card.slow link", "a 3: card.slow memory"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+		if err := c.Recheck("lnk"); err == nil || !strings.Contains(err.Error(), `check "lnk" does not exist`) {
+			t.Error(err)
+		}
+	})
+}
+
 
 func TestWrongCheckIsAnError(t *testing.T) {
 	run := func(context.Context, Device) (*Finding, error) { return nil, nil }

@@ -8,6 +8,7 @@
 //	agent, err := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
 //	agent.Check(check)               // a check of the driver's own, run periodically on its devices
 //	agent.Declare(devices...)        // the driver's devices, and the hardware behind them
+//	agent.Recheck("")                // run the checks now, for example after a reset
 //	agent.WatchHealthStatus(...)     // the body of the driver's method of that name
 //	agent.Prepare(..., d.prepare)    // the body of PrepareResourceClaims; d.prepare prepares one claim
 //	agent.Unprepare(..., d.unprepare)

@@ -134,6 +134,13 @@ type declaration struct {
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
 // again on each new connection. A driver that writes devices.d does not call Declare.
 //
+	names    map[device]bool
+}
+
+// has reports whether a device is declared; all are without a declaration. A declared device without a pool has
+// any pool.
+func (d *declaration) has(one device) bool {
+	return d == nil || d.names[one] || d.names[device{"", one.name}]
 // Declare returns at once. OnError gets the agent's refusal once; invalid devices are declared again with the
 // next call or stream only. An agent that is too old for declarations is not an error.
 func (c *Client) Declare(devices ...Device) {
@@ -200,6 +207,7 @@ func (c *Client) sync(ctx context.Context, newStream bool) error {
 		return nil
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		return err // the health stream reports that the agent is absent
+		c.checks.accepted(declared)
 	case codes.InvalidArgument:
 		declared.refused = true
 	}
