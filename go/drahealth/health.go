@@ -46,7 +46,7 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 				updates = relay.lost(reasonOf(got.err), c.declared.Load(), time.Now())
 			} else {
 				got.devices = c.checks.hide(got.devices, time.Now())
-				updates = relay.received(got, time.Now())
+				updates = relay.received(got, c.declared.Load(), time.Now())
 			}
 		case <-timer.C:
 			var hangs bool

@@ -216,6 +216,45 @@ func TestDriverThatLostItsDevicesHasNoSilentAgent(t *testing.T) {
 	})
 }
 
+func TestOtherLeasesOnAStreamMakeNoSilentAgent(t *testing.T) {
+	for _, other := range []struct {
+		name    string
+		declare func(*Client)
+		next    *healthv1.NodeWatchResourcesResponse
+	}{
+		{"the agent's configuration has a longer lease", func(*Client) {}, one("a", healthv1.HealthStatus_HEALTHY, 180, "")},
+		{"a device with a short lease is removed", func(c *Client) { c.Declare(cpu("b")) }, one("b", healthv1.HealthStatus_HEALTHY, 180, "")},
+	} {
+		t.Run(other.name, func(t *testing.T) {
+			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				changed := make(chan struct{})
+				a.health = func(stream healthStream) error {
+					if err := stream.Send(healthy("a")); err != nil {
+						return err
+					}
+					<-changed
+					if err := stream.Send(other.next); err != nil {
+						return err
+					}
+					return sendEvery(60*second, other.next, other.next)(stream)
+				}
+				a.start()
+				c.Declare(cpu("a"), cpu("b"))
+				k := startKubelet(ctx, c)
+				time.Sleep(second)
+				other.declare(c)
+				close(changed)
+				time.Sleep(170 * second)
+				for _, got := range k.received(t) {
+					if got.health != isHealthy {
+						t.Errorf("the kubelet received %v", got)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestRepeatedListOfHungAgentIsHeldBack(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.health = sendLists(healthy("a")) // repeated on every new stream

@@ -36,6 +36,7 @@ type device struct{ pool, name string }
 //
 // An agent whose core hangs while its server works sends its last list to every new stream. So after a
 // silence the first list of a stream, which may have several messages, is held back until a later
+	listed  map[device]bool          // devices on this stream
 // message shows that the agent works.
 type relay struct {
 	outage  string                   // reason why devices are Unknown; empty while the agent answers
@@ -49,7 +50,7 @@ type relay struct {
 }
 
 func newRelay(now time.Time) *relay {
-	return &relay{leases: map[device]time.Duration{}, quiet: now}
+	return &relay{leases: map[device]time.Duration{}, listed: map[device]bool{}, quiet: now}
 }
 
 // silent returns the time at which the agent counts as silent.
@@ -69,13 +70,14 @@ func (s *relay) due() time.Time {
 }
 
 // received handles a list of the agent. Like lost and waited, it returns the lists for the kubelet.
-func (s *relay) received(got list, now time.Time) [][]kubeletplugin.DeviceHealth {
+func (s *relay) received(got list, declared *declaration, now time.Time) [][]kubeletplugin.DeviceHealth {
 	if got.first {
-		s.began, s.lease = now, 0
+		s.began, s.listed = now, map[device]bool{}
 	}
+	s.lease = s.smallestLease(declared)
 	for _, one := range got.devices {
-		s.leases[device{one.PoolName, one.DeviceName}] = one.HealthCheckTimeout
-		s.lease = smaller(s.lease, one.HealthCheckTimeout)
+		key := device{one.PoolName, one.DeviceName}
+		s.leases[key], s.listed[key] = one.HealthCheckTimeout, true
 	}
 	s.quiet = now
 	lists := append(s.kept, got.devices)
@@ -149,6 +151,20 @@ func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.
 	}
 	slices.SortFunc(devices, func(a, b kubeletplugin.DeviceHealth) int {
 		return cmp.Or(cmp.Compare(a.PoolName, b.PoolName), cmp.Compare(a.DeviceName, b.DeviceName))
+// smallestLease returns the smallest lease of the declared devices on this stream, else of all devices on it: the
+// agent omits a device that is no longer declared, and then lists only come at the pace of the others.
+func (s *relay) smallestLease(declared *declaration) (smallest time.Duration) {
+	for key := range s.listed {
+		if declared.has(key) {
+			smallest = smaller(smallest, s.leases[key])
+		}
+	}
+	if smallest == 0 && declared != nil {
+		return s.smallestLease(nil)
+	}
+	return smallest
+}
+
 	})
 	return [][]kubeletplugin.DeviceHealth{devices}
 }
