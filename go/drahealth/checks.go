@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	pb "drahealth.example.com/go/drahealthv1"
@@ -123,6 +122,7 @@ func (c *Client) Check(check HealthCheck) error {
 	c.redeclare(nil)
 	return nil
 }
+
 // Recheck runs a check now on all its devices, for example after a reset; an empty name stands for all checks. The
 // next period begins with this run. Recheck returns at once, and an error if there is no such check.
 func (c *Client) Recheck(name string) error {
@@ -139,7 +139,6 @@ func (c *Client) Recheck(name string) error {
 	}
 	return nil
 }
-
 
 // checkKey identifies a check of a device.
 type checkKey struct {
@@ -194,8 +193,8 @@ func (run *checkRun) soon() {
 func newChecks() *checks {
 	return &checks{
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, runsMax),
-		ran: map[checkKey]int64{}, parts: map[device]Part{},
 		runs: map[checkKey]*checkRun{}, newest: map[checkKey]result{}, unsent: map[checkKey]bool{},
+		ran: map[checkKey]int64{}, parts: map[device]Part{},
 	}
 }
 
@@ -260,11 +259,11 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices)), names: map[device]bool{}}
 	kept := map[checkKey]bool{}
 	for i, one := range devices {
+		message := messageOf(one)
 		name := device{one.Pool, one.Name}
 		part, known := k.parts[name]
 		replaced := known && !reflect.DeepEqual(part, one.Part)
 		k.parts[name], declared.names[name] = one.Part, true
-		message := messageOf(one)
 		for _, check := range wanted[i] {
 			key := checkKey{check.Name, name}
 			message.Checks = append(message.Checks, check.Name)
@@ -297,6 +296,7 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 	c.declareSoon()
 	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
 }
+
 // end ends the runs of a check of a device, and forgets its result.
 func (k *checks) end(key checkKey) {
 	k.runs[key].cancel()
@@ -317,7 +317,6 @@ func (k *checks) accepted(declared *declaration) {
 		}
 	}
 }
-
 
 // runPeriodically runs a check of a device until ctx is done. The length of the first period is random, so
 // that the checks of many devices do not run at once.
@@ -340,10 +339,10 @@ func (c *Client) runPeriodically(ctx context.Context, key checkKey, run *checkRu
 		}
 		select {
 		case <-ctx.Done():
+			return
 		case <-time.After(time.Until(due)):
 		case <-run.now:
 			due = time.Now()
-			return
 		}
 	}
 }
@@ -420,9 +419,9 @@ func (k *checks) deviceOf(run *checkRun) Device {
 func (k *checks) set(key checkKey, run *checkRun, newest result) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.runs[key] == run {
 		k.ran[key]++
 		newest.number = k.ran[key]
-	if k.runs[key] == run {
 		k.newest[key] = newest
 		k.unsent[key] = true
 		k.sendSoon()
@@ -607,38 +606,4 @@ func (k *checks) refused() bool {
 	first := !k.failed
 	k.failed = true
 	return first
-}
-
-// hide makes the devices of a list Unknown that have checks which the agent does not know, and adds those that
-// the list does not have, because the agent may have refused them.
-func (k *checks) hide(devices []kubeletplugin.DeviceHealth, now time.Time) []kubeletplugin.DeviceHealth {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.absent {
-		return devices
-	}
-	missing := map[device]bool{} // a device without a pool has the node's name as pool
-	for key := range k.runs {
-		missing[key.device] = true
-	}
-	for at := range devices {
-		one := &devices[at]
-		for _, key := range []device{{one.PoolName, one.DeviceName}, {"", one.DeviceName}} {
-			if missing[key] {
-				delete(missing, key)
-				if one.Health == kubeletplugin.HealthStatusHealthy {
-					one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
-				}
-			}
-		}
-	}
-	for key := range missing {
-		if key.pool != "" {
-			devices = append(devices, kubeletplugin.DeviceHealth{
-				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
-				LastUpdated: now, HealthCheckTimeout: defaultLease, Message: noChecks,
-			})
-		}
-	}
-	return devices
 }

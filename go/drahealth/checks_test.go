@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -327,6 +328,32 @@ func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 	})
 }
 
+func TestChangeOfOneDeviceDoesNotChangeOthersWithAnOldAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		faulty := one("a", healthv1.HealthStatus_UNHEALTHY, 30, "cpu.offline")
+		a.health = func(stream healthStream) error {
+			if err := stream.Send(faulty); err != nil {
+				return err
+			}
+			return sendEvery(4*second, healthy("b"), faulty, healthy("b"))(stream)
+		}
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			return nil, nil
+		}})
+		c.Declare(cpu("a"), cpu("b"))
+		k := startKubelet(ctx, c)
+		time.Sleep(3 * second)
+		k.received(t)
+		time.Sleep(11 * second)
+		for _, got := range k.received(t) {
+			if got.device == "a" && got.health != kubeletplugin.HealthStatusUnhealthy {
+				t.Errorf("the kubelet received %v", got)
+			}
+		}
+	})
+}
+
 func TestRefusedResultBecomesNoResult(t *testing.T) {
 	var complaints journal[string]
 	note := OnError(func(_ context.Context, err error, msg string) { complaints.add(msg) })
@@ -391,33 +418,6 @@ func TestRemovedDeviceIsNoLongerChecked(t *testing.T) {
 	})
 }
 
-func TestHungChecksDoNotDelayOthersForLongerThanTheirTimeout(t *testing.T) {
-	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		var r reported
-		release := make(chan struct{})
-		defer close(release)
-		a.checks = r.take
-		a.start()
-		add(t, c, HealthCheck{
-			Name: "link", Every: 20 * second, Timeout: 2 * second,
-			Run: func(_ context.Context, device Device) (*Finding, error) {
-				if strings.HasPrefix(device.Name, "hung") {
-					<-release
-				}
-				return nil, nil
-			},
-		})
-		devices := []Device{card("well")}
-		for number := range 32 {
-			devices = append(devices, card(fmt.Sprintf("hung-%d", number)))
-		}
-		c.Declare(devices...)
-		time.Sleep(6 * second)
-		if got := r.texts(); !slices.Contains(got, "well 1: no fault") || len(got) != len(devices) {
-			t.Errorf("reported %q", got)
-		}
-	})
-}
 // TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared covers a long period: without another run the device
 // would have no result until its end, because the agent ignores results from before the declaration.
 func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
@@ -519,6 +519,33 @@ func TestRecheckRunsACheckAtOnce(t *testing.T) {
 	})
 }
 
+func TestHungChecksDoNotDelayOthersForLongerThanTheirTimeout(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		release := make(chan struct{})
+		defer close(release)
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{
+			Name: "link", Every: 20 * second, Timeout: 2 * second,
+			Run: func(_ context.Context, device Device) (*Finding, error) {
+				if strings.HasPrefix(device.Name, "hung") {
+					<-release
+				}
+				return nil, nil
+			},
+		})
+		devices := []Device{card("well")}
+		for number := range 32 {
+			devices = append(devices, card(fmt.Sprintf("hung-%d", number)))
+		}
+		c.Declare(devices...)
+		time.Sleep(6 * second)
+		if got := r.texts(); !slices.Contains(got, "well 1: no fault") || len(got) != len(devices) {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
 
 func TestWrongCheckIsAnError(t *testing.T) {
 	run := func(context.Context, Device) (*Finding, error) { return nil, nil }
