@@ -21,11 +21,7 @@ const (
 	repeatMax = 10 * time.Second
 	// wholeList limits the time between the first and the last message of one list.
 	wholeList = time.Second
-	// defaultLease is the kubelet's lease of a device without its own.
-	defaultLease = 30 * time.Second
 )
-
-type device struct{ pool, name string }
 
 // relay decides which health lists the kubelet gets, and when. It has no I/O and reads no clock.
 //
@@ -36,11 +32,11 @@ type device struct{ pool, name string }
 //
 // An agent whose core hangs while its server works sends its last list to every new stream. So after a
 // silence the first list of a stream, which may have several messages, is held back until a later
-	listed  map[device]bool          // devices on this stream
 // message shows that the agent works.
 type relay struct {
 	outage  string                   // reason why devices are Unknown; empty while the agent answers
 	leases  map[device]time.Duration // by device, for all devices ever reported
+	listed  map[device]bool          // devices on this stream
 	began   time.Time                // time of the first list of this stream
 	lease   time.Duration            // smallest lease on this stream; 0: no list yet
 	quiet   time.Time                // time of the last list
@@ -74,11 +70,11 @@ func (s *relay) received(got list, declared *declaration, now time.Time) [][]kub
 	if got.first {
 		s.began, s.listed = now, map[device]bool{}
 	}
-	s.lease = s.smallestLease(declared)
 	for _, one := range got.devices {
 		key := device{one.PoolName, one.DeviceName}
 		s.leases[key], s.listed[key] = one.HealthCheckTimeout, true
 	}
+	s.lease = s.smallestLease(declared)
 	s.quiet = now
 	lists := append(s.kept, got.devices)
 	if s.doubted && now.Sub(s.began) < wholeList {
@@ -151,6 +147,10 @@ func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.
 	}
 	slices.SortFunc(devices, func(a, b kubeletplugin.DeviceHealth) int {
 		return cmp.Or(cmp.Compare(a.PoolName, b.PoolName), cmp.Compare(a.DeviceName, b.DeviceName))
+	})
+	return [][]kubeletplugin.DeviceHealth{devices}
+}
+
 // smallestLease returns the smallest lease of the declared devices on this stream, else of all devices on it: the
 // agent omits a device that is no longer declared, and then lists only come at the pace of the others.
 func (s *relay) smallestLease(declared *declaration) (smallest time.Duration) {
@@ -163,10 +163,6 @@ func (s *relay) smallestLease(declared *declaration) (smallest time.Duration) {
 		return s.smallestLease(nil)
 	}
 	return smallest
-}
-
-	})
-	return [][]kubeletplugin.DeviceHealth{devices}
 }
 
 // smaller returns the smaller of two leases; known is 0 if there is none yet.
