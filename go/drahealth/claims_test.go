@@ -6,6 +6,7 @@ package drahealth
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"slices"
@@ -582,6 +583,33 @@ func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var reported *pb.ReportPrepareRequest
+		a.check = noBlockers
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			reported = request
+			return answerReport(ctx, request)
+		}
+		a.start()
+		call := c.StartPrepare(ctx, claims("retried", "bad"))
+		call.Fail(claim("retried"), errors.New("driver's own"))
+		call.Fail(claim("bad"), errors.New("driver's own"))
+		call.Done(claim("retried"))
+		call.Fail(claim("unannounced"), errors.New("driver's own"))
+		if errs := call.Report(); len(errs) != 2 || errs["unannounced"].Error() != "[class=transient] unannounced" {
+			t.Errorf("%v", errs)
+		}
+		var got []string
+		for _, outcome := range reported.GetOutcomes() {
+			got = append(got, fmt.Sprintf("%s %t", outcome.GetClaim().GetUid(), outcome.GetFailed()))
+		}
+		if want := []string{"bad true", "retried false", "unannounced true"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
 }
 
 func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
