@@ -33,6 +33,7 @@
 package drahealth
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -107,7 +108,8 @@ type Client struct {
 // Option is a setting of a Client.
 type Option func(*Client)
 
-// Socket sets the path of the agent's socket for this driver. Default: /run/drahealth/drivers/<driver>.sock.
+// Socket sets the path of the agent's socket for this driver. Default, also of an empty path:
+// /run/drahealth/drivers/<driver>.sock.
 func Socket(path string) Option { return func(c *Client) { c.socket = path } }
 
 // Version sets the version of the driver. With a new version the agent forgets remembered failures.
@@ -115,7 +117,7 @@ func Version(version string) Option { return func(c *Client) { c.version = versi
 
 // OnError sets the function that gets errors for the operator, such as a refused declaration, but not
 // an absent agent. All errors are kubeletplugin.ErrRecoverable, so that the driver's HandleError can be
-// used. Default: log the error.
+// used. It must not call Close, which waits for it. Default, also of nil: log the error.
 func OnError(handle func(ctx context.Context, err error, msg string)) Option {
 	return func(c *Client) { c.onError = handle }
 }
@@ -128,8 +130,6 @@ func New(driver string, options ...Option) (*Client, error) {
 	}
 	c := &Client{
 		driver:     driver,
-		socket:     filepath.Join(runtimeDir, "drivers", driver+".sock"),
-		onError:    func(ctx context.Context, err error, msg string) { klog.FromContext(ctx).Error(err, msg) },
 		undeclared: make(chan struct{}, 1),
 		syncing:    make(chan struct{}, 1),
 		taintWait:  taintWait,
@@ -140,6 +140,10 @@ func New(driver string, options ...Option) (*Client, error) {
 	}
 	for _, option := range options {
 		option(c)
+	}
+	c.socket = cmp.Or(c.socket, filepath.Join(runtimeDir, "drivers", driver+".sock"))
+	if c.onError == nil {
+		c.onError = func(ctx context.Context, err error, msg string) { klog.FromContext(ctx).Error(err, msg) }
 	}
 	if len(c.socket) > socketMax {
 		return nil, fmt.Errorf("drahealth: socket path %q: %d bytes, limit %d", c.socket, len(c.socket), socketMax)

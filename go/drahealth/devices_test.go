@@ -243,6 +243,18 @@ func TestClientWithUnusableNameOrSocketIsRefused(t *testing.T) {
 	}
 }
 
+func TestEmptyOptionsAreTheDefaults(t *testing.T) {
+	c, err := New(driverName, Socket(""), OnError(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if want := "/run/drahealth/drivers/" + driverName + ".sock"; c.socket != want {
+		t.Errorf("%s, not %s", c.socket, want)
+	}
+	c.complain(t.Context(), errors.New("refused"), "logged")
+}
+
 // --- taints -----------------------------------------------------------------------------------------
 
 func tainted(name string, effects ...pb.TaintEffect) *pb.DeviceTaints {
