@@ -295,7 +295,7 @@ class Monitor:
         """Return a device's health in the newest report; None: the report does not have the device."""
         return self._hub.health_of(device)
 
-    def require_healthy(self, device: DeviceRef | ClaimDevice | str) -> None:
+    def require_healthy(self, device: DeviceRef | ClaimDevice | Device | str) -> None:
         """Raise FailedDeviceError if a device is Unhealthy. For prepare handlers.
 
         Args:
@@ -305,12 +305,17 @@ class Monitor:
             FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
                 earlier prepare reported do not count: only the next prepare shows whether these faults have
                 passed.
+            TypeError: The argument is not a device.
         """
+        if isinstance(device, Device):
+            device = device.name
         if isinstance(device, str):
             declared = self._scheduler.declared_devices.get(device)
             pool = declared.pool if declared else self.node
             device = DeviceRef(self._driver, pool, device)
         ref = device.ref if isinstance(device, ClaimDevice) else device
+        if not isinstance(ref, tuple):  # it would have no health, and pass
+            raise TypeError(f"require_healthy: {ref!r} is not a device; pass a claim's device or a name")
         found = self.health_of(ref)
         if found is None or found.health is not Health.UNHEALTHY:
             return
