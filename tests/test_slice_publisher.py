@@ -216,6 +216,7 @@ def test_long_names_of_slices_differ_by_pool() -> None:
         ({"name": "c", "pool": "Not A Pool"}, "device 'c': pool: pool name 'Not A Pool' is not valid"),
         ({"name": "c", "attributes": {"a": 1.5}}, "attribute 'a': 1.5 is not a string, number or boolean"),
         ({"name": "c", "capacity": {"a": True}}, "capacity 'a': True is not a quantity"),
+        ({"name": "c", "capacity": {"a": "16GB"}}, "device 'c': capacity 'a': '16GB' is not a quantity"),
         ({"name": "c", "fields": {"taints": []}}, "fields: 'taints' is set by drahealth"),
     ],
 )
