@@ -91,13 +91,13 @@ class Silent:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (False, "answered False, which is neither None, True nor a finding"),
-        ("ok", "answered a str, which is neither None, True nor a finding"),
-        (0, "answered a int, which is neither None, True nor a finding"),
-        (Silent(), "answered a Silent, which is neither None, True nor a finding"),
+        (False, "answered False, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        ("ok", "answered a str, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        (0, "answered a int, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        (Silent(), "answered a Silent, not None, True or a result of unhealthy(), degraded() or unknown()"),
         (
             Finding("demo.bad", Severity.OK, "x"),
-            "answered a Finding, which is neither None, True nor a finding",
+            "answered a Finding, not None, True or a result of unhealthy(), degraded() or unknown()",
         ),
         (
             Finding("demo", Severity.UNHEALTHY, "x"),

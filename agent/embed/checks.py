@@ -194,7 +194,8 @@ def result_from_answer(answer: object) -> HealthCheckResult:
     if inspect.iscoroutine(answer):
         answer.close()
     given = "False" if answer is False else f"a {type(answer).__name__}"
-    return HealthCheckResult(unread=f"answered {given}, which is neither None, True nor a finding")
+    expected = "None, True or a result of unhealthy(), degraded() or unknown()"
+    return HealthCheckResult(unread=f"answered {given}, not {expected}")
 
 
 def result_from_error(error: BaseException) -> HealthCheckResult:

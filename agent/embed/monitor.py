@@ -463,7 +463,8 @@ class Monitor:
         """
         with self._lock:
             if self._started or self._stopped is not None:
-                raise RuntimeError(f"monitor of {self._driver}: can be started only once; create another one")
+                text = "can be started only once, and run() of its server starts it; create another one"
+                raise RuntimeError(f"monitor of {self._driver}: {text}")
             self._started, self._pid = True, os.getpid()
         try:
             self._thread.start()
