@@ -629,6 +629,19 @@ def test_quota_period_of_the_configuration_is_expected(capsys, node):
 # --- refused arguments, and pods of several nodes -----------------------------------------------------------
 
 
+def test_pods_on_standard_input_are_audited(capsys, node):
+    before = os.dup(0)
+    try:
+        with open(node.pods, "rb") as file:
+            os.dup2(file.fileno(), 0)
+        code, out = run(capsys, node, "--pods", "-", pods=False)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert code == 0
+    assert "1 pod in a file" in out
+
+
 @pytest.mark.parametrize(
     ("args", "error"),
     [

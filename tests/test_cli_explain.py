@@ -114,6 +114,20 @@ def test_missing_file_of_objects_is_a_usage_error(node: Node, flag: str) -> None
     assert f"{node.root / 'none.json'}: No such file or directory" in err
 
 
+def test_two_files_on_standard_input_are_refused(node: Node) -> None:
+    code, _, err = node.bare("gpu-0", "--pods", "-", "--claims", "-")
+    assert code == 64
+    assert "--pods and --claims: only one of them can be standard input" in err
+
+
+def test_pods_in_a_pipe_have_no_timeout(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe of a shell, ``<(kubectl get pods)``, is as slow as its writer."""
+    set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=0)
+    with open(node.saved("p.json", pod_object("waits")), "rb") as file:
+        _, out, _ = node.bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
+    assert "pod team-a/waits" in out
+
+
 def test_mixed_reservations_are_all_named(node: Node) -> None:
     other = {"apiGroup": "example.com", "resource": "jobs", "name": "nightly", "uid": "x-1"}
     claims = node.saved(

@@ -43,14 +43,14 @@ def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[JsonObject
 
 
 def read_object_file(path: Path) -> FileContent:
-    """Return the whole content of a file, at most FILE_BYTES. Blocks on the disk.
+    """Return the whole content of a file, at most FILE_BYTES. Blocks on the disk, or on the writer of a pipe.
 
     Raises:
         UsageError: The file is absent or unreadable.
         PermissionDeniedError: This user may not read the file.
     """
     try:
-        return read_bounded(path, FILE_BYTES)
+        return read_bounded(path, FILE_BYTES, is_input=True)
     except ReadError as error:
         raise (PermissionDeniedError if error.is_forbidden else UsageError)(str(error)) from None
 

@@ -59,7 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--pods",
         metavar="FILE",
         type=Path,
-        help="output of 'kubectl get pods -A -o json' or yaml (default: the kubelet's pods API)",
+        help="output of 'kubectl get pods -A -o json' or yaml, - for standard input (default: the kubelet's "
+        "pods API)",
     )
     parser.add_argument(
         "--kubelet-version",

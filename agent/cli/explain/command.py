@@ -46,7 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="output of 'kubectl get pods -A -o json' or yaml, also of 'pods,jobs,deployments' or other "
-        "workloads; of the sources on the node, then only those that a flag names are read",
+        "workloads, - for standard input; of the sources on the node, then only those that a flag names are "
+        "read",
     )
     parser.add_argument(
         "--claims",
@@ -62,6 +63,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     kind, name = _kind_and_name(args.what, is_all=args.all)
+    if args.pods == args.claims == Path("-"):
+        raise UsageError(f"--pods and --claims: only one of them can be standard input\n{HELP}")
     paths = _source_paths(args)
     import asyncio
 
