@@ -120,7 +120,11 @@ def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
 
 def test_check_without_file_checks_what_an_agent_would_read(everything, capsys):
     assert main(["config", "check", "--config", str(everything), "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"valid": True, "files": [str(everything)]}
+    assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": "drahealth/v1",
+        "valid": True,
+        "files": [str(everything)],
+    }
     assert main(["config", "check", "--config", str(everything), "--period", "1ms"]) == 78
     assert "--period: 1ms is below the limit of 10ms" in capsys.readouterr().err
 

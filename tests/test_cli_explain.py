@@ -614,6 +614,9 @@ def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     assert code == 3
     assert "  claim gpus is not created yet, or not needed\n" in out
     assert "no claim of the pod is known\n" in out
+    _, out, _ = node.bare("pod", "waits", "--pods", node.saved("p.json", pod), "-o", "json")
+    (obj,) = json.loads(out)["pods"][0]["objects"]
+    assert obj["claims"] == [{"name": "gpus", "claim": None}]
 
 
 def kubelets_pod(*, template: bool = False, extended: str = "") -> Callable[[], Any]:
@@ -739,8 +742,10 @@ def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
     flags = busy_node(node)
     with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
         code, out, _ = node.bare("--all", *flags)
+        document = json.loads(node.bare("--all", *flags, "-o", "json")[1])
     device = f"{DRIVER}/node-1"
     assert code == 2
+    assert document["claimsElsewhere"] == 1
     assert out.startswith("3 claims, 5 consumers, 4 devices: 1 Unhealthy, 3 Unknown\n")
     assert all_rows(out) == [
         ["team-a/gpus", "team-a/pod-u-1", "prepared", "", f"{device}/gpu-0, gpu-1", "Unhealthy"],

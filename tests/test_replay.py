@@ -507,6 +507,7 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
         document = json.loads(done.stdout)
         del document["elapsedSeconds"]
         documents.append(document)
+    assert documents[0]["apiVersion"] == "drahealth/v1"
     assert documents[0] == documents[1]
     assert len(documents[0]["records"]) == 3
 

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.cli.output.json import API_VERSION
 from agent.cli.output.text import TextTable, clean, format_count
 from agent.cli.replay import settings_change
 from agent.cli.subcommand import Subcommand, add_output, print_result
@@ -333,6 +334,7 @@ def _document(
 ) -> dict[str, Any]:
     spared, exposed = _pods(found)
     document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
         "records": [
             {
                 "node": one.node,
