@@ -303,6 +303,21 @@ def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.C
         assert requests[-1][1]["Authorization"] == "Bearer abc"
 
 
+def test_server_without_agents_is_named_with_what_to_see(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, EMPTY) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}"]) == 0
+    assert "the server has no metrics of agents: see its targets, and --select" in capsys.readouterr().out
+
+
+def test_node_label_that_no_agent_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    series = b'{"metric": {"instance": "n", "job": "j"}, "value": [1, "1"]}'
+    body = b'{"status": "success", "data": {"result": [%b]}}' % series
+    with answering(200, body) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}", "--node-label", "host"]) == 64
+    text = "--node-label host: no agent has this label; name one of instance, job"
+    assert text in capsys.readouterr().err
+
+
 def test_warning_of_the_server_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     body = b'{"status": "success", "data": {"result": []}, "warnings": ["store\\u001b a: timeout"]}'
     with answering(200, body) as address:

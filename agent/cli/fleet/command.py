@@ -137,6 +137,8 @@ def render_fleet(
         lines += _rules(fleet, style, rows)
     lines += _flapping(fleet, style, rows)
     lines += _versions(fleet, style)
+    if not fleet.nodes and not fleet.silent:
+        lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
     if fleet.silent:
         names = list(map(clean, fleet.silent))
         text = f"  not scraped now, but within the last hour: {_some(names, rows)}"

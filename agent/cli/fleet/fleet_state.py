@@ -307,6 +307,9 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
     counts = f"sum by ({STATE}) ({series(STATE)})"
 
     agents = query(build)
+    if agents and not any(_node(one, node_label) for one in agents):
+        known = ", ".join(sorted(agents[0].labels))
+        raise UsageError(f"--node-label {node_label}: no agent has this label; name one of {known}")
     causes = _causes(query(findings), node_label)
     since_of = {_device(one, node_label): one.value for one in query(since) if 0 <= one.value < TIME_MAX_S}
     return Fleet(
