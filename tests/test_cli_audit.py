@@ -289,7 +289,7 @@ def test_qos_classes_are_evaluated_only_if_all_pods_are_known(capsys, tmp_path):
     node.write(kep_pod())
     code, out = run(capsys, node)
     assert code == 0
-    assert f"1 pods have cgroups but are not listed: {OTHER}" in out
+    assert f"unlisted pods with cgroups (1): {OTHER}" in out
     assert "QoS classes: not audited, their weight is the sum over all pods" in out
 
 
@@ -347,7 +347,7 @@ def test_right_qos_classes_and_a_single_pod_need_no_second_audit(capsys, node, w
 def test_listed_pod_without_a_cgroup_leaves_qos_classes_unaudited(capsys, node, waits):
     node.write(kep_pod(), kep_pod("gone", OTHER, "beef" * 16))
     out = run(capsys, node)[1]
-    assert f"1 pods are listed but have no cgroup: {OTHER}" in out
+    assert f"listed pods without a cgroup (1): {OTHER}" in out
     assert "QoS classes: not audited, their weight is the sum over all pods" in out
     assert waits.seconds == []
 
@@ -645,7 +645,7 @@ def test_pods_on_standard_input_are_audited(capsys, node):
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (("unknown",), "no pod 'unknown' among the 1 pods of this node"),
+        (("unknown",), "no pod 'unknown' among the 1 pod of this node"),
         (("default/o",), "did you mean 'default/p'?"),
         (("--kubelet-version", "new"), "--kubelet-version: kubelet version 'new' is not a version"),
         (("--kubelet-config", "/nonexistent"), "/nonexistent: No such file or directory"),

@@ -271,6 +271,7 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (["watch", "--foo"], "'--foo' is not an argument of drahealth watch\ntry"),
         (["help", "scna"], "'scna' is not one of run, scan"),
         ([], "the following arguments are required: VERB"),
+        (["--config", "x", "scan"], "'--config' is not an argument of drahealth; write a verb first"),
         (["scan", "--config"], "argument --config: expected one argument"),
     ],
 )

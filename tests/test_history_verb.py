@@ -52,7 +52,7 @@ def shown(*uses: PodDeviceUsage, **more: Any) -> str:
 
 def test_table_has_a_row_per_use_and_its_findings() -> None:
     assert shown(RUNS, BROKE, RECOVERED, TRAINED) == (
-        "4 uses of devices: 1 running, 3 ended, 1 of them with a device that was not healthy\n"
+        "4 uses of devices: 1 running, 3 ended, 1 of them with a device that was not healthy at the end\n"
         "\n"
         "  ENDED    LASTED  POD             OWNER      CLAIM        DEVICE                        "
         "HOW        STATE\n"
@@ -224,6 +224,13 @@ def test_missing_record_names_the_searched_file(node: Recorded) -> None:
     assert str(node.path) in out
     assert not node.state.exists()
     assert node.pods() == []
+
+
+def test_history_without_an_entry_states_so(node: Recorded) -> None:
+    node.store()
+    assert node.run() == (0, "no change or use is recorded yet\n", "")
+    assert node.run("--uses") == (0, "no use is recorded yet\n", "")
+    assert node.run("--since", "7d") == (0, "no recorded change or use matches\n", "")
 
 
 def test_no_matching_use_prints_a_text(node: Recorded) -> None:

@@ -872,7 +872,11 @@ def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.Cap
     ("args", "code", "text"),
     [
         (["{day}", "--to", "{day}"], 64, "is the directory of the record itself"),
-        (["--to", "{day}/x", "--config", "/dev/null"], 78, "record.dir: the agent of this configuration"),
+        (
+            ["--to", "{day}/x", "--config", "/dev/null"],
+            78,
+            "set the key and reload the agent, or name a record",
+        ),
         (["{day}", "--to", "/dev/null/x"], 70, "/dev/null/x: cannot be written: Not a directory"),
     ],
 )

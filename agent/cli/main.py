@@ -119,6 +119,8 @@ def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
         argv = named if named and named[0] not in VERBS else [*named, "--help"]
     first = [word for word in argv[:1] if word in VERBS]
     parser, parsers = build_parser(first or VERBS)
+    if argv and argv[0].startswith("-") and argv[0] not in {"-h", "--help", "--version"}:
+        parser.error(f"{argv[0]!r} is not an argument of drahealth; write a verb first, then its flags")
     args, unknown = parser.parse_known_args(argv)
     sub = parsers[args.verb]
     if unknown and first:  # positional arguments on both sides of a flag

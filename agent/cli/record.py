@@ -49,7 +49,7 @@ def main(args: Namespace) -> int:
         directory = load_config(args).record_dir
         if directory is None:
             raise ConfigError(
-                "the agent of this configuration records nothing; set the key and restart the agent, or name "
+                "the agent of this configuration records nothing; set the key and reload the agent, or name "
                 "a record",
                 key="record.dir",
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cli.output.text import clean
+from agent.cli.output.text import clean, format_count
 from agent.cli.subcommand import (
     EXIT_OF_SEVERITY,
     Subcommand,
@@ -271,7 +271,8 @@ def select_pods(pods: Sequence[Pod], name: str | None, *, include_all: bool) -> 
         )
     if not found:
         known = [known_name for pod in pods for known_name in (str(pod), pod.name)]
-        raise UsageError(f"no pod {name!r} among the {len(pods)} pods of this node{suggestion(name, known)}")
+        known_pods = format_count(len(pods), "pod")
+        raise UsageError(f"no pod {name!r} among the {known_pods} of this node{suggestion(name, known)}")
     return tuple(found)
 
 

@@ -170,14 +170,16 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
             shown = uses if args.all else uses[:MAX_SHOWN]
             hidden = len(uses) - len(shown)
             tables.append(render(shown, style, now_s=now.wall_s, left_s=record.last_write_s, hidden=hidden))
-        return "\n".join(tables) or _nothing_matches(wants_changes, wants_uses)
+        return "\n".join(tables) or _no_entry(args, wants_changes, wants_uses)
 
     print_result(args, as_document, text)
 
 
-def _nothing_matches(wants_changes: bool, wants_uses: bool) -> str:
+def _no_entry(args: Namespace, wants_changes: bool, wants_uses: bool) -> str:
     kinds = [name for name, is_wanted in (("change", wants_changes), ("use", wants_uses)) if is_wanted]
-    return f"no recorded {' or '.join(kinds)} matches\n"
+    entries = " or ".join(kinds)
+    is_filtered = args.pod or args.claim or args.device or args.since or args.bad
+    return f"no recorded {entries} matches\n" if is_filtered else f"no {entries} is recorded yet\n"
 
 
 def _is_bad(args: Namespace, one: VerdictSpan) -> bool:

@@ -122,7 +122,7 @@ def _headline(uses: Sequence[PodDeviceUsage], hidden: int) -> str:
     bad = sum(use.state.severity > Severity.INFO for use in uses if use.ended)
     count = format_count(len(uses), "use of a device", "uses of devices")
     shown = f"the newest {len(uses):,} of {len(uses) + hidden:,} uses" if hidden else count
-    unhealthy = f", {bad:,} of them with a device that was not healthy" if bad else ""
+    unhealthy = f", {bad:,} of them with a device that was not healthy at the end" if bad else ""
     return f"{shown}: {running:,} running, {len(uses) - running:,} ended{unhealthy}"
 
 
@@ -380,19 +380,9 @@ def render_summary(summary: AvailabilitySummary, style: TextStyle) -> str:
 def _device_lines(
     devices: Sequence[DeviceAvailability], names: dict[DeviceRef, str], style: TextStyle
 ) -> Iterator[str]:
-    titles = (
-        "OVER",
-        "HEALTHY",
-        "UNHEALTHY",
-        "UNKNOWN",
-        "NO DATA",
-        "FAULTS",
-        "MTBF",
-        "MTTR",
-        "LOST",
-        "DEVICE",
+    table = TextTable(
+        "OVER", "HEALTHY", "UNHEALTHY", "UNKNOWN", "NO DATA", "FAULTS", "MTBF", "MTTR", "LOST", "DEVICE"
     )
-    table = TextTable(*titles)
     for one in devices:
         times_s = (
             sum(one.observed_s[state] for state in USABLE),
