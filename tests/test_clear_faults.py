@@ -132,7 +132,7 @@ def test_clear_of_one_gpu_keeps_faults_of_another() -> None:
     assert node.health("gpu-1") is Health.UNHEALTHY
 
 
-@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver"])
+@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver", "pool"])
 def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node = ClearNode()
     gpu = node.gpus[1]
@@ -141,6 +141,7 @@ def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node.rest(30)
     assert node.health("a") is Health.UNHEALTHY
     names = {"uuid": gpu.uuid, "bus": gpu.bus.upper(), "driver": f"{DRIVER}/p/a"}
+    names["pool"] = f"{node.settings.node}/gpu-1"
     assert cleared(node.clear(names.get(name) or name.format(gpu.bus))) == [("gpu-1", "gpu.xid.62")]
     assert node.health("a") is node.health("gpu-1") is Health.HEALTHY
     assert node.report is not None

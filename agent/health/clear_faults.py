@@ -136,7 +136,8 @@ def clear_faults(
         if request.number <= outcome.last_request:
             continue
         outcome = replace(outcome, last_request=request.number)
-        target = _find_target(request.device, outcome.gpus.state.rule_state, declared, known_devices)
+        name = request.device.removeprefix(f"{settings.node}/")  # as explain names a host device
+        target = _find_target(name, outcome.gpus.state.rule_state, declared, known_devices)
         if target is None:
             names = [*known_devices, *declared.known]
             reason = f"no device {request.device!r} is known{suggestion(request.device, names)}"
