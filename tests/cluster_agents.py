@@ -87,7 +87,7 @@ class SteppedAgent:
 
     def show(self, *devices: DeviceHealth) -> float:
         """Give the publisher a report of devices, and run one step. Return the time until the next."""
-        self.publisher.note_report(report(*devices))
+        self.publisher.handle_report(report(*devices))
         return self.publisher.step()
 
     def run_for(self, seconds: float, each: Callable[[], Sequence[DeviceHealth]] | None = None) -> None:

@@ -17,10 +17,10 @@ from agent.cli.output.terminal import TextStyle
 from agent.cli.scan.crosscheck import (
     CHANGING_FIELDS,
     FieldAgreement,
-    check_document,
     compare_gpus,
     compare_readings,
     confirm_moved,
+    crosscheck_document,
     gpu_documents,
     read_within,
     render_check,
@@ -120,7 +120,7 @@ def test_difference_names_gpu_field_and_both_values():
         "  differs   GPU-0 ecc_correctable: native 5, pynvml 7",
         "  moved     GPU-0 temp: native 40, pynvml 44",
     ]
-    document = check_document(check)
+    document = crosscheck_document(check)
     assert (document["agrees"], document["differs"], document["moved"]) == (0, 1, 1)
     assert document["fields"][0] == {
         "gpu": "GPU-0",
@@ -311,7 +311,7 @@ CHECK = """
 import itertools, json, sys
 from pathlib import Path
 from agent.cli.scan.crosscheck import cross_check
-from agent.cli.scan.crosscheck import check_document
+from agent.cli.scan.crosscheck import crosscheck_document
 from agent.config.config import Config
 config = Config(
     node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=int(sys.argv[3])
@@ -321,7 +321,7 @@ if len(sys.argv) > 4:
     from agent.sources.nvml_reference import READERS
     values = itertools.count(int(sys.argv[4]), int(sys.argv[5]))
     READERS[GpuField.TEMP] = lambda gpu: next(values)
-print(json.dumps(check_document(cross_check(config))))
+print(json.dumps(crosscheck_document(cross_check(config))))
 """
 
 

@@ -482,13 +482,13 @@ async def test_check_of_a_replaced_device_runs_again_at_once() -> None:
     uuid, bus, other_bus = ("uuid", "GPU-1"), ("pciBusId", "0000:3b:00.0"), ("pciBusId", "0000:5e:00.0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        runner.note_report(gpu(bus))
+        runner.handle_report(gpu(bus))
         first = await results.wait("fabric", device="gpu-0")
         for same in (gpu(uuid, bus), gpu(uuid, other_bus), gpu(), gpu(uuid, bus)):
-            runner.note_report(same)
+            runner.handle_report(same)
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert results.newest["fabric", "gpu-0"] is first
-        runner.note_report(gpu(("uuid", "GPU-2"), bus))
+        runner.handle_report(gpu(("uuid", "GPU-2"), bus))
         await trio.testing.wait_all_tasks_blocked()
         assert results.newest.get(("fabric", "gpu-0")) is not first
         second = await results.wait("fabric", device="gpu-0")

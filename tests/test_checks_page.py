@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent.health
-from agent.cli.checks.catalog import LOG_LINES, CheckDescription, check_sections
+from agent.cli.checks.catalog import LOG_LINES, CheckDescription, checks_by_section
 from agent.cli.checks.command import COMMAND, markdown
 from agent.cli.main import main
 from agent.config.config import SETTINGS
@@ -34,7 +34,7 @@ from agent.model.settings import GpuLimits
 
 LIMITS = GpuLimits()
 PAGE = Path(__file__).parent.parent / "docs" / "checks.md"
-GROUPS = check_sections(LIMITS)
+GROUPS = checks_by_section(LIMITS)
 CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
@@ -72,7 +72,7 @@ def test_threshold_names_its_unit_and_existing_settings():
 
 
 def test_documented_numbers_match_the_limits():
-    strict = {c.code: c for group in check_sections(GpuLimits(correctable_errors=7)) for c in group.checks}
+    strict = {c.code: c for group in checks_by_section(GpuLimits(correctable_errors=7)) for c in group.checks}
     assert " 7 in 1 h" in strict["gpu.ecc.correctable_rate"].threshold
 
 

@@ -344,7 +344,7 @@ def test_healthy_in_the_kubelet_of_a_used_device_is_unknown(node: Node) -> None:
 def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
     now_s = time.time()
     ref = driver_claim("gpus", "gpu-0")
-    ledger, _ = ledgers.record_failure(
+    ledger, _ = ledgers.with_failure(
         PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
     train.driver_stores(ledger, now_s)
@@ -361,7 +361,7 @@ def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
 
 def test_driver_fault_is_shown_with_its_claim(node: Node) -> None:
     now_s = time.time()
-    ledger, _ = ledgers.record_failure(
+    ledger, _ = ledgers.with_failure(
         PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2"
     )
     node.driver_stores(ledger, now_s)
@@ -388,7 +388,7 @@ def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
 def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
     now_s = time.time()
     node.driver_stores(
-        ledgers.record_success(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
+        ledgers.with_success(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
     )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
@@ -682,7 +682,7 @@ def failed_prepare(node: Node) -> None:
     """Store a failed prepare of the claim gpus, by gpu-0."""
     now_s = time.time()
     ref = replace(driver_claim("gpus", "gpu-0"), namespace="team-a", uid="c-gpus")
-    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    ledger, _ = ledgers.with_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
     node.driver_stores(ledger, now_s)
 
 
@@ -719,7 +719,7 @@ def busy_node(node: Node) -> tuple[str, ...]:
     node.health_state("Unhealthy", "gpu-0", message="XID 79")
     now_s = time.time()
     ref = replace(driver_claim("late", "gpu-5"), namespace="team-a", uid="c-late")
-    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    ledger, _ = ledgers.with_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
     node.driver_stores(ledger, now_s)
     job = {"apiGroup": "batch", "resource": "jobs", "name": "nightly", "uid": "j-9"}
     claims = node.saved(

@@ -43,14 +43,14 @@ def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
     ledger = PrepareLedger()
     for number, (name, one) in enumerate(results):
         if one is None:
-            ledger = ledgers.record_success(ledger, claim(name), "", at + number, "1.2")
+            ledger = ledgers.with_success(ledger, claim(name), "", at + number, "1.2")
         else:
-            ledger, _ = ledgers.record_failure(ledger, claim(name), "", one, at + number, "1.2")
+            ledger, _ = ledgers.with_failure(ledger, claim(name), "", one, at + number, "1.2")
     return ledger
 
 
 MANY = ledger_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
-MANY = ledgers.record_unprepare(MANY, claim("gone").ref, NOW + 60)
+MANY = ledgers.with_unprepare(MANY, claim("gone").ref, NOW + 60)
 
 
 @dataclass
@@ -152,13 +152,13 @@ def test_worst_claim_decides_the_exit_code(results, code):
 
 
 def test_unprepared_claim_does_not_fail_the_exit_code():
-    ledger = ledgers.record_unprepare(ledger_of(("a", XID)), claim("a").ref, NOW)
+    ledger = ledgers.with_unprepare(ledger_of(("a", XID)), claim("a").ref, NOW)
     assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == 0
     assert (
         prepare_records(
             [
                 LedgerFileContent(
-                    DRIVER, "", ledgers.record_unprepare(ledger_of(("a", None)), claim("a").ref, NOW)
+                    DRIVER, "", ledgers.with_unprepare(ledger_of(("a", None)), claim("a").ref, NOW)
                 )
             ]
         )

@@ -111,7 +111,7 @@ def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi
     SteppedAgent(api, k8s_condition_kinds=("gpu",)).show(device("gpu-0", XID))
     agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
     nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
-    agent.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+    agent.publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
     types = ("DRADevicesHealthy", "DRAGPUDevicesHealthy")
     for seconds, status in ((UNKNOWN_S - 1, "False"), (20, "Unknown")):
         agent.run_for(seconds)
@@ -571,7 +571,7 @@ def test_thread_writes_after_a_changed_report_and_ends(api: ClusterApi, tmp_path
         config, ApiServer(ApiAccess(api.url)), namespace=NAMESPACE, identity="a", jitter=lambda: 0.0
     )
     publisher.start()
-    publisher.note_report(report(device()))
+    publisher.handle_report(report(device()))
     eventually(lambda: "DRADevicesHealthy" in api.conditions(), "condition is written")
     assert publisher.close(PATIENCE_S)
 
@@ -593,7 +593,7 @@ def test_kubeconfig_of_the_settings_is_used(api: ClusterApi, tmp_path: Path) -> 
         node_name=NODE, k8s_enabled=True, state_dir=tmp_path, k8s_kubeconfig=file, k8s_namespace=NAMESPACE
     )
     publisher = open_cluster_publisher(config)
-    publisher.note_report(report(device()))
+    publisher.handle_report(report(device()))
     publisher.step()
     assert condition_of(api)[0] == "True"
     assert publisher.status.lease == f"{NAMESPACE}/drahealth-{NODE}"

@@ -323,13 +323,13 @@ def test_agent_that_holds_the_lease_again_writes_no_old_taint(api: ClusterApi) -
     ],
 )
 def test_rule_that_could_match_other_devices_is_refused(selector: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match="it is not sent"):
+    with pytest.raises(ValueError, match="not sent: its selector"):
         check_rule({"metadata": {"name": "r"}, "spec": {"deviceSelector": selector}})
 
 
 def test_device_without_a_pool_is_never_sent(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.publisher.note_report(report(declared(*SICK)._replace(pool="")))
+    agent.publisher.handle_report(report(declared(*SICK)._replace(pool="")))
     agent.publisher.step()
     assert rules(api) == {}
     assert agent.publisher.status.error == "taint rules: internal error"

@@ -11,7 +11,7 @@ from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
 from agent.config.config import load_with_origins
-from agent.config.tables import CHECKS_MAX, parse_checks, show_checks
+from agent.config.tables import CHECKS_MAX, checks_to_tables, parse_checks
 from agent.engine.step import initial_state, with_settings
 from agent.errors import ConfigError
 from agent.health.host.verdicts import NOT_RUN_YET
@@ -312,7 +312,7 @@ def test_every_key_of_a_check_is_read() -> None:
 @pytest.mark.parametrize("text", [FULL, '[[check]]\nname = "a"\ncommand = ["/bin/true"]\nuser = 61234\n'])
 def test_shown_checks_are_read_again(text: str) -> None:
     checks = parsed(text)
-    assert parse_checks(json.loads(json.dumps(show_checks(checks)))) == checks
+    assert parse_checks(json.loads(json.dumps(checks_to_tables(checks)))) == checks
 
 
 def test_default_timeout_is_at_most_the_period() -> None:

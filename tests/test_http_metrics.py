@@ -260,7 +260,7 @@ def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Seve
     totals, second, states = TotalsSinceStart(), 0, []
     for seconds, severity in steps:
         second += seconds
-        totals.note_report(report([device(severity=severity)], second=second))
+        totals.handle_report(report([device(severity=severity)], second=second))
         states.append(STATE_OF_SEVERITY[severity])
     (found,) = totals.read().devices.values()
     assert sum(found.seconds(at(second + 7).mono_ns).values()) == pytest.approx(second + 7 - steps[0][0])
@@ -307,7 +307,7 @@ def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:
         [SourceState.STALLED] * 3 + [SourceState.OK, SourceState.STALLED], start=1
     ):
         source = SourceSample("cpus", state, 1, NS, 0, "")
-        totals.note_report(replace(report(second=second), sources=(source,)))
+        totals.handle_report(replace(report(second=second), sources=(source,)))
     assert totals.read().stalls == {"cpus": 2}
 
 

@@ -158,7 +158,7 @@ class HungPods:
     def __init__(self) -> None:
         self.others: set[int] = set()
 
-    def note_snapshot(self, snapshot: object) -> None:
+    def handle_snapshot(self, snapshot: object) -> None:
         """Ignore the snapshot."""
 
     def start(self, wake: object) -> None:

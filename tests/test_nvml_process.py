@@ -460,7 +460,7 @@ def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
     watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
     watched.until(lambda s: procfs.checks > 3)
     assert len(listed) == 1
-    watched.nvml.check_count()  # the PCI bus changed
+    watched.nvml.request_count()  # the PCI bus changed
     watched.until(lambda s: len(listed) == 2)
 
 
@@ -525,7 +525,7 @@ def test_driver_that_is_loaded_later_starts_the_process(
     watched = start(replace(QUICK, library=str(here), sysfs_root=tmp_path), procfs_root=tmp_path)
     watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
     here.symlink_to(fake.library)
-    watched.nvml.check_count()  # the PCI bus changed
+    watched.nvml.request_count()  # the PCI bus changed
     watched.until_read(2)
 
 

@@ -103,7 +103,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
     gpu = device(*SICK)._replace(
         message="gpu.xid.79: lost", attributes=(("uuid", "GPU-1"), ("pciBusId", "0000:41:00.0"))
     )
-    publisher.note_report(report(gpu, device("cpu-node0", kind="cpu")))
+    publisher.handle_report(report(gpu, device("cpu-node0", kind="cpu")))
     publisher.step()
     assert len(connector.calls) == 1
     cpu, sick = connector.events()
@@ -124,7 +124,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
 
 def test_remediation_is_executed_only_if_asked(connector: PlatformConnector) -> None:
     publisher = publisher_of(connector, StepClock(), remediate=True)
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     publisher.step()
     assert [event.processing_strategy for event in connector.events()] == [EXECUTE]
 
@@ -143,7 +143,7 @@ def test_unchanged_device_is_not_sent_again(connector: PlatformConnector) -> Non
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for evidence in ("1 error", "2 errors"):
-        publisher.note_report(report(device(*SICK, evidence=evidence)))
+        publisher.handle_report(report(device(*SICK, evidence=evidence)))
         publisher.step()
         clock.advance(3600)
     assert len(connector.events()) == 1
@@ -153,7 +153,7 @@ def test_recovered_and_removed_devices_are_sent_as_healthy(connector: PlatformCo
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for devices in ([device(*SICK), device("gpu-1", XID)], [device("gpu-0")], [device("gpu-0")]):
-        publisher.note_report(report(*devices))
+        publisher.handle_report(report(*devices))
         publisher.step()
         clock.advance(60)
     assert [(len(call.events), [one.is_healthy for one in call.events]) for call in connector.calls] == [
@@ -168,20 +168,20 @@ def test_replaced_gpu_ends_the_fault_of_the_former_gpu(
 ) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device(*SICK)._replace(attributes=(("uuid", "GPU-OLD"),))))
+    publisher.handle_report(report(device(*SICK)._replace(attributes=(("uuid", "GPU-OLD"),))))
     publisher.step()
     connector.events()
     clock.advance(60)
-    publisher.note_report(report(device(*SICK)))  # the lost GPU has no UUID now
+    publisher.handle_report(report(device(*SICK)))  # the lost GPU has no UUID now
     publisher.step()
     assert not any(one.is_healthy for one in connector.events())
     clock.advance(60)
     if restarts:
         publisher = publisher_of(connector, clock, state_dir=tmp_path)
-        publisher.note_report(report(device("gpu-1")))  # the GPU is not reported yet
+        publisher.handle_report(report(device("gpu-1")))  # the GPU is not reported yet
         publisher.step()
         assert [one.entities_impacted[-1].entity_value for one in connector.events()] == [f"{NODE}/gpu-1"]
-    publisher.note_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
+    publisher.handle_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
     clock.advance(60)
     publisher.step()
     first = [
@@ -198,11 +198,11 @@ def test_device_removed_before_a_restart_is_healthy_after_ten_minutes(
 ) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device(*SICK), device("gpu-1", XID)))
+    publisher.handle_report(report(device(*SICK), device("gpu-1", XID)))
     publisher.step()
     connector.events()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device("gpu-1", XID)))
+    publisher.handle_report(report(device("gpu-1", XID)))
     assert publisher.step() == MISSING_S
     assert [one.is_healthy for one in connector.events()] == [False]
     for pause_s, healthy in ((MISSING_S - 1, []), (1, [f"{NODE}/gpu-0"]), (3600, [])):
@@ -238,7 +238,7 @@ def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnec
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for number in range(600):
-        publisher.note_report(report(device(*(SICK if number % 2 else ("gpu-0",)))))
+        publisher.handle_report(report(device(*(SICK if number % 2 else ("gpu-0",)))))
         publisher.step()
         clock.advance(1)
     assert 0 < len(connector.events()) <= 600 / DEVICE_S + 1
@@ -252,13 +252,13 @@ def test_absent_connector_gets_the_newest_state_once(
     end_ns = clock.now.mono_ns + 3600 * NS
     attempts = 0
     while clock.now.mono_ns < end_ns:
-        publisher.note_report(report(device(*(SICK if attempts % 2 else ("gpu-0",)))))
+        publisher.handle_report(report(device(*(SICK if attempts % 2 else ("gpu-0",)))))
         clock.advance(publisher.step())
         attempts += 1
     assert attempts <= 3600 / RETRY_MAX_S + 10
     assert caplog.text.count("no platform connector answers") == 1
     with connector:
-        publisher.note_report(report(device("gpu-1", XID)))
+        publisher.handle_report(report(device("gpu-1", XID)))
         clock.advance(2 * RETRY_MAX_S)
         publisher.step()
         (event,) = connector.events()
@@ -270,7 +270,7 @@ def test_refused_events_are_sent_later(connector: PlatformConnector) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     connector.refusal = grpc.StatusCode.RESOURCE_EXHAUSTED
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     pause_s = publisher.step()
     assert "RESOURCE_EXHAUSTED not now" in publisher.status.error
     connector.refusal = None
@@ -282,7 +282,7 @@ def test_refused_events_are_sent_later(connector: PlatformConnector) -> None:
 def test_thread_sends_a_change_and_ends(connector: PlatformConnector) -> None:
     publisher = SentinelPublisher(connector.socket, NODE, remediate=False)
     publisher.start()
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     eventually(lambda: bool(connector.calls), "event arrives")
     assert publisher.close(PATIENCE_S)
 

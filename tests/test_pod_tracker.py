@@ -133,7 +133,7 @@ class Following:
         return [record.message for record in self._log.records if record.name.startswith(LOGGERS)]
 
     def take(self, *devices: DeviceHealth) -> None:
-        self.watch.note_report(report(devices))
+        self.watch.handle_report(report(devices))
 
     def until_uses(self, expected: dict[str, list[str]]) -> None:
         eventually(lambda: self.uses == expected, f"{expected} are used")
@@ -282,10 +282,10 @@ def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
     async def watch() -> list[bool]:
         link.symlink_to("a")
         watcher = KubeletDirWatcher(link, HungGuard(), lambda: None)
-        changes = [await watcher.has_changed(), watcher.is_watched, await watcher.has_changed()]
+        changes = [await watcher.check_for_change(), watcher.is_watched, await watcher.check_for_change()]
         link.unlink()
         link.symlink_to("b")
-        changes += [await watcher.has_changed(), await watcher.has_changed()]
+        changes += [await watcher.check_for_change(), await watcher.check_for_change()]
         watcher.close()
         return changes
 
@@ -323,15 +323,15 @@ def test_new_directory_with_same_inode_is_watched_again(tmp_path: Path) -> None:
     async def watch(path: Path) -> tuple[bool, bool]:
         changed = asyncio.Event()
         with closing(KubeletDirWatcher(path, HungGuard(), changed.set)) as watcher:
-            await watcher.has_changed()
+            await watcher.check_for_change()
             made_again(path)
             async with asyncio.timeout(PATIENCE_S):
                 await changed.wait()
-                await watcher.has_changed()
+                await watcher.check_for_change()
                 changed.clear()
                 os.close(os.open(path / "file", os.O_CREAT | os.O_WRONLY))
                 await changed.wait()
-            return watcher.is_watched, await watcher.has_changed()
+            return watcher.is_watched, await watcher.check_for_change()
 
     with on_ext4(tmp_path / "root", tmp_path) as root:
         kubelet = root / "kubelet"
@@ -369,7 +369,7 @@ def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, fol
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
     with following.running():
-        following.watch.note_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+        following.watch.handle_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
         following.until_state(SourceState.FAILING)
         eventually(lambda: following.passes >= 6, "three poller")
         assert following.uses == {"u-1": ["gpu-0"]}

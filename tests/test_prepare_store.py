@@ -36,8 +36,8 @@ from agent.system.files import ReadError
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
-FULL, _ = books.record_failure(
-    books.record_success(PrepareLedger(), claim("b"), "healthy", NOW, "1"),
+FULL, _ = books.with_failure(
+    books.with_success(PrepareLedger(), claim("b"), "healthy", NOW, "1"),
     claim("a"),
     "healthy",
     STUCK,
@@ -48,7 +48,7 @@ FULL, _ = books.record_failure(
 
 def one(name: str, at: float = NOW) -> PrepareLedger:
     """Return a ledger with one prepared claim."""
-    return books.record_success(PrepareLedger(), claim(name), "healthy", at, "1")
+    return books.with_success(PrepareLedger(), claim(name), "healthy", at, "1")
 
 
 def keep(directory: Path, book: PrepareLedger = FULL) -> PrepareLedger:
@@ -148,7 +148,7 @@ def test_file_is_private(tmp_path):
 
 def test_text_invalid_in_utf_8_does_not_prevent_the_save(tmp_path):
     odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
-    book, _ = books.record_failure(PrepareLedger(), claim("a"), "", odd, NOW)
+    book, _ = books.with_failure(PrepareLedger(), claim("a"), "", odd, NOW)
     assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
     assert load_ledger(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
 
@@ -157,7 +157,7 @@ def test_oversized_ledger_drops_its_oldest_claims():
     long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
     book = PrepareLedger()
     for number in range(600):
-        book, _ = books.record_failure(book, claim(f"{number:03}"), "", long, NOW + number)
+        book, _ = books.with_failure(book, claim(f"{number:03}"), "", long, NOW + number)
     data = encode_ledger(LedgerFileContent(DRIVER, "1", book))
     left = decode_ledger(data).ledger.claims
     assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
@@ -304,7 +304,7 @@ number = 0
 while number < times or not times:
     failure = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
     mine = claim(f"{{name}}{{number % 20}}", f"dev-{{name}}{{number % 20}}")
-    book, _ = books.record_failure(book, mine, "", failure, NOW + number, "1")
+    book, _ = books.with_failure(book, mine, "", failure, NOW + number, "1")
     book, _ = save(directory, DRIVER, "1", book, NOW + number)
     number += 1
 """
@@ -384,7 +384,7 @@ keep(directory)
 large = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 16)
 book = FULL
 for number in range(10):
-    book, _ = books.record_failure(book, claim(str(number)), "", large, NOW)
+    book, _ = books.with_failure(book, claim(str(number)), "", large, NOW)
 try:
     keep(directory, book)
 except StateWriteError as error:
@@ -412,7 +412,7 @@ def test_full_and_read_only_disks_are_named_and_file_stays(tmp_path):
 def test_fault_numbers_continue_over_restarts(tmp_path):
     keep(tmp_path)
     book, _ = load_ledger(tmp_path, DRIVER)
-    book, _ = books.record_failure(
+    book, _ = books.with_failure(
         book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1"
     )
     assert [fault.number for fault in book.driver_faults.faults] == [1, 2]

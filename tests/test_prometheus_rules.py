@@ -15,7 +15,7 @@ from prometheus import Prometheus, need
 from test_docs_site import listed_pages
 from wire.serving import device, unhealthy
 
-from agent.cli.checks.catalog import check_sections
+from agent.cli.checks.catalog import checks_by_section
 from agent.http.app import create_app
 from agent.http.metric_families import FAMILIES
 from agent.model.settings import GpuLimits
@@ -88,7 +88,7 @@ def test_runbook_of_an_alert_leads_to_a_heading_of_the_site(rule: dict[str, Any]
         return
     replaced = re.findall(r'reReplaceAll "([^"]*)" "([^"]*)"', anchor)
     assert len(replaced) == 5
-    codes = [check.code for section in check_sections(GpuLimits()) for check in section.checks]
+    codes = [check.code for section in checks_by_section(GpuLimits()) for check in section.checks]
     for code in (*codes, "custom.fabric", "custom.fabric.unknown", "check.links.expired"):
         text = code
         for pattern, replacement in replaced:

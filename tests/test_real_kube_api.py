@@ -360,7 +360,7 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     server.create("/api/v1/nodes", "Node", node)
     publisher = cluster_agent(server, server.service_account("agent", chart_rules()), node, clock)
     broken = device("gpu-0", XID, driver=DRIVER)._replace(pool=node)
-    publisher.note_report(report(broken))
+    publisher.handle_report(report(broken))
     run_steps(publisher, clock, 2)
     assert publisher.status.error == ""
 
@@ -378,14 +378,14 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": node, "device": "gpu-0"}
 
     successor = cluster_agent(server, server.service_account("agent-2", chart_rules()), node, clock)
-    successor.note_report(report(broken))
+    successor.handle_report(report(broken))
     run_steps(successor, clock, 2)
     (adopted,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
     assert adopted["metadata"]["generation"] == rule["metadata"]["generation"]
     after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
     assert after["DRADevicesHealthy"] == found
 
-    successor.note_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
+    successor.handle_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
     run_steps(successor, clock, 60)
     assert successor.status.error == ""
     after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
@@ -408,7 +408,7 @@ def test_condition_of_another_manager_is_a_conflict_and_taken_over(
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": {"conditions": [entry]}}
     server.admin.apply(f"/api/v1/nodes/{node}/status", body, manager="test")
     publisher = cluster_agent(server, server.access, node, clock)
-    publisher.note_report(report(device("gpu-0", XID, driver=DRIVER)._replace(pool=node)))
+    publisher.handle_report(report(device("gpu-0", XID, driver=DRIVER)._replace(pool=node)))
     run_steps(publisher, clock, 1)
     assert 'conflicts with "test"' in caplog.text
     (found,) = server.admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
@@ -434,7 +434,7 @@ def test_role_of_the_chart_has_no_verb_that_is_not_used(server: RealKubeApi) -> 
         for sick in (True, False, True):
             causes = broken if sick else device("gpu-0", driver=DRIVER)._replace(pool=node)
             for _ in range(40):
-                publisher.note_report(report(causes))
+                publisher.handle_report(report(causes))
                 run_steps(publisher, clock, 1)
                 errors.append(publisher.status.error)
         groups, (resource,), verb = missing
@@ -531,7 +531,7 @@ def test_admission_policy_restricts_a_pod_to_its_own_node(server: RealKubeApi) -
     clock = StepClock()
     publisher = cluster_agent(server, access, "own-node", clock)
     for causes in ((XID,), ()):
-        publisher.note_report(report(device("gpu-0", *causes, driver=DRIVER)._replace(pool="own-node")))
+        publisher.handle_report(report(device("gpu-0", *causes, driver=DRIVER)._replace(pool="own-node")))
         run_steps(publisher, clock, 3)
         assert publisher.status.error == ""
     assert publisher.status.taint_rules == 0

@@ -25,7 +25,7 @@ from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
 from agent.model.time import Instant
-from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, report_verdicts
+from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, recorded_verdicts
 from agent.record.recorder import RecordLimits, SnapshotRecorder, _Queued
 from agent.record.replay import Replay, verdict_differences
 from agent.record.segment_file import (
@@ -63,7 +63,7 @@ def write_segment(path: Path, steps: list[Step], per_frame: int = 3) -> None:
     recorded, verdicts = [], ()
     for _, snapshot, report, use in steps:
         if use is StepOutcome.PUBLISHED:
-            verdicts = report_verdicts(report)
+            verdicts = recorded_verdicts(report)
         recorded.append(RecordedStep(snapshot, report.at, use, verdicts, report.is_full))
     writer = SegmentWriter(path, HEAD, steps[0][0])
     for at in range(0, len(recorded), per_frame):
@@ -169,7 +169,9 @@ def test_replayed_random_day_gives_the_published_reports(day: Any, seed: int, tm
         assert again.report == report
         if use is StepOutcome.PUBLISHED:
             now = again.recorded.now
-            assert not list(verdict_differences(now, again.recorded.verdicts, report_verdicts(again.report)))
+            assert not list(
+                verdict_differences(now, again.recorded.verdicts, recorded_verdicts(again.report))
+            )
 
 
 @pytest.mark.parametrize(("day", "seed"), DAYS[2:4])
@@ -497,7 +499,9 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     steps = host_day(1, 30)
     first = steps[1]
     state, snapshot, report, _ = next(
-        one for one in steps if report_verdicts(one[2]) != report_verdicts(first[2]) and not one[2].starting
+        one
+        for one in steps
+        if recorded_verdicts(one[2]) != recorded_verdicts(first[2]) and not one[2].starting
     )
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
     recorder.record(*first)
@@ -512,7 +516,7 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     reader = SegmentReader(segment_paths(tmp_path)[-1])
     *_, recorded = reader.steps()
     assert (reader.head.lost, recorded.use) == (1000, StepOutcome.SILENT)
-    assert recorded.verdicts == report_verdicts(report)
+    assert recorded.verdicts == recorded_verdicts(report)
 
 
 def recorder_item(one: Step) -> Any:

@@ -35,7 +35,7 @@ from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import CustomCheck, EngineSettings, RuleOverride
 from agent.model.time import NS, Instant
-from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
+from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, recorded_verdicts
 from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
 from agent.record.what_if import (
@@ -252,14 +252,14 @@ def test_verdict_that_differs_from_the_recorded_one_is_listed(
     for _, snapshot, report, use in steps:  # as another release would have decided
         verdicts = [
             one._replace(severity=2, causes=(("gpu.old", 2),)) if one.subject == "gpu-1" else one
-            for one in report_verdicts(report)
+            for one in recorded_verdicts(report)
         ]
         writer.append([RecordedStep(snapshot, report.at, use, tuple(verdicts), report.is_full)])
     writer.close()
     code, _, err = run(capsys, "replay", tmp_path)
     assert code == 1
     assert "gpu-1: recorded Healthy (gpu.old), replayed Healthy" in err
-    assert "this release decides otherwise in 1 case on 1 device" in err
+    assert "this release decides differently in 1 case on 1 device" in err
 
 
 def test_damaged_segment_is_named_and_the_rest_is_replayed(
@@ -294,7 +294,7 @@ def test_problem_of_a_record_has_no_escape_sequence(
 
 def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
     _, snapshot, report, use = step
-    recorded = RecordedStep(snapshot, report.at, use, report_verdicts(report), report.is_full)
+    recorded = RecordedStep(snapshot, report.at, use, recorded_verdicts(report), report.is_full)
     return recorded._replace(**changes)
 
 

@@ -8,7 +8,7 @@ from paper import EIO, PaperNode, codes, device_of, node_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.config.config import Config
-from agent.config.tables import parse_rules, show_rules
+from agent.config.tables import parse_rules, rules_to_tables
 from agent.engine.step import with_settings
 from agent.health.evaluation import RULE_OFF
 from agent.health.gpu.rule_input import GpuRuleInput
@@ -326,7 +326,7 @@ def test_parsed_entries_are_shown_as_they_were_written() -> None:
         {"code": THROTTLED, "device": "cpu-node*", "severity": "info", "probation": "5m", "limit": 7},
         {"code": "gpu.xid.*", "off": False},
     ]
-    assert show_rules(parse_rules(tables)) == tables
+    assert rules_to_tables(parse_rules(tables)) == tables
 
 
 def test_more_than_64_entries_are_refused() -> None:

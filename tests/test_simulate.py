@@ -164,19 +164,19 @@ def test_taint_that_goes_at_once_is_found(monkeypatch):
 
 
 def test_time_that_the_history_loses_is_found(monkeypatch):
-    real = node_run.VerdictChangeLog.note_report
+    real = node_run.VerdictChangeLog.handle_report
 
     def forgetful(log, report, boot_s):
         if len(log.pending) < 40:
             real(log, report, boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
     assert violated(*events, length=4000) == HISTORY
 
 
 def test_driver_fault_that_is_not_added_is_found(monkeypatch):
-    monkeypatch.setattr(prepare_ledger, "record_faults", lambda known, *_: known)
+    monkeypatch.setattr(prepare_ledger, "add_faults", lambda known, *_: known)
     assert violated((600, "prepare-fault", 0, 60)) == PREPARES
 
 

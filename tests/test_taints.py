@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.checks.catalog import check_sections
+from agent.cli.checks.catalog import checks_by_section
 from agent.devices.taints import (
     MORE_CAUSES,
     RESERVED_NAMES,
@@ -505,7 +505,7 @@ def test_every_code_gives_a_valid_label(code: str) -> None:
 
 
 def test_every_finding_code_has_its_own_taint() -> None:
-    checks = [check for group in check_sections(GpuLimits()) for check in group.checks]
+    checks = [check for group in checks_by_section(GpuLimits()) for check in group.checks]
     codes = {check.code for check in checks} | {f"{check.code}.unreadable" for check in checks}
     codes |= {row.code.replace("*", "x") for row in FAILURE_KINDS} | {f"gpu.xid.{number}" for number in XIDS}
     taint_ids = {taint_id(code, DRIVER) for code in codes}

@@ -78,7 +78,7 @@ class Agent:
         self.boot_s += after_s
         now = at(0)
         instant = Instant(int(self.boot_s * NS), now.wall_s + self.boot_s + self.wall_step_s)
-        self.recorder.note_report(Report("node-1", instant, devices, starting=starting))
+        self.recorder.handle_report(Report("node-1", instant, devices, starting=starting))
 
     def follow(self, *codes: str, after_s: float = 10) -> None:
         """Publish a report for each code of the device's cause."""
@@ -466,9 +466,9 @@ print(len(stored_states(agent)))
 def test_device_of_an_earlier_run_is_present_again_after_a_silence() -> None:
     """The file is read late: the run has two periods, and the report of the first one lacks the device."""
     earlier, log = (VerdictChangeLog(run, "", 30.0, rows=100) for run in ("run1", "run2"))
-    earlier.note_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
-    log.note_report(Report("node-1", at(100)), 100.0)
-    log.note_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)
+    earlier.handle_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
+    log.handle_report(Report("node-1", at(100)), 100.0)
+    log.handle_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)
     stored = {change.device: change for change in earlier.pending}
     assert [(change.before, change.verdict.state) for change in log.changes_after(stored)] == [
         (RecordedState.HEALTHY, RecordedState.ABSENT),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cli.output.json import report_document
 from agent.cli.output.live_table import live_table
-from agent.cli.output.report_changes import report_changes
+from agent.cli.output.report_changes import changes_between_reports
 from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import can_redraw
 from agent.cli.output.text import clean
@@ -110,7 +110,7 @@ async def _print_updates(socket: Path, output: str) -> None:
         if output == "json":
             print(json.dumps(report_document(report)), flush=True)
         else:
-            for change in report_changes(before, report):
+            for change in changes_between_reports(before, report):
                 print(change, flush=True)
         before = report
 

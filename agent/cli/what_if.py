@@ -121,16 +121,16 @@ def _cpu_count() -> int:
 
 def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
     """Return the segments (files) of each directory; ``problems`` receives texts about unreadable records."""
-    from agent.record.replay import record_segments
-    from agent.record.segment_file import UrlPath, record_path, url_segments
+    from agent.record.replay import find_segments
+    from agent.record.segment_file import UrlPath, parse_record_path, url_segments
 
     segments: list[RecordPath] = []
-    for record in map(record_path, records):
+    for record in map(parse_record_path, records):
         try:
             if isinstance(record, UrlPath):
                 segments += url_segments([record], problems)
             else:
-                segments += record_segments([record])
+                segments += find_segments([record])
         except ProbeError as error:
             problems.append(str(error))
     groups: dict[RecordPath, dict[str, RecordPath]] = {}
@@ -275,12 +275,12 @@ def _text(
     spared, exposed = _pods(found)
     lines += [
         "",
-        f"Unhealthy device-hours: {recorded_h:.2f} recorded, {other_h:.2f} otherwise",
-        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(exposed)} only otherwise",
+        f"Unhealthy device-hours: {recorded_h:.2f} as recorded, {other_h:.2f} with --config",
+        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(exposed)} only with --config",
         *(f"  only as recorded: {clean(pod)}" for pod in spared[:CHANGES_SHOWN]),
-        *(f"  only otherwise: {clean(pod)}" for pod in exposed[:CHANGES_SHOWN]),
+        *(f"  only with --config: {clean(pod)}" for pod in exposed[:CHANGES_SHOWN]),
     ]
-    for title, rows in zip(("as recorded", "otherwise"), scores, strict=False):
+    for title, rows in zip(("as recorded", "with --config"), scores, strict=False):
         table = TextTable(f"RULE, {title}", "PRECISION", "RECALL", "TIME TO DETECT")
         for score in rows:
             table.add(

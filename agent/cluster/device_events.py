@@ -332,7 +332,7 @@ class SentDeviceEvents:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
                 del wanted[key]
         by_device = {DeviceRef(*device.key): device for device in report.devices}
-        self._note_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
+        self._mark_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
         self._announced &= by_device.keys() | {key.device for key in self._undecided_ns}
         for ref in sorted(self._announced & by_device.keys()):
             if by_device[ref].severity <= Severity.INFO:
@@ -341,7 +341,7 @@ class SentDeviceEvents:
         self._forget(present | wanted.keys(), now)
         return [one for key, one in wanted.items() if key not in self._sent]
 
-    def note_sent(self, key: EventKey, now: Instant) -> None:
+    def mark_sent(self, key: EventKey, now: Instant) -> None:
         """Remember that the Kubernetes event about a fault was written, or cannot be written."""
         self._sent[key] = _Sent(now.mono_ns, lasts=True)
         if key.code == RECOVERED:
@@ -349,7 +349,7 @@ class SentDeviceEvents:
         elif key.object.kind == "Node":
             self._announced.add(key.device)
 
-    def _note_undecided(
+    def _mark_undecided(
         self,
         present: Container[EventKey],
         by_device: Mapping[DeviceRef, DeviceHealth],

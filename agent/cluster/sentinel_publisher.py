@@ -126,7 +126,7 @@ class SentinelPublisher:
         """State of the publisher after its last attempt to send. Never blocks."""
         return self._status
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store a published report, and wake the thread if the health of a device changed. Never blocks."""
         if report.starting:
             return
@@ -178,14 +178,14 @@ class SentinelPublisher:
             try:
                 self._send(due, now)
             except AgentUnreachable as error:
-                return self._note_failure(str(error), now)
+                return self._handle_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
                 if self._error != "internal error":
                     log.exception(
                         "nvsentinel: health events not sent: unexpected error, see the traceback; will retry"
                     )
-                return self._note_failure("internal error", now)
-            self._note_success(due, found, now)
+                return self._handle_failure("internal error", now)
+            self._handle_success(due, found, now)
         rest = changed.keys() - due.keys()
         return min((self._wait_s(ref, found, now) for ref in rest), default=IDLE_S)
 
@@ -225,7 +225,7 @@ class SentinelPublisher:
         ]
         asyncio.run(send_health_events(self._socket, events))
 
-    def _note_success(
+    def _handle_success(
         self, due: Mapping[DeviceRef, DeviceHealth], found: Mapping[DeviceRef, DeviceHealth], now: Instant
     ) -> None:
         self._events += len(due)
@@ -287,7 +287,7 @@ class SentinelPublisher:
                     error.strerror,
                 )
 
-    def _note_failure(self, error: str, now: Instant) -> float:
+    def _handle_failure(self, error: str, now: Instant) -> float:
         pause_s = min(RETRY_S * (1 << min(self._streak, 10)), RETRY_MAX_S) * (0.5 + self._jitter())
         self._streak += 1
         self._failures += 1

@@ -63,7 +63,7 @@ def check_rule_count(rules: Sequence[object]) -> None:
         raise ValueError(f"{len(rules)} rules, limit {RULES_MAX}; use patterns such as gpu.ecc.*")
 
 
-def show_rules(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
+def rules_to_tables(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
     """Return changes of rules as the tables ``[[rules]]`` of a configuration file."""
     return [
         {
@@ -93,7 +93,7 @@ def _parse_rule(number: int, entry: object) -> RuleOverride:
     code = entry["code"]
     if not isinstance(code, str):
         raise TypeError(f"rule {number}: code: {code!r} is not a string; put it in quotes")
-    rules = _check_code(number, code)
+    rules = _rules_of_code(number, code)
     if not entry.keys() & set(KEYS[2:]):
         raise ValueError(f"rule {number}: nothing is changed; set {', '.join(KEYS[2:-1])} or {KEYS[-1]}")
     keys = _RULE_KEYS | {"limit": ("limit", partial(_limit, code, rules))}
@@ -116,7 +116,7 @@ def _parse_keys(
     return fields
 
 
-def _check_code(number: int, code: str) -> list[Rule]:
+def _rules_of_code(number: int, code: str) -> list[Rule]:
     """Return the rules on readings whose finding code matches `code`, a code or a family as ``gpu.ecc.*``.
 
     A code outside the agent's families belongs to a driver's own check. Raises ValueError if `code` is in one
@@ -209,7 +209,7 @@ def check_names(checks: Sequence[CustomCheck]) -> None:
         )
 
 
-def show_checks(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
+def checks_to_tables(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
     """Return checks as the tables ``[[check]]`` of a configuration file."""
     return [
         {

@@ -104,9 +104,9 @@ def _join_rules(
 def _show_rules(rules: tuple[RuleOverride, ...]) -> list[dict[str, Any]]:
     if not rules:
         return []
-    from agent.config.tables import show_rules
+    from agent.config.tables import rules_to_tables
 
-    return show_rules(rules)
+    return rules_to_tables(rules)
 
 
 def _parse_checks(value: object) -> tuple[CustomCheck, ...]:
@@ -126,9 +126,9 @@ def _join_checks(earlier: tuple[CustomCheck, ...], later: tuple[CustomCheck, ...
 def _show_checks(checks: tuple[CustomCheck, ...]) -> list[dict[str, Any]]:
     if not checks:
         return []
-    from agent.config.tables import show_checks
+    from agent.config.tables import checks_to_tables
 
-    return show_checks(checks)
+    return checks_to_tables(checks)
 
 
 def _parse_codes(value: object) -> frozenset[str]:

@@ -149,7 +149,7 @@ class Monitor:
             policy=policy,
             clock=clock,
             publish=self._hub.publish,
-            on_evaluated=self._hub.note_evaluation,
+            on_evaluated=self._hub.handle_evaluation,
         )
         self._thread = TrioThread(
             lambda: [*self._components.open(self._callback), self._scheduler.run],

@@ -32,7 +32,7 @@ from agent.health.gpu.faults.checkpoint import affected_devices
 from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering
-from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, restart_gpu
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, rebaseline_gpu
 from agent.health.gpu.state import GpuEvaluationResult, recent_clears, with_checkpoint
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.host.nic.state import NicRuleInput
@@ -53,7 +53,7 @@ from agent.health.rules import (
     with_severity,
 )
 from agent.health.state_machine import ConditionPhase
-from agent.health.state_updates import restart_declared_part, restart_host_device
+from agent.health.state_updates import rebaseline_declared_part, rebaseline_host_device
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
 from agent.model.declared_devices import DeclaredGpuDevice
 from agent.model.gpu import WHOLE_GPU
@@ -144,15 +144,15 @@ def clear_faults(
             outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
         found = _remembered(outcome, target, request.code, conditions)
-        restarted = _restarted(outcome, target, request.code, declared, snapshot, settings)
+        rebaselined = _rebaselined(outcome, target, request.code, declared, snapshot, settings)
         ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
-            if _ends_with(key[1], target, declared, outcome, restarted, snapshot, settings, now)
+            if _ends_with(key[1], target, declared, outcome, rebaselined, snapshot, settings, now)
         ]
         found.from_start = [key for key in ending if request.code in ("", key[1])]
         others = [code for _, code in ending if request.code not in ("", code)]
-        accepted = restarted if found.from_start else outcome
+        accepted = rebaselined if found.from_start else outcome
         if found.is_empty:
             outcome = _refused(
                 outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
@@ -307,7 +307,7 @@ def _reading_faults(
             yield key
 
 
-def _restarted(
+def _rebaselined(
     outcome: ClearOutcome,
     target: _Target,
     code: str,
@@ -325,7 +325,7 @@ def _restarted(
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
             return outcome
         state = outcome.gpus.state
-        rule_state = restart_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
+        rule_state = rebaseline_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
         if code:  # keep what other rules compare with
             of_gpu = rule_state.per_gpu[gpu.gpu_number]
             now, seen = of_gpu.seen, state.rule_state.per_gpu[gpu.gpu_number].seen
@@ -338,11 +338,11 @@ def _restarted(
         return replace(outcome, gpus=outcome.gpus._replace(state=state._replace(rule_state=rule_state)))
     if target.name in declared.devices:
         part = declared.devices[target.name].part
-        return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part, code))
+        return replace(outcome, host=rebaseline_declared_part(outcome.host, snapshot, part, code))
     device = next((device for device in outcome.host.devices if device.name == target.name), None)
     if device is None:
         return outcome
-    return replace(outcome, host=restart_host_device(outcome.host, snapshot, settings, device, code))
+    return replace(outcome, host=rebaseline_host_device(outcome.host, snapshot, settings, device, code))
 
 
 def _ends_with(
@@ -350,17 +350,17 @@ def _ends_with(
     target: _Target,
     declared: DeclaredState,
     before: ClearOutcome,
-    restarted: ClearOutcome,
+    rebaselined: ClearOutcome,
     snapshot: Snapshot,
     settings: EngineSettings,
     now: Instant,
 ) -> bool:
-    """Return whether a fault would end or become milder in the state `restarted`. In that state, rules
+    """Return whether a fault would end or become milder in the state `rebaselined`. In that state, rules
     compare the device's readings with its present values, not with those at start."""
-    if restarted is before:
+    if rebaselined is before:
         return False
     was, is_now = (
-        _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, restarted)
+        _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, rebaselined)
     )
     if not isinstance(was, Finding) or isinstance(is_now, RuleInputUnreadable):
         return False

@@ -62,7 +62,7 @@ def is_stalled(source: SourceSample, now: Instant) -> bool:
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
-def vital_stall(sources: Iterable[SourceSample], now: Instant) -> str:
+def vital_stall_error(sources: Iterable[SourceSample], now: Instant) -> str:
     """Return an error text if a vital source is stalled, or none has read recently; else an empty text.
 
     A source is vital if systemd or the kubelet must restart the agent when the source stalls.
@@ -305,7 +305,7 @@ def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
     )
 
 
-def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
+def verdicts_by_device(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
     """Return the verdicts of a new report by device. A device without a change keeps its object of `last`.
 
     Args:
@@ -382,13 +382,13 @@ class VerdictChangeLog:
         begins after the next report, which may still come at the former interval."""
         self._silence_s, self._next_silence_s = max(self._silence_s, silence_s), silence_s
 
-    def note_report(self, report: Report, boot_s: float) -> None:
+    def handle_report(self, report: Report, boot_s: float) -> None:
         """Queue the changes of verdicts between the last report and `report`.
 
         Args:
             boot_s: CLOCK_BOOTTIME now [s].
         """
-        seen = see_devices(self.seen, report.devices)
+        seen = verdicts_by_device(self.seen, report.devices)
         if self.dropped:
             self.dropped += sum(1 for _ in changed_verdicts(_verdicts(self.seen), _verdicts(seen)))
             self.seen, self.now = seen, report.at

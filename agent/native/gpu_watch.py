@@ -111,7 +111,7 @@ class GpuWatch:
         """Return the CPU time and durations of the NVML calls. Any thread may call it until :meth:`stop`."""
         return _costs(self._watch)
 
-    def check_count(self) -> None:
+    def request_count(self) -> None:
         """Request a count of the GPUs within a second, because the PCI bus changed. Never blocks."""
         lib.dh_gpus_check_count(self._watch)
 

@@ -91,7 +91,7 @@ class CustomCheckRunner:
         self._checks = tuple(checks)
         self._changed.set()
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store the devices of the newest health report, for checks that run once for each device."""
         if not any(check.is_per_device for check in self._checks):
             return

@@ -107,15 +107,15 @@ class VerdictRecorder:
 
     # --- called by the core ----------------------------------------------------------------------------
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Queue the changes in devices' health since the last report, which wake the writer. Never blocks."""
         if report.starting:
             return
         with self._changed:
             if self._closing:
                 return
-            self._log.note_report(report, self._boot_clock())
-            self._wall_clock.note(report.at)
+            self._log.handle_report(report, self._boot_clock())
+            self._wall_clock.observe(report.at)
             self._has_news, self._reported_s = True, time.monotonic()
             if self._has_work():
                 self._changed.notify()

@@ -91,7 +91,7 @@ class SegmentHead(NamedTuple):
     """True: names, serial numbers and UUIDs are pseudonyms."""
 
 
-def report_verdicts(report: Report) -> Verdicts:
+def recorded_verdicts(report: Report) -> Verdicts:
     """Return the verdicts of a report as they are recorded, in the report's order."""
     return tuple(
         DeviceVerdict(

@@ -59,12 +59,12 @@ class CacheEntry(NamedTuple):
 class KubeletModel:
     """Model of the kubelet's health cache, and of the agent's side of one health stream per driver."""
 
-    def __init__(self, drivers: Sequence[str], note_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
+    def __init__(self, drivers: Sequence[str], mark_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
         """Create the model of a running kubelet that has no health streams yet.
 
         Args:
             drivers: Drivers whose sockets the agent serves.
-            note_sent: Called with each sent device, the time, and whether a new stream sends it.
+            mark_sent: Called with each sent device, the time, and whether a new stream sends it.
         """
         self.entries: dict[str, CacheEntry] = {}
         self.changes = 0
@@ -72,7 +72,7 @@ class KubeletModel:
         self.is_running = True
         self._is_agent_stopped = False
         self._published_ns = 0
-        self._note_sent = note_sent
+        self._mark_sent = mark_sent
         self._extra_lease_s = 0
         self._sent: list[DeviceHealth] = []
         self._drivers = tuple(drivers)
@@ -144,7 +144,7 @@ class KubeletModel:
         self._sent = []
         feed.pending_messages(since, self._extra_lease_s, age_s if since else 0.0)
         for device in self._sent:
-            self._note_sent(device, t_ns, since == 0)
+            self._mark_sent(device, t_ns, since == 0)
             self._receive(device, t_ns)
         self._numbers[driver] = feed.number
 
@@ -338,7 +338,7 @@ class InvariantChecker:
             text = f"Unhealthy by {', '.join(codes) or 'no cause'}, which no fault of the device explains"
             raise InvariantViolation(CAUSE, t_ns, subject, text)
 
-    def note_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
+    def mark_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
         """Check a device's health that a health stream sends.
 
         A verdict of Healthy, and a verdict that is sent again, need a recent reading of the device.
@@ -399,7 +399,7 @@ class InvariantChecker:
 
     # --- history ---------------------------------------------------------------------------------------
 
-    def note_states(self, report: Report, boot_s: float) -> None:
+    def record_states(self, report: Report, boot_s: float) -> None:
         """Add the time since the previous report to the state that each device had in that report.
 
         ``boot_s`` is the time of the present report since the boot [s].

@@ -132,7 +132,7 @@ class NodeRun:
         self._policy = TaintPolicy(evict=EVICT)
         self._truth = Truth()
         self._checker = InvariantChecker(self._truth, self._machine, self._policy)
-        self._kubelet = KubeletModel(drivers, self._checker.note_sent)
+        self._kubelet = KubeletModel(drivers, self._checker.mark_sent)
         self._checkpoint = self._stored_checkpoint = PersistentState()
         """State that the agent has handed to its disk, and state that a start would read."""
         self._taints = TaintState()
@@ -268,7 +268,7 @@ class NodeRun:
         self._down_ns = None
         self._checker.restart()
         self._kubelet.start_agent()
-        self._note_disturbance()
+        self._restart_detection_limits()
 
     def _evaluate(self, *, is_woken: bool, rereads: int = 1) -> None:
         """Evaluate the newest snapshot as agent.engine.loop does; publish the report if this is due."""
@@ -287,7 +287,7 @@ class NodeRun:
     def _accept(self, state: EngineState, report: Report, *, is_full: bool) -> None:
         now_ns = report.at.mono_ns
         self._state = state
-        self._schedule.note_evaluation(report, now_ns, is_full=is_full)
+        self._schedule.handle_evaluation(report, now_ns, is_full=is_full)
         if report.starting:
             self._schedule.postpone(now_ns)
             return
@@ -313,10 +313,10 @@ class NodeRun:
         self._decide_taints(report)
         self._kubelet.publish(report, self._t_ns)
         period = self._observed.period
-        self._observed.note_report(report, boot_s)
+        self._observed.handle_report(report, boot_s)
         if period is not None and period.id != (self._observed.period or period).id:
             self._checker.interrupt_states()
-        self._checker.note_states(report, boot_s)
+        self._checker.record_states(report, boot_s)
         self._checker.check_report(report, self._t_ns)
         if self._records:
             found = tuple(
@@ -431,7 +431,7 @@ class NodeRun:
     def _end_after(self, event: ScriptEvent, action: Callable[[], None]) -> None:
         self._at(self._t_ns + max(event.lasts, 1) * NS, action)
 
-    def _note_disturbance(self) -> None:
+    def _restart_detection_limits(self) -> None:
         """Start the time limits for the detection of faults again, because the agent was disturbed."""
         self._truth.watched_since_ns = self._t_ns
 
@@ -590,7 +590,7 @@ class NodeRun:
             self._hanging_sources.discard(SOURCES[fault.target])
             if not self._stopped:
                 self._machine.resume_source(SOURCES[fault.target], self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     # --- agent, kubelet, clock -------------------------------------------------------------------------
 
@@ -598,7 +598,7 @@ class NodeRun:
         match kind.name:
             case "driver-reload":
                 self._reload_driver(None)
-                self._note_disturbance()
+                self._restart_detection_limits()
             case "nvml-crash":
                 devices = [
                     one for gpu in range(self._machine.spec.gpus) for one in self._machine.devices_of_gpu(gpu)
@@ -638,7 +638,7 @@ class NodeRun:
             fault.end_ns = self._t_ns
             if self._machine.nvml_process:
                 self._machine.recover_nvml(self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     def _end_slow_disk(self) -> None:
         self._slow_disks -= 1
@@ -653,7 +653,7 @@ class NodeRun:
         self._observed.end_period(self._machine.now(self._t_ns).mono_ns / NS)
         log = self._observed
         if self._report is not None and log.period is not None:
-            self._checker.note_states(self._report, log.period.began_boot_s + log.period.lasted_s)
+            self._checker.record_states(self._report, log.period.began_boot_s + log.period.lasted_s)
         self._history = self._stored_history()
         self._observed = VerdictChangeLog("none", "", 0.0, rows=0)
         self._kubelet.stop_agent()
@@ -669,12 +669,12 @@ class NodeRun:
             if not self._stopped:
                 self._machine.continue_agent(self._t_ns, self._hanging_sources)
                 self._kubelet.continue_agent(self._t_ns)
-                self._note_disturbance()
+                self._restart_detection_limits()
 
     def _start_kubelet(self) -> None:
         if not self._kubelet.is_running:
             self._kubelet.start(self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     def _reboot(self, lasts_s: int) -> None:
         """Reboot the machine, which ends all processes and repairs all hardware."""
@@ -729,11 +729,11 @@ class NodeRun:
             self._at(again, lambda: self._prepare(target, attempt + 1))
             return
         if target not in self._broken:
-            self._set_ledger(ledgers.record_success(self._ledger, claim, fingerprint, now_s, VERSION))
+            self._set_ledger(ledgers.with_success(self._ledger, claim, fingerprint, now_s, VERSION))
             return
         context = PrepareContext(claim, {ref: health} if health else {})
         verdict = classify(FailedDeviceError(ref, "the device does not answer"), context)
-        ledger, verdict = ledgers.record_failure(self._ledger, claim, fingerprint, verdict, now_s, VERSION)
+        ledger, verdict = ledgers.with_failure(self._ledger, claim, fingerprint, verdict, now_s, VERSION)
         self._set_ledger(ledger)
         if verdict.error_class is ErrorClass.FAILED_DEVICE:
             self._evaluate(is_woken=True)

@@ -344,7 +344,7 @@ class DirectoryLock:
         self.path = directory / LOCK_FILE
         self._fd = self._lock()
 
-    def ensure(self) -> bool:
+    def relock_if_replaced(self) -> bool:
         """Lock the file again if another process removed or replaced it; return True if so.
 
         A removed directory is created again. Raises the same errors as the constructor; then the old lock is

@@ -47,10 +47,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.checks.catalog import check_sections
+    from agent.cli.checks.catalog import checks_by_section
     from agent.model.settings import GpuLimits
 
-    found = check_sections(GpuLimits())
+    found = checks_by_section(GpuLimits())
     if args.code is not None:
         found = find_checks(found, args.code)
 

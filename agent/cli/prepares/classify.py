@@ -84,7 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.prepare.classify import PrepareContext, classify_evidence
-    from agent.prepare.prepare_ledger import PrepareLedger, record_failure
+    from agent.prepare.prepare_ledger import PrepareLedger, with_failure
 
     if args.parameters is not None:
         if args.text or args.numbers or args.doing:
@@ -97,7 +97,7 @@ def main(args: Namespace) -> int:
     config = load_config(args)
     verdict = classify_evidence(evidence, PrepareContext(CLAIM, patterns=config.prepare_patterns))
     # the ledger caches a failure that only the driver reports for a shorter time
-    _, verdict = record_failure(PrepareLedger(), CLAIM, "", verdict, time.time())
+    _, verdict = with_failure(PrepareLedger(), CLAIM, "", verdict, time.time())
     patterns = config.prepare_patterns
     print_result(args, lambda: document(verdict), lambda style: render(verdict, style, args.text, patterns))
     return 0

@@ -9,8 +9,8 @@ from agent.cli.output.json import API_VERSION, process_documents, report_documen
 from agent.cli.output.report_text import render_report
 from agent.cli.output.text import clean
 from agent.cli.scan.crosscheck import (
-    check_document,
     cross_check,
+    crosscheck_document,
     gpu_documents,
     read_in_child,
     read_pynvml,
@@ -98,7 +98,7 @@ def _show_report(config: Config, args: Namespace) -> int:
     processes = read_node_processes(config.procfs_root)
 
     def document() -> dict[str, Any]:
-        backends = {"backends": check_document(check)} if check else {}
+        backends = {"backends": crosscheck_document(check)} if check else {}
         return {**report_document(report), "processes": process_documents(processes), **backends}
 
     def text(style: TextStyle) -> str:

@@ -403,7 +403,7 @@ def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
     return "\n".join(format_entries(entries, style)) + "\n"
 
 
-def check_document(check: GpuReaderComparison) -> dict[str, Any]:
+def crosscheck_document(check: GpuReaderComparison) -> dict[str, Any]:
     """Return the comparison as JSON, for the key ``backends`` of ``scan -o json``."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     shown = [

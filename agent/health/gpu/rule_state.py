@@ -405,7 +405,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
     return SeenGpuFeatures(links if isinstance(links, int) else 0, sample[GpuField.ECC_MODE] == 1)
 
 
-def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
+def rebaseline_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
     """Return the GPU rules' state in which a GPU's present features replace those seen earlier."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()

@@ -26,9 +26,9 @@ from agent.devices.inventory import (
     update_inventory,
 )
 from agent.health.declared.driver_reports import (
-    check_conditions_subject,
-    check_sources,
     evaluate_driver_checks,
+    health_check_sources,
+    subject_of_checks,
 )
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cgroup.rules import CGROUP_RULES
@@ -461,7 +461,7 @@ def custom_check_sources(
         for result in results
         if result.check in by_name
     ]
-    return check_sources(samples, now)
+    return health_check_sources(samples, now)
 
 
 class CustomCheckEvaluation:
@@ -519,7 +519,7 @@ class CustomCheckEvaluation:
         """
         if not self._checks:
             return
-        present = {check_conditions_subject(subject) for subject in (*known, MACHINE_SUBJECT)}
+        present = {subject_of_checks(subject) for subject in (*known, MACHINE_SUBJECT)}
         prefixes = tuple(f"{check.code}/" for check in self._checks)
         for (subject, code), condition in self._evaluation.previous.items():
             if condition.last_pass == 0 and code.startswith(prefixes) and subject not in present:

@@ -172,7 +172,7 @@ class ApiServer:
     def dra_version(self) -> str:
         """Return the best version of ``resource.k8s.io`` that both the API server and drahealth support.
 
-        The version is read at the first call, and again after :meth:`forget_dra_version`.
+        The version is read at the first call, and again after :meth:`invalidate_dra_version`.
 
         Raises:
             ApiError: The API server has no known version, or refused the call.
@@ -204,7 +204,7 @@ class ApiServer:
             f"{', '.join(DRA_VERSIONS)}: Kubernetes 1.32 or later with DynamicResourceAllocation",
         )
 
-    def forget_dra_version(self) -> None:
+    def invalidate_dra_version(self) -> None:
         """Read the version of ``resource.k8s.io`` again at its next use, after an update of the cluster."""
         self._version = ""
 
@@ -450,6 +450,6 @@ class ClaimReader:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-            self._api.forget_dra_version()  # the version may be gone instead of the claim
+            self._api.invalidate_dra_version()  # the version may be gone instead of the claim
             raise TransientError(f"the API server has no claim {ref}", code="claim.not_found") from None
         return parse_claim(obj, self._driver, ref)

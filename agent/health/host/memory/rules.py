@@ -158,7 +158,7 @@ def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
     )
 
 
-def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
+def rebaseline_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
     """Return the memory rules' state in which a NUMA node's present memory replaces its memory at start."""
     if snapshot.machine is None or numa_node not in state.blocks_online:
         return state

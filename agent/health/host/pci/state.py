@@ -245,7 +245,7 @@ def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
     return PciRuleState(restored={start.address: start for start in functions})
 
 
-def restart_pci(state: PciRuleState, address: str, now_ns: int, code: str = "") -> PciRuleState:
+def rebaseline_pci(state: PciRuleState, address: str, now_ns: int, code: str = "") -> PciRuleState:
     """Return the PCI rules' state in which a PCI function's present values replace its values at start, and
     kernel-log lines up to now no longer count.
 
