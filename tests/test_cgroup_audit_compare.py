@@ -223,7 +223,7 @@ def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
         "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims; one of its containers has 420000 us"
     )
-    assert compared.consequence == "it is throttled before it uses its allocation"
+    assert compared.consequence == "the cgroup is throttled before it uses its allocation"
 
 
 def test_quota_over_another_period_is_scaled_and_matches() -> None:
@@ -235,7 +235,7 @@ def test_quota_over_another_period_is_scaled_and_matches() -> None:
     assert found[CgroupSettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
     assert (
         found[CgroupSettingId(SettingKind.PERIOD)].consequence
-        == "it is throttled more often, for shorter times"
+        == "the cgroup is throttled more often, for shorter times"
     )
 
 

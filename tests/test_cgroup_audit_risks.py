@@ -56,8 +56,8 @@ def test_pod_level_resources_below_the_claims_are_a_risk() -> None:
         claims=[claim("x", "c1", "cpu=2 memory=2Gi")],
     )
     assert [risk.description for risk in pod_risks(mine, V2)] == [
-        "cpu: the pod level request is 1000m, its claims give 2000m",
-        "memory: the pod level limit is 1Gi, its claims give 2Gi",
+        "cpu: the pod-level request is 1000m, claims give 2000m",
+        "memory: the pod-level limit is 1Gi, claims give 2Gi",
     ]
 
 

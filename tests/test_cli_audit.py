@@ -147,7 +147,7 @@ def test_finding_shows_arithmetic_and_consequence(capsys, node):
         "    c1      cpu quota  900000 us  400000 us  lower",
         "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims",
-        "      → it is throttled before it uses its allocation",
+        "      → the cgroup is throttled before it uses its allocation",
     ]
     assert out.endswith("\n\n1 pod: 1 not as expected\n")
 
@@ -197,7 +197,7 @@ def test_json_has_every_field(capsys, node):
         "actual": "max",
         "verdict": "unlimited",
         "why": "unlimited, expected 9Gi: 4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes",
-        "risk": "it can use memory allocated to others",
+        "risk": "the cgroup can use memory allocated to others",
     }
 
 
@@ -334,7 +334,7 @@ def test_qos_class_that_becomes_wrong_in_the_second_audit_is_quiet(capsys, node,
     waits.meanwhile = swap
     code, out = run(capsys, node)
     assert (code, waits.seconds) == (3, [61])
-    assert "seen once; the kubelet rewrites it about once a minute" in out
+    assert "seen once; the kubelet rewrites this setting about once a minute" in out
 
 
 def test_right_qos_classes_and_a_single_pod_need_no_second_audit(capsys, node, waits):
@@ -472,7 +472,7 @@ def test_container_on_other_cpus_is_found(capsys, driven):
     assert code == 1
     assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in out
     assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in out
-    assert "→ it runs on CPUs allocated to others" in out
+    assert "→ the cgroup runs on CPUs allocated to others" in out
 
 
 def test_throttled_exclusive_cpus_are_a_risk(capsys, driven):
@@ -520,7 +520,7 @@ def test_wrong_memory_qos_is_found_with_its_arithmetic(capsys, node):
     assert code == 1
     assert re.search(r"^    c1 +memory high +5632Mi +4Gi +lower$", out, re.MULTILINE)
     assert "2Gi (request) + 0.5 * (9Gi (limit) - 2Gi) -> 5905580032 bytes" in out
-    assert "→ it is throttled before it uses its allocation" in out
+    assert "→ the cgroup is throttled before it uses its allocation" in out
     assert out.count("  lower") == 1
 
 

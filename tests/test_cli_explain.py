@@ -136,7 +136,7 @@ def test_mixed_reservations_are_all_named(node: Node) -> None:
     pods = node.saved("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
     code, out, _ = node.bare("gpu-0", "--claims", claims, "--pods", pods)
     assert code == 3
-    assert "used by 0 pods, 2 more may use it, through 1 claim\n" in out
+    assert "used by 0 pods, 2 more may use the device, through 1 claim\n" in out
     assert "pod group workers" in next(line for line in out.splitlines() if "team-a/worker" in line)
     assert "team-a/gpus is reserved for pod group workers (claims-file)" in out
     assert "team-a/gpus is reserved for jobs.example.com nightly (claims-file)" in out
@@ -368,7 +368,7 @@ def test_driver_fault_is_shown_with_its_claim(node: Node) -> None:
     code, out, _ = node.explain("gpu-0")
     assert code == 3
     assert "found broken  gpu.xid.79: off the bus (5m ago, while preparing team/gpus)" in out
-    assert "no known pod uses it" in out
+    assert "no known pod uses the device" in out
 
 
 def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:

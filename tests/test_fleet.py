@@ -234,7 +234,7 @@ def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFi
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "--prometheus", url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("199 nodes, 3 with sick devices, 1 not scraped; 1,592 devices: 2 unhealthy, ")
+    assert out.startswith("199 nodes, 3 not healthy, 1 not scraped; 1,592 devices: 2 unhealthy, ")
     for line in (
         r"✖ node-042 +gpu.example.com/gpu-0 +Unhealthy +\d+d +gpu.xid.79",
         r"✖ gpu.xid.79 +2 +2 +node-007, node-042",

@@ -198,7 +198,7 @@ CASES: Final[Cases] = [
     (STATE, fabric(1, manager=ABSENT, seen=RAN),
      broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT),
-     RuleNotApplicable("registration has not begun, and nothing here would begin it")),
+     RuleNotApplicable("registration has not begun, and no Fabric Manager will begin it")),
     (STATE, fabric(0), NO_FABRIC),
     (STATE, fabric(ABSENT), NO_FABRIC),
     (STATE, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),

@@ -156,7 +156,7 @@ RiskDetails = Iterable[tuple[str, str]]
 def _best_effort_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:
     amounts = [f"{format_amount(one, given)} of {one}" for one, given in _claim_amounts(pod).items() if given]
     if pod.qos is QosClass.BEST_EFFORT and amounts and facts.counts_claims:
-        text = f"claims give {' and '.join(amounts)}; its cgroup has the lowest CPU weight, no limit"
+        text = f"claims give {' and '.join(amounts)}; the pod's cgroup has the lowest CPU weight and no limit"
         yield "", f"BestEffort: {text}"
 
 
@@ -175,7 +175,7 @@ def _over_pod_level_risks(pod: Pod, _: NodeFacts) -> RiskDetails:
         for kind, level in (("request", pod.pod_level_requests), ("limit", pod.pod_level_limits)):
             if resource in level and level[resource] < given:
                 amounts = format_amount(resource, level[resource]), format_amount(resource, given)
-                yield "", f"{resource}: the pod level {kind} is {amounts[0]}, its claims give {amounts[1]}"
+                yield "", f"{resource}: the pod-level {kind} is {amounts[0]}, claims give {amounts[1]}"
 
 
 def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
@@ -192,7 +192,7 @@ def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
         if given and container_request(pod, container) is None:
             yield (
                 container.name,
-                f"its cgroup has 2 shares, the minimum; its claims give {given.milli}m of CPU",
+                f"the container's cgroup has 2 shares, the minimum; claims give {given.milli}m of CPU",
             )
 
 
@@ -430,7 +430,7 @@ def confirmed_qos_comparisons(
     """
     is_rewritten = earlier is not None and now_wall_s - earlier.at_wall_s >= QOS_REWRITE_S
     confirmed = earlier.settings if earlier is not None and is_rewritten else frozenset()
-    why = "seen once; the kubelet rewrites it about once a minute"
+    why = "seen once; the kubelet rewrites this setting about once a minute"
     return tuple(
         one._replace(verdict=AuditVerdict.QUIET, reason=f"{one.reason}; {why}", consequence="")
         if _may_be_rewritten(one) and (one.cgroup, one.setting) not in confirmed

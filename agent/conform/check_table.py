@@ -178,8 +178,8 @@ CHECKS: Final = (
     ConformCheck(
         "health.known",
         "each device is Healthy or Unhealthy within the session",
-        "A pod's status shows Unknown, the same as without a health service: a device that dies is never "
-        "noticed.",
+        "A pod's status shows Unknown, the same as without a health service: the failure of a device is "
+        "never noticed.",
         "check the device; send Unknown only while no check has ended",
         health_list_checks.check_known_health,
         missing_device,
@@ -306,7 +306,7 @@ CHECKS: Final = (
         "health.time.fresh",
         "last_updated_time is at most half a lease old, and never older than the lease",
         "The kubelet counts the lease from receipt: a verdict that is sent again without a check never "
-        "expires, and hides a device that died.",
+        "expires, and hides a failed device.",
         "send the time of the last check; if a check does not end, send Unknown or nothing",
         health_list_checks.check_fresh_times,
         missing_device,

@@ -61,9 +61,9 @@ def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     sure = {use.pod.ref for use in uses if use.is_certain} - ended
     possible = {use.pod.ref for use in uses} - sure - ended
     if not uses and not explanation.claims:
-        yield "no known pod uses it"
+        yield "no known pod uses the device"
         return
-    more = f", {len(possible)} more may use it" if possible else ""
+    more = f", {len(possible)} more may use the device" if possible else ""
     gone = f", {len(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
     claims = format_count(len(explanation.claims), "claim")
     minimum = _least_pods(explanation, sure)
@@ -191,7 +191,7 @@ def kubelet_health_facts(device: DeviceFacts, explanation: Explanation) -> Itera
     if belief.updated_s > 0:
         text += f", updated {age_text(explanation, belief.updated_s)} ago"
     if belief.has_lapsed(explanation.now.wall_s):
-        text += f"; older than its lease of {belief.lease_s:g} s: Unknown, unless it was renewed since"
+        text += f"; older than its lease of {belief.lease_s:g} s: Unknown, unless the lease was renewed since"
     if device.reported and device.kubelet_differs:
         text += f"; the device is {device.reported.health.health.name.capitalize()}"
     yield "kubelet", text, ("yellow",) if device.kubelet_differs else ()
@@ -217,7 +217,7 @@ def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]
         table.add(claim_name(view.ref), "no pod is known", "", "", sources, sign=unsure)
     yield from table.lines(style)
     if without_pods or not all(use.affected.is_certain for use in explanation.affected):
-        yield style.paint("  ? may use it: no source has the claim prepared for it on this node", "dim")
+        yield style.paint("  ? may use the device: no source lists the claim as prepared for the pod", "dim")
 
 
 def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ def _pod(
         facts.append("has running processes" if pod.view.running else "has no running process")
     facts += ["from " + format_sources(edge.provenance for edge in edges)] if edges else []
     if edges and not any(edge.relation in USE_ON_THIS_NODE for edge in edges):
-        facts.append("claim not known to be prepared for it")
+        facts.append("claim not known to be prepared for the pod")
     name = str(ref) if not ref.name else f"pod {ref}"
     yield from _heading(name, facts, style, first)
     named = {entry.name for obj, _ in pod.view.objects for entry in obj.claims if entry.claim}

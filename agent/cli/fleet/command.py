@@ -1,4 +1,4 @@
-"""``drahealth fleet``: shows the sick devices of all nodes, from a Prometheus server that scrapes agents.
+"""``drahealth fleet``: shows the devices of all nodes that are not healthy, from a Prometheus server.
 
 The output is tables or a JSON document.
 """
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Prometheus server, or one with its query API; may have user and password",
     )
     parser.add_argument(
-        "--by", choices=("rule", "node", "driver"), default="", help="group the sick devices instead"
+        "--by", choices=("rule", "node", "driver"), default="", help="list groups of devices instead"
     )
     parser.add_argument("--all", action="store_true", help="all rows of each table, not only the first 20")
     parser.add_argument(
@@ -84,7 +84,7 @@ def main(args: Namespace) -> int:
 
 VERB = Subcommand(
     name="fleet",
-    summary="show the sick devices of all nodes, from Prometheus",
+    summary="show the devices of all nodes that are not healthy, from Prometheus",
     description=(
         "Queries a Prometheus server that scrapes the agents of all nodes (drahealth run --listen): devices "
         "that are not healthy, the worst and newest first, with the rules that fire, devices that flap, and "
@@ -92,8 +92,14 @@ VERB = Subcommand(
         "and 69 if it did not."
     ),
     examples=(
-        ("drahealth fleet --prometheus http://prometheus:9090", "sick devices, rules and versions"),
-        ("drahealth fleet --prometheus http://prometheus:9090 --by node", "nodes with most sick devices"),
+        (
+            "drahealth fleet --prometheus http://prometheus:9090",
+            "devices that are not healthy, rules and versions",
+        ),
+        (
+            "drahealth fleet --prometheus http://prometheus:9090 --by node",
+            "nodes with most devices that are not healthy",
+        ),
     ),
     add_arguments=add_arguments,
     main=main,
@@ -122,7 +128,7 @@ def render_fleet(
     now_s: float,
     every_row: bool,
 ) -> str:
-    """Return the state of all nodes as text: headline, sick devices or groups, flapping devices, versions.
+    """Return the state of all nodes as text: headline, devices or groups, flapping devices, versions.
 
     A flapping device changes its health often.
     """
@@ -156,7 +162,7 @@ def _headline(fleet: Fleet) -> str:
     silent = f", {len(fleet.silent):,} not scraped" if fleet.silent else ""
     total = format_count(sum(fleet.devices.values()), "device")
     return (
-        f"{format_count(len(fleet.nodes), 'node')}, {len(sick_nodes):,} with sick devices{silent}; "
+        f"{format_count(len(fleet.nodes), 'node')}, {len(sick_nodes):,} not healthy{silent}; "
         f"{total}: {', '.join(states) or 'none'}"
     )
 

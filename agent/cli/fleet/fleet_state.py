@@ -234,7 +234,7 @@ class FiringRule(NamedTuple):
 
 
 class FleetGroup(NamedTuple):
-    """Sick devices of one node or of one driver."""
+    """Devices of one node or of one driver that are not healthy."""
 
     name: str
     by_severity: Mapping[Severity, int]
@@ -406,7 +406,7 @@ def _firing_rules(
 def group_sick_devices(
     sick: Iterable[SickDevice], name_of: Callable[[FleetDeviceId], str]
 ) -> list[FleetGroup]:
-    """Return the sick devices in groups with the same name, such as the name of their node.
+    """Return devices that are not healthy in groups with the same name, such as the name of their node.
 
     `name_of` returns the name for a device. Groups with the most unhealthy devices are first.
     """
