@@ -502,7 +502,7 @@ class Monitor:
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Stop the monitor like :meth:`stop`, from an asyncio or Trio task, even if the task is cancelled."""
+        """Return the result of :meth:`stop`, called from an asyncio or Trio task, even a cancelled task."""
         return await DriverCallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:
