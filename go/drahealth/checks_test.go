@@ -282,7 +282,7 @@ func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T)
 		}
 		if a, b := newest["a"], newest["b"]; a.health != kubeletplugin.HealthStatusUnknown || a.text != noChecks ||
 			b.health != kubeletplugin.HealthStatusHealthy {
-			t.Errorf("the kubelet has %v", newest)
+			t.Errorf("the kubelet has the health %v", newest)
 		}
 		a.stop()
 		a.checks = func(context.Context, *pb.ReportChecksRequest) error { return nil }
@@ -323,7 +323,7 @@ func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 			}
 		}
 		if newest.health != kubeletplugin.HealthStatusUnknown || newest.text != noChecks || newest.lease != defaultLease {
-			t.Errorf("the kubelet has %v", newest)
+			t.Errorf("the kubelet has the health %v", newest)
 		}
 	})
 }
@@ -383,10 +383,10 @@ func TestRefusedResultBecomesNoResult(t *testing.T) {
 			seen[device+": "+text] = true
 		}
 		if want := "a: result refused: finding code 'nodots' is not a dotted code"; len(seen) != 2 || !seen[want] || !seen["b: no fault"] {
-			t.Errorf("reported %v", seen)
+			t.Errorf("unexpected reports: %v", seen)
 		}
 		if got := complaints.entries(); len(got) != 1 {
-			t.Errorf("OnError got %q", got)
+			t.Errorf("OnError got the text %q", got)
 		}
 	}, note)
 }
@@ -561,14 +561,14 @@ func TestWrongCheckIsAnError(t *testing.T) {
 			"clear after 1001: not wi": {Name: "a", Every: second, ClearAfter: 1001, Run: run},
 		} {
 			if err := c.Check(check); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q is not in %v", want, err)
+				t.Errorf("the text %q is not in the error %v", want, err)
 			}
 		}
 		for number := range checksMax - 1 {
 			add(t, c, HealthCheck{Name: fmt.Sprintf("n-%d", number), Every: second, Run: run})
 		}
 		if err := c.Check(HealthCheck{Name: "more", Every: second, Run: run}); err == nil {
-			t.Error("a check too many is accepted")
+			t.Error("a check above the limit is accepted")
 		}
 	})
 }
