@@ -48,13 +48,13 @@ def tighter_pod_limits(
     """
     tight = {}
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
-    containers = [one for one in groups if (one.cgroup.level, one.cgroup.pod_uid) == mine_are]
-    for setting in (one.setting for one in pod.settings if one.setting.kind in _POD_WIDE_LIMITS):
+    containers = [group for group in groups if (group.cgroup.level, group.cgroup.pod_uid) == mine_are]
+    for setting in (setting.setting for setting in pod.settings if setting.setting.kind in _POD_WIDE_LIMITS):
         mine = _expected_and_actual(pod, setting, actual)
         theirs = [
             _without_unlimited(pair)
-            for one in containers
-            if (pair := _expected_and_actual(one, setting, actual))
+            for container in containers
+            if (pair := _expected_and_actual(container, setting, actual))
         ]
         if mine is None or not theirs:
             continue
@@ -311,9 +311,9 @@ def format_expected(expected: ExpectedSetting) -> str:
     if not expected.accepted and expected.at_least:
         return f"at least {format_setting_value(expected.setting.kind, expected.at_least)}"
     texts = [
-        format_setting_value(expected.setting.kind, one.value)
-        for one in expected.accepted
-        if not one.is_rounded
+        format_setting_value(expected.setting.kind, value.value)
+        for value in expected.accepted
+        if not value.is_rounded
     ]
     return " or ".join(dict.fromkeys(texts)) or "unknown"
 

@@ -93,7 +93,7 @@ def class_memory_qos(
     both = (QosClass.GUARANTEED, QosClass.BURSTABLE)
     kind = SettingKind.LOW if qos is QosClass.BURSTABLE else SettingKind.MIN
     amount = requested((QosClass.BURSTABLE,) if qos is QosClass.BURSTABLE else both)
-    yield accept_either(_protection(kind, qos, amount, facts, one) for one in facts.memory_qos)
+    yield accept_either(_protection(kind, qos, amount, facts, policy) for policy in facts.memory_qos)
 
 
 def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[ExpectedSetting]:
@@ -102,9 +102,9 @@ def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[Ex
     If the kubelet protects no requests, the function yields nothing. An old value in the file then has no
     effect, since the parent cgroups protect nothing.
     """
-    if any(one.reserves for one in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
+    if any(policy.reserves for policy in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
         for kind in (SettingKind.MIN, SettingKind.LOW):
-            yield accept_either(_protection(kind, qos, amount, facts, one) for one in facts.memory_qos)
+            yield accept_either(_protection(kind, qos, amount, facts, policy) for policy in facts.memory_qos)
 
 
 def _protection(
@@ -359,7 +359,7 @@ def _claim_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | 
         return 0
     if isinstance(pod.claim_resources, UnknownAmount):
         return pod.claim_resources
-    amounts = (one.amount_for_container(container.name, MEMORY) for one in pod.claim_resources)
+    amounts = (resource.amount_for_container(container.name, MEMORY) for resource in pod.claim_resources)
     return sum((amount for amount in amounts if amount is not None), ZERO).value
 
 
@@ -375,12 +375,12 @@ def accept_either(options: Iterable[ExpectedSetting]) -> ExpectedSetting:
             return first if not first.accepted else other
         first = _with_values(
             first,
-            [AcceptedValue(one.value, other.arithmetic, one.is_rounded) for one in other.accepted],
+            [AcceptedValue(value.value, other.arithmetic, value.is_rounded) for value in other.accepted],
         )
     return first
 
 
 def _with_values(setting: ExpectedSetting, values: Iterable[AcceptedValue]) -> ExpectedSetting:
     known = {option.value for option in setting.accepted}
-    added = tuple(one for one in values if one.value not in known)
+    added = tuple(value for value in values if value.value not in known)
     return replace(setting, accepted=(*setting.accepted, *added))

@@ -468,7 +468,7 @@ def cpu_quota(
     if lifted_reason:
         kept = amount if facts.enforces_quota and False in facts.lifts_quota else None
         others = _accepted_quotas(kept.total, facts) if isinstance(kept, ResourceSum) and kept.total else ()
-        noted = (one._replace(note=f"without the gate {LIFTS_QUOTA_GATE}") for one in others)
+        noted = (other._replace(note=f"without the gate {LIFTS_QUOTA_GATE}") for other in others)
         doubt = kept.reason if isinstance(kept, UnknownAmount) else ""
         options = (AcceptedValue(NO_LIMIT), *noted)
         yield ExpectedSetting(setting, options, f"no limit: {lifted_reason}", doubt=doubt)
@@ -560,5 +560,5 @@ def explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[Accept
     """
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
-    explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)
+    explains = tuple(AcceptedValue(value.value, why) for value in uncounted if value.value not in right)
     return replace(expected, explained_wrong_values=explains) if explains else expected

@@ -412,13 +412,13 @@ def _manifest(files: list[BundleFile], now_s: float) -> BundleFile:
         "at": rfc3339(now_s),
         "files": [
             {
-                "name": one.name,
-                "content": one.content,
-                "bytes": len(one.data),
-                "redacted": one.secrets,
-                "remarks": list(one.remarks),
+                "name": file.name,
+                "content": file.content,
+                "bytes": len(file.data),
+                "redacted": file.secrets,
+                "remarks": list(file.remarks),
             }
-            for one in files
+            for file in files
         ],
     }
     return _file("manifest.json", "this list", json.dumps(document, indent=2).encode() + b"\n")
@@ -430,20 +430,20 @@ def _manifest(files: list[BundleFile], now_s: float) -> BundleFile:
 def _print_list(files: list[BundleFile], stream: TextIO, colour: str) -> None:
     style = style_of(stream, colour, os.environ)
     table = TextTable("FILE", "SIZE", "CONTENT", text_below=True)
-    for one in files:
-        secrets = [f"{format_count(one.secrets, 'secret')} left out"] if one.secrets else []
-        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *one.remarks)]
-        table.add(one.name, format_bytes(len(one.data)), clean(one.content), text=remarks)
+    for file in files:
+        secrets = [f"{format_count(file.secrets, 'secret')} left out"] if file.secrets else []
+        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *file.remarks)]
+        table.add(file.name, format_bytes(len(file.data)), clean(file.content), text=remarks)
     stream.write("\n".join(table.lines(style)) + "\n")
 
 
 def _archive(files: list[BundleFile], directory: str, now_s: float) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for one in files:
-            entry = tarfile.TarInfo(f"{directory}/{one.name}")
-            entry.size, entry.mtime, entry.mode = len(one.data), int(now_s), 0o600
-            tar.addfile(entry, io.BytesIO(one.data))
+        for file in files:
+            entry = tarfile.TarInfo(f"{directory}/{file.name}")
+            entry.size, entry.mtime, entry.mode = len(file.data), int(now_s), 0o600
+            tar.addfile(entry, io.BytesIO(file.data))
     return archive.getvalue()
 
 

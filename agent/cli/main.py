@@ -175,7 +175,7 @@ def missing_resource(error: BaseException) -> str:
     Empty: `error` has another reason. If `error` is a group of errors, one of them has another reason.
     """
     if isinstance(error, BaseExceptionGroup):
-        lacks = [missing_resource(one) for one in error.exceptions]
+        lacks = [missing_resource(exception) for exception in error.exceptions]
         return lacks[0] if all(lacks) else ""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

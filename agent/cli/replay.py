@@ -175,11 +175,11 @@ def _show_live_table(reports: Iterator[Report], args: Namespace) -> None:
 
 
 def _report_differences(differences: list[VerdictDifference]) -> int:
-    for one in differences[:DIFFERENCES_SHOWN]:
-        print(f"drahealth: {clean(format_difference(one))}", file=sys.stderr)
+    for difference in differences[:DIFFERENCES_SHOWN]:
+        print(f"drahealth: {clean(format_difference(difference))}", file=sys.stderr)
     if not differences:
         return 0
-    by_subject = Counter(one.subject for one in differences)
+    by_subject = Counter(difference.subject for difference in differences)
     print(
         f"drahealth: this release decides differently in {format_count(len(differences), 'case')} on "
         f"{format_count(len(by_subject), 'device')}",

@@ -95,17 +95,17 @@ def main(args: Namespace) -> int:
     else:
         found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
     elapsed_s = time.monotonic() - began_s
-    for problem in chain(problems, *(one.problems for one in found)):
+    for problem in chain(problems, *(comparison.problems for comparison in found)):
         print(f"drahealth: {clean(problem)}", file=sys.stderr)
-    if not any(one.steps for one in found):
+    if not any(comparison.steps for comparison in found):
         raise ProbeError(
             f"no evaluation of {format_count(len(args.records), 'record')} can be read; nothing is compared"
         )
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
         scores = (
-            score_rules([(one.node, one.recorded) for one in found], incidents),
-            score_rules([(one.node, one.other) for one in found], incidents),
+            score_rules([(comparison.node, comparison.recorded) for comparison in found], incidents),
+            score_rules([(comparison.node, comparison.other) for comparison in found], incidents),
         )
     print_result(
         args,
@@ -242,7 +242,7 @@ def _time_s(value: Any, place: str) -> float:
 def _text(
     found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float, style: TextStyle
 ) -> str:
-    changes = [change for one in found for change in one.changes()]
+    changes = [change for comparison in found for change in comparison.changes()]
     lines: list[str] = []
     if changes:
         table = TextTable("NODE", "DEVICE", "CODE", "CHANGE", "RECORDED", "OTHERWISE")
@@ -270,7 +270,7 @@ def _text(
         lines.append("no verdict changes")
     recorded_h, other_h = (
         sum(side.unhealthy_s for side in sides) / HOUR_S
-        for sides in ([one.recorded for one in found], [one.other for one in found])
+        for sides in ([pair.recorded for pair in found], [pair.other for pair in found])
     )
     spared, exposed = _pods(found)
     lines += [
@@ -290,12 +290,12 @@ def _text(
                 _format_delay(score.delay_s),
             )
         lines += ["", *table.lines(style)]
-    days = sum(one.observed_s for one in found) / DAY_S
+    days = sum(comparison.observed_s for comparison in found) / DAY_S
     rate = days / elapsed_s * 60 if elapsed_s else 0.0
     lines += [
         "",
         f"{format_count(len(found), 'record')}, {days:.2f} node-days, "
-        f"{format_count(sum(one.steps for one in found), 'evaluation')} "
+        f"{format_count(sum(comparison.steps for comparison in found), 'evaluation')} "
         f"in {elapsed_s:.1f} s: {rate:.3g} node-days a minute",
     ]
     return "\n".join(lines) + "\n"
@@ -307,8 +307,8 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
     The first list has the pods of the recorded configuration only, the second those of the other
     configuration only.
     """
-    spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
-    exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
+    spared = {pod for comparison in found for pod in comparison.recorded.pods - comparison.other.pods}
+    exposed = {pod for comparison in found for pod in comparison.other.pods - comparison.recorded.pods}
     return sorted(spared), sorted(exposed)
 
 
@@ -344,7 +344,7 @@ def _document(
             }
             for one in found
         ],
-        "changes": [_change_document(change) for one in found for change in one.changes()],
+        "changes": [_change_document(change) for comparison in found for change in comparison.changes()],
         "pods": {"onlyRecorded": spared, "onlyOther": exposed},
         "elapsedSeconds": elapsed_s,
     }

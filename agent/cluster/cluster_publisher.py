@@ -396,7 +396,7 @@ class ClusterPublisher:
             return TaskIntervals(EVENTS_S)
         node = EventObject("Node", self._node, self._node_uid)
         wanted = self._events.due(report, self._consumer_map(), config.drivers, node, now)
-        due = [one for one in wanted if self._recorder.may_record(one.event.object, now)]
+        due = [candidate for candidate in wanted if self._recorder.may_record(candidate.event.object, now)]
         if not due:
             return TaskIntervals(EVENTS_S)
         self._read_node()

@@ -324,7 +324,7 @@ class SentDeviceEvents:
             node: The Node.
             now: Current time.
         """
-        wanted = {one.key: one for one in _wanted(report, consumers, served, node)}
+        wanted = {event.key: event for event in _wanted(report, consumers, served, node)}
         present = frozenset(wanted)
         unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
         self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}

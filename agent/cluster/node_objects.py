@@ -158,7 +158,7 @@ def decide_conditions(
     unlisted = unlisted_sources(report.sources)
     conditions = [_condition(ALL_DEVICES, report.devices, unlisted)]
     for kind in sorted(set(kinds)):
-        type_, devices = KIND_CONDITIONS[kind], [one for one in report.devices if one.kind == kind]
+        type_, devices = KIND_CONDITIONS[kind], [device for device in report.devices if device.kind == kind]
         missing = unlisted if kind in GPU_KINDS and type_ in found else ()
         if devices or missing:
             conditions.append(_condition(type_, devices, missing))

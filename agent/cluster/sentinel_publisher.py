@@ -259,18 +259,18 @@ class SentinelPublisher:
         at = self._clock()
         return [
             DeviceHealth(
-                one.pool, one.device, one.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
-                attributes=one.attributes, driver=one.driver,
+                device.pool, device.device, device.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
+                attributes=device.attributes, driver=device.driver,
             )
-            for one in found
+            for device in found
         ]  # fmt: skip
 
     def _save_devices(self) -> None:
         """Write the devices whose last event was about a fault, if they changed. Blocks on the disk."""
         faulty = [sent.device for sent in self._sent.values() if sent.is_restored or _is_faulty(sent.device)]
         rows = [
-            _SavedDevice(one.pool, one.device, one.kind, one.driver, one.attributes)
-            for one in sorted(faulty, key=lambda device: device.key)
+            _SavedDevice(device.pool, device.device, device.kind, device.driver, device.attributes)
+            for device in sorted(faulty, key=lambda device: device.key)
         ]
         if self._path is None or rows == self._saved_rows:
             return

@@ -126,9 +126,9 @@ def _rules_of_code(number: int, code: str) -> list[Rule]:
     known = [rule.code for rule in rules] + list(ROW_BY_CODE)
     numbered = (f"{XID_PREFIX}*", f"{SXID_PREFIX}*")
     is_known = (
-        code in numbered or is_latched_fault_code(code) or any(matches_code(code, one) for one in known)
+        code in numbered or is_latched_fault_code(code) or any(matches_code(code, name) for name in known)
     )
-    is_own = code.partition(".")[0] in {one.partition(".")[0] for one in known}
+    is_own = code.partition(".")[0] in {name.partition(".")[0] for name in known}
     if not is_known and (is_own or "." not in code):
         near = suggestion(code, known) or "; 'drahealth checks' lists the codes"
         raise ValueError(f"rule {number}: code: no rule that can be changed has the code {code!r}{near}")

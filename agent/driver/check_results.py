@@ -117,7 +117,7 @@ class ReportedChecks:
                 wake |= reported.same_results <= limit or _was_expired(before, now_ns)
             for key in list(self._reported)[: max(0, len(self._reported) - RESULTS_MAX)]:
                 del self._reported[key]
-            self._on_samples(self._driver, [one.sample for one in self._reported.values()], wake)
+            self._on_samples(self._driver, [reported.sample for reported in self._reported.values()], wake)
 
 
 def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:

@@ -116,7 +116,7 @@ class HealthCheck:
                 f"health check {self.name!r}: {self.function!r} is not callable; pass a function"
             )
         patterns: tuple[object, ...] = self.devices
-        if not (patterns and all(isinstance(one, str) and one for one in patterns)):
+        if not (patterns and all(isinstance(pattern, str) and pattern for pattern in patterns)):
             raise ConfigError(
                 f"health check {self.name!r}: devices: {patterns!r} is not a pattern of device names"
             )

@@ -424,7 +424,7 @@ class VerdictChangeLog:
         Args:
             stored: Newest change of each device in earlier runs.
         """
-        first = next(one for one in self.periods.values() if one.id.startswith(self.run_id))
+        first = next(period for period in self.periods.values() if period.id.startswith(self.run_id))
         reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
         newest = {ref: one.verdict for ref, one in stored.items()}
         for number, ref in enumerate(sorted(newest), 1):

@@ -101,7 +101,7 @@ class TotalsSinceStart:
     def handle_report(self, report: Report) -> None:
         """Count the changes from the last report to this one. Core thread only. Never blocks for long."""
         now_ns = report.at.mono_ns
-        stalled = frozenset(one.name for one in report.sources if one.state is SourceState.STALLED)
+        stalled = frozenset(source.name for source in report.sources if source.state is SourceState.STALLED)
         with self._lock:
             for name in stalled - self._stalled:
                 self._stalls[name] = self._stalls.get(name, 0) + 1

@@ -161,7 +161,7 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """Number of open connections of the HTTP server."""
-        return sum(not one.is_aborted for one in self._connections.values())
+        return sum(not connection.is_aborted for connection in self._connections.values())
 
     def close(self) -> None:
         """Close the listening sockets and remove the files of unix sockets."""
@@ -238,7 +238,7 @@ class HttpServer:
             return
         paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
         progress = ResponseProgress(self._asgi, writer, self._unsent, paced)
-        served = [one for one in self._connections.values() if not one.is_aborted]
+        served = [connection for connection in self._connections.values() if not connection.is_aborted]
         if len(served) >= self.connections_max:
             self._choose_connection_to_end(served, progress).abort()
             self._count_closed()
@@ -258,7 +258,7 @@ class HttpServer:
         """
         theirs, _ = largest_peers([*served, new], lambda one: one.peer)
         return min(
-            (one for one in theirs if one is not new),
+            (peer for peer in theirs if peer is not new),
             key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
         )
 

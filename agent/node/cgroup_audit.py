@@ -226,7 +226,7 @@ def _is_in_qos_sum(pod: Pod) -> bool:
 
     True for an active Burstable pod with a started container.
     """
-    has_started = any(one.started_wall_s is not None for one in pod.containers)
+    has_started = any(container.started_wall_s is not None for container in pod.containers)
     return pod.is_active and has_started and pod.qos is QosClass.BURSTABLE
 
 

@@ -239,7 +239,7 @@ class VerdictRecorder:
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}
             self._log.pending = list(changes.values())
             return
-        self._stored = {one.device: one for one in stored.changes}
+        self._stored = {change.device: change for change in stored.changes}
         gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
         for ref in gone:
             del self._stored[ref]
@@ -254,16 +254,16 @@ class VerdictRecorder:
         Returns how many changes were dropped before the write for lack of room.
         """
         assert self._stored is not None
-        for one in job.changes:
-            if one.verdict == GONE:
-                self._stored.pop(one.device, None)
+        for change in job.changes:
+            if change.verdict == GONE:
+                self._stored.pop(change.device, None)
             else:
-                self._stored[one.device] = one
+                self._stored[change.device] = change
         del self._log.pending[: len(job.changes)]
         self._log.periods = {
-            one.id: one
-            for one in self._log.periods.values()
-            if one is self._log.period or one not in job.periods  # or changed during the write
+            period.id: period
+            for period in self._log.periods.values()
+            if period is self._log.period or period not in job.periods  # or changed during the write
         }
         dropped, self._log.dropped = self._log.dropped, 0
         if dropped:

@@ -180,12 +180,12 @@ def match_intervals(
     """
     left = list(other)
     pairs: list[tuple[FaultInterval | None, FaultInterval | None]] = []
-    for one in recorded:
-        partner = next((candidate for candidate in left if candidate.overlaps(one)), None)
+    for interval in recorded:
+        partner = next((candidate for candidate in left if candidate.overlaps(interval)), None)
         if partner is not None:
             left.remove(partner)
-        pairs.append((one, partner))
-    return [*pairs, *((None, one) for one in left)]
+        pairs.append((interval, partner))
+    return [*pairs, *((None, interval) for interval in left)]
 
 
 def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> ChangeKind | None:

@@ -152,7 +152,7 @@ def _earlier_events(script: NodeScript) -> Iterator[NodeScript]:
         for gap_s in (0, 60, 600):
             earlier_s = event.at - before_s - gap_s
             if earlier_s > 0:
-                moved = [replace(one, at=one.at - earlier_s) for one in script.events[index:]]
+                moved = [replace(event, at=event.at - earlier_s) for event in script.events[index:]]
                 length = max(script.length - earlier_s, 1)
                 yield replace(script, events=(*script.events[:index], *moved), length=length)
 

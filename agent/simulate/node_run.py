@@ -320,8 +320,8 @@ class NodeRun:
         self._checker.check_report(report, self._t_ns)
         if self._records:
             found = tuple(
-                (subject_of(one), int(one.health), ",".join(cause.code for cause in one.causes))
-                for one in report.devices
+                (subject_of(device), int(device.health), ",".join(cause.code for cause in device.causes))
+                for device in report.devices
             )
             if found != self._verdicts:
                 self._verdicts = found
@@ -575,9 +575,9 @@ class NodeRun:
         devices += [f"{prefix}2mi-node{node}" for node in range(self._machine.spec.numa_nodes)]
         if name == "cpus":
             devices += [
-                one
+                device
                 for node in range(self._machine.spec.numa_nodes)
-                for one in self._machine.devices_of_cpus(node)
+                for device in self._machine.devices_of_cpus(node)
             ]
         fault = self._truth.begin(kind, event.target, devices, self._t_ns)
         self._hanging_sources.add(name)
@@ -742,7 +742,7 @@ class NodeRun:
 
     def _health_of(self, ref: DeviceRef) -> DeviceHealth | None:
         assert self._report is not None
-        found = next((one for one in self._report.devices if one.key == tuple(ref)), None)
+        found = next((device for device in self._report.devices if device.key == tuple(ref)), None)
         return found and health_without_faults(self._ledger.driver_faults.faults, found)
 
     def _set_ledger(self, ledger: ledgers.PrepareLedger) -> None:

@@ -358,7 +358,7 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
 
 def _orphans(claim: ClaimFacts) -> str:
     unmatched = claim.unmatched_reservations or ()
-    noun = "object" if any(one.kind is ConsumerKind.OTHER for one in unmatched) else "pod"
+    noun = "object" if any(reservation.kind is ConsumerKind.OTHER for reservation in unmatched) else "pod"
     return f"{_reservations(unmatched)}: no {noun} in --pods matches"
 
 

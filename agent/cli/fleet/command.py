@@ -185,14 +185,14 @@ def _sick(sick: Sequence[SickDevice], style: TextStyle, now_s: float, rows: int 
     if not sick:
         return
     table = TextTable("NODE", "DEVICE", "HEALTH", "SINCE", text_title="CAUSES", min_text_width=30)
-    for one in sick[:rows]:
-        badge = BADGES[one.severity]
-        causes = ", ".join(clean(cause.code) for cause in one.causes)
+    for device in sick[:rows]:
+        badge = BADGES[device.severity]
+        causes = ", ".join(clean(cause.code) for cause in device.causes)
         table.add(
-            clean(one.device.node),
-            clean(one.device.name),
+            clean(device.device.node),
+            clean(device.device.name),
             badge.word,
-            _since(one.since_s, now_s),
+            _since(device.since_s, now_s),
             sign=badge.coloured_sign(style),
             text=[RowText(causes)],
         )
@@ -272,7 +272,7 @@ def fleet_document(
         "nodes": len(fleet.nodes),
         "notScraped": list(fleet.silent),
         "devices": {_state(state): fleet.devices.get(state, 0) for state in STATES},
-        "sick": [_sick_document(one) for one in fleet.sick],
+        "sick": [_sick_document(device) for device in fleet.sick],
         "flapping": [{**_device(device), "timesLost": times} for device, times in fleet.flapping],
         "rules": [
             {

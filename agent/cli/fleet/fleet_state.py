@@ -307,29 +307,33 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
     counts = f"sum by ({STATE}) ({series(STATE)})"
 
     agents = query(build)
-    if agents and not any(_node(one, node_label) for one in agents):
+    if agents and not any(_node(agent, node_label) for agent in agents):
         known = ", ".join(sorted(agents[0].labels))
         raise UsageError(f"--node-label {node_label}: no agent has this label; name one of {known}")
     causes = _causes(query(findings), node_label)
-    since_of = {_device(one, node_label): one.value for one in query(since) if 0 <= one.value < TIME_MAX_S}
+    since_of = {
+        _device(sample, node_label): sample.value
+        for sample in query(since)
+        if 0 <= sample.value < TIME_MAX_S
+    }
     return Fleet(
-        nodes=tuple(sorted({_node(one, node_label) for one in agents})),
-        silent=tuple(sorted(_node(one, node_label) for one in query(silent))),
-        devices={SEVERITIES[one.labels[STATE]]: int(one.value) for one in query(counts)
-                 if one.labels.get(STATE) in SEVERITIES},
+        nodes=tuple(sorted({_node(agent, node_label) for agent in agents})),
+        silent=tuple(sorted(_node(sample, node_label) for sample in query(silent))),
+        devices={SEVERITIES[sample.labels[STATE]]: int(sample.value) for sample in query(counts)
+                 if sample.labels.get(STATE) in SEVERITIES},
         sick=_sick_devices(query(sick), causes, since_of, node_label),
         flapping=tuple(
             sorted(
-                ((_device(one, node_label), int(one.value)) for one in query(flaps)),
+                ((_device(sample, node_label), int(sample.value)) for sample in query(flaps)),
                 key=lambda item: (-item[1], item[0]),
             )
         ),
         rules=_firing_rules(causes, query(notes), node_label),
         versions=(
-            *_counted(Counter(("drahealth", one.labels.get("version", "")) for one in agents)),
+            *_counted(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
             *_counted(
-                {(one.labels.get("name", ""), one.labels.get("version", "")): int(one.value)
-                 for one in query(drivers)}
+                {(sample.labels.get("name", ""), sample.labels.get("version", "")): int(sample.value)
+                 for sample in query(drivers)}
             ),
         ),
     )  # fmt: skip
@@ -370,9 +374,9 @@ def _sick_devices(
     node_label: str,
 ) -> tuple[SickDevice, ...]:
     found = []
-    for one in samples:
-        device = _device(one, node_label)
-        severity = SEVERITIES.get(one.labels.get(STATE, ""), Severity.UNKNOWN)
+    for sample in samples:
+        device = _device(sample, node_label)
+        severity = SEVERITIES.get(sample.labels.get(STATE, ""), Severity.UNKNOWN)
         found.append(SickDevice(device, severity, since_of.get(device, 0.0), tuple(causes.get(device, ()))))
     return tuple(sorted(found, key=lambda sick: (-sick.severity, -sick.since_s, sick.device)))
 
@@ -411,13 +415,13 @@ def group_sick_devices(
     `name_of` returns the name for a device. Groups with the most unhealthy devices are first.
     """
     members: dict[str, list[SickDevice]] = {}
-    for one in sick:
-        members.setdefault(name_of(one.device), []).append(one)
+    for device in sick:
+        members.setdefault(name_of(device.device), []).append(device)
     groups = [
         FleetGroup(
             name,
-            Counter(one.severity for one in devices),
-            max(one.since_s for one in devices),
+            Counter(device.severity for device in devices),
+            max(device.since_s for device in devices),
             tuple(code for code, _ in Counter(c.code for one in devices for c in one.causes).most_common()),
         )
         for name, devices in members.items()

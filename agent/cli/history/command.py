@@ -144,16 +144,20 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     changes: list[VerdictSpan] = []
     if wants_changes and verdicts:
         found = listed_changes(verdict_spans(verdicts, timeline), now.since_s)
-        changes = [one for one in found if _is_selected(one.change.device, devices) and _is_bad(args, one)]
+        changes = [
+            change
+            for change in found
+            if _is_selected(change.change.device, devices) and _is_bad(args, change)
+        ]
     if args.output == "csv":
         sys.stdout.write(changes_csv(changes, timeline) if args.changes else uses_csv(uses))
         return
 
     def as_document() -> dict[str, Any]:
         written_s = [record.last_write_s] if record else []
-        written_s += [one.ended_s for one in verdicts.periods] if verdicts else []
+        written_s += [period.ended_s for period in verdicts.periods] if verdicts else []
         left_s = max(written_s, default=0.0)
-        listed = [change_document(one, timeline) for one in changes]
+        listed = [change_document(change, timeline) for change in changes]
         return {
             **document(uses if wants_uses else None, path, left_s),
             **({} if args.uses else {"changes": listed}),
@@ -204,7 +208,7 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     selected = {device: known for device, known in spans.items() if _is_selected(device, devices)}
     summary = summarize(selected, timeline, now.since_s)
     if args.flapping:
-        flapping = {one.device for one in summary.devices if one.is_flapping}
+        flapping = {device.device for device in summary.devices if device.is_flapping}
         selected = {device: known for device, known in selected.items() if device in flapping}
         summary = summarize(selected, timeline, now.since_s)
     if args.output == "csv":

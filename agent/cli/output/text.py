@@ -304,8 +304,8 @@ def _join(cells: Sequence[TableCell], widths: Sequence[int], style: TextStyle) -
 
 
 def _wrap_all(texts: Iterable[RowText], style: TextStyle, indent: str) -> Iterator[str]:
-    for one in texts:
-        yield from wrap(one.text, style, first=indent, rest=indent + " " * one.hanging, paint=one.paint)
+    for text in texts:
+        yield from wrap(text.text, style, first=indent, rest=indent + " " * text.hanging, paint=text.paint)
 
 
 class ListEntry(NamedTuple):

@@ -334,7 +334,7 @@ def check_file(args: Namespace, verdict_document: Callable[[PrepareVerdict], Jso
         lambda: _parameters_document(checked, verdict_document),
         lambda style: _render_parameters(checked, style),
     )
-    return 2 if any(one.verdict is not None for one in checked) else 0
+    return 2 if any(checked_object.verdict is not None for checked_object in checked) else 0
 
 
 def load_kinds(name: str) -> Mapping[str, type[Parameters]]:

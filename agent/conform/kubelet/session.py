@@ -301,7 +301,7 @@ async def _wait_for_driver(options: SessionOptions, clock: SessionClock) -> str:
                 with suppress(AgentUnreachable, UsageError):
                     chosen = await _find_driver_files(options, clock)
                     endpoints = [await connect_endpoint(file, options.kubelet_dir) for file in chosen]
-                    usable = [one if one and not one.error else None for one in endpoints]
+                    usable = [endpoint if endpoint and not endpoint.error else None for endpoint in endpoints]
                     if socket := _newest_endpoint(chosen, usable):
                         return socket
                 await asyncio.sleep(LOCATE_S)

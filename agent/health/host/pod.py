@@ -570,7 +570,7 @@ def _with_prepared_cpus(view: CgroupRuleInput, pods: PodDeviceLookup) -> CgroupR
     for the pod: the CPUs of a pod without claims can be those of unused devices."""
     if not (view.exclusive or view.containers):
         return view
-    containers = tuple(_with_prepared_cpus(one, pods) for one in view.containers)
+    containers = tuple(_with_prepared_cpus(container, pods) for container in view.containers)
     prepared = {entry.subject for entry in pods.prepared_for(view.group.pod_uid)}
     exclusive = view.exclusive if prepared.issuperset(view.exclusive) else ()
     return view._replace(containers=containers, exclusive=exclusive)

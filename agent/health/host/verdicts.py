@@ -418,7 +418,7 @@ def main_sources(evaluation: Evaluation, kind: DeviceKind) -> MainSources:
         starting = () if sources else names
         if (states := set(map(_state, found))) != _ONLY_OK:
             if SourceState.ABSENT in states:
-                sources = tuple(one for one in found if one.state is not SourceState.ABSENT) or found
+                sources = tuple(source for source in found if source.state is not SourceState.ABSENT) or found
             starting = starting or tuple(map(source_name, sources_in_state(sources, SourceState.STARTING)))
         verified, lease_s = oldest_pass_time(sources, evaluation.now), lease_seconds(evaluation, sources)
         known = evaluation.main_sources[kind] = MainSources(sources, starting, verified, lease_s)

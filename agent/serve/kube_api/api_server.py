@@ -186,7 +186,7 @@ class ApiServer:
     def _read_dra_version(self) -> str:
         try:
             group = self.call("GET", f"/apis/{DRA_GROUP}")
-            served = {one.get("version") for one in group.get("versions") or []}
+            served = {version.get("version") for version in group.get("versions") or []}
         except ApiForbiddenError:  # discovery is closed here; v1 is in all supported releases
             return DRA_VERSIONS[0]
         except ApiError as error:
