@@ -61,7 +61,7 @@ def device(
 
 def report(*devices: DeviceHealth, starting: bool = False) -> Report:
     """Return a report of devices; those of a driver are declared."""
-    declaring = tuple(sorted({one.driver for one in devices if one.driver}))
+    declaring = tuple(sorted({device.driver for device in devices if device.driver}))
     return Report(NODE, Instant(NS, BOOT_S), devices, starting=starting, declaring=declaring)
 
 

@@ -46,7 +46,7 @@ def ref(name: str) -> DeviceRef:
 
 
 def claim_of(*names: str, configs: tuple[ClaimConfig, ...] = (), name: str = "claim-a") -> Claim:
-    devices = tuple(ClaimDevice(f"r-{one}", DRIVER, "node1", one) for one in names)
+    devices = tuple(ClaimDevice(f"r-{name}", DRIVER, "node1", name) for name in names)
     return Claim("ns", name, f"uid-{name}", devices=devices, configs=configs)
 
 

@@ -158,12 +158,12 @@ def test_policy_covers_all_objects_with_parameters(policy: Mapping[str, Any]) ->
     assert (rule["apiGroups"], sorted(rule["resources"])) == (["resource.k8s.io"], sorted(RESOURCES))
     assert found[1]["kind"] == "ValidatingAdmissionPolicyBinding"
     assert found[1]["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
-    assert all(one["message"].isprintable() for one in policy["spec"]["validations"])
+    assert all(validation["message"].isprintable() for validation in policy["spec"]["validations"])
 
 
 def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any]) -> None:
     """Also without Go, a new field of a type needs a change of the policy."""
-    rules = "\n".join(one["expression"] for one in policy["spec"]["validations"])
+    rules = "\n".join(validation["expression"] for validation in policy["spec"]["validations"])
     lists = [sorted(re.findall(r"'(\w+)'", found)) for found in re.findall(r" in \[([^]]*)\]", rules)]
     kinds = {name.rpartition("/")[2]: kind for name, kind in KINDS.items()}
     fields = [
@@ -178,7 +178,7 @@ def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_policy_refuses_what_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
+def test_policy_refuses_objects_that_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
     requests = {name: request(resource, config(one)) for name, one in PARAMETERS.items()}
     results = evaluate(list(requests.values()))
     allowed = {name: set(result) == {"true"} for name, result in zip(requests, results, strict=True)}
@@ -262,7 +262,7 @@ REFUSED_UPDATES: Final = (
 def test_agent_may_write_only_conditions_of_its_own_node(
     agent_policy: Mapping[str, Any], evaluate_policy: EvaluatePolicy
 ) -> None:
-    messages = [one["message"] for one in agent_policy["spec"]["validations"]]
+    messages = [validation["message"] for validation in agent_policy["spec"]["validations"]]
     results = evaluate_policy(agent_policy, [*ALLOWED_UPDATES, *(update for update, _ in REFUSED_UPDATES)])
     refusals = [
         [message for message, text in zip(messages, result, strict=True) if text == "false"]
@@ -277,6 +277,6 @@ def test_agent_may_write_only_conditions_of_its_own_node(
 
 def test_chart_and_manifest_have_the_same_rules(agent_policy: Mapping[str, Any]) -> None:
     text = " ".join(CHART_FILE.read_text().split())
-    for one in (*agent_policy["spec"]["variables"], *agent_policy["spec"]["validations"]):
-        assert one["expression"] in text
-        assert one.get("message", "") in text
+    for variable in (*agent_policy["spec"]["variables"], *agent_policy["spec"]["validations"]):
+        assert variable["expression"] in text
+        assert variable.get("message", "") in text

@@ -177,7 +177,7 @@ def test_gpu_without_uuid_is_matched_by_its_index():
     seen = native(gpu(0, temp=40), gpu(1))
     check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, uuid="")], seen)
     assert not check.differs
-    assert {one.gpu for one in check.comparisons} == {"GPU-0", "GPU 1"}
+    assert {comparison.gpu for comparison in check.comparisons} == {"GPU-0", "GPU 1"}
 
 
 def test_gpu_seen_by_one_reader_only_is_a_difference():
@@ -388,7 +388,7 @@ def test_field_that_differs_between_readers_exits_3(tmp_path):
     """The native core reads by field id, pynvml by function; here the driver answers only one of the two."""
     fake = fake_nvml(tmp_path, "profile h100", "gpu 0 fail nvmlDeviceGetRemappedRows 999")
     code, document = scan(fake, "--backend", "both")
-    differing = [one["field"] for one in document["backends"]["fields"]]
+    differing = [field["field"] for field in document["backends"]["fields"]]
     assert differing == ["remap_correctable", "remap_uncorrectable", "remap_pending", "remap_failure"]
     assert document["backends"]["fields"][0]["pynvml"] == "unknown (999)"
     assert code == 3

@@ -164,7 +164,7 @@ def found(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str
 
 def cause_of(report: Report, device: str, code: str) -> Cause:
     (verdict,) = (one for one in report.devices if one.device == device)
-    (cause,) = (one for one in verdict.causes if one.code == code)
+    (cause,) = (cause for cause in verdict.causes if cause.code == code)
     return cause
 
 
@@ -225,7 +225,7 @@ def test_values_at_start_survive_unreadable_values_at_a_restart() -> None:
     stored = node.state.checkpoint.start
     node.cpus = CpuSetsSample(UNREAD, UNREAD, UNREAD)
     node.numa = node.numa._replace(blocks=UNREAD, blocks_offline=UNREAD)
-    node.cores = tuple(one._replace(cap_khz=UNREAD) for one in node.cores)
+    node.cores = tuple(core._replace(cap_khz=UNREAD) for core in node.cores)
     node.smt = UNREAD
     node.pool(pool_sample(UNREAD))
     node.start_again()
@@ -333,7 +333,7 @@ def test_configured_values_outrank_those_at_start() -> None:
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_clear_accepts_what_the_device_has_now(name: str) -> None:
+def test_clear_sets_present_values_as_the_baseline(name: str) -> None:
     node = Node()
     node.next(4)
     node.lose()
@@ -352,7 +352,7 @@ def test_clear_accepts_what_the_device_has_now(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [(name, code) for name in LOST for code in sorted(LOST[name])])
-def test_clear_with_a_code_accepts_only_what_its_rule_compares(name: str, code: str) -> None:
+def test_clear_with_a_code_sets_only_the_baseline_of_its_rule(name: str, code: str) -> None:
     node = Node()
     node.next(4)
     node.lose()

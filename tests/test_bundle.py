@@ -208,7 +208,7 @@ class Machine:
             "DRAHEALTH_RUNTIME_DIR": str(self.root / runtime_dir),
             "DRAHEALTH_CONFIG": str(self.config),
         }
-        return {one.name: one for one in collect_files(self.config, environ, **options)}
+        return {file.name: file for file in collect_files(self.config, environ, **options)}
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_archive_has_the_listed_files_without_secrets(machine: Machine) -> None:
     assert SECRET.encode() not in b"".join(found.values())
     assert b'period = "2s"' in found["config.toml"]
     assert b"the end" in found["log.txt"]
-    manifest = {one["name"]: one for one in json.loads(found["manifest.json"])["files"]}
+    manifest = {file["name"]: file for file in json.loads(found["manifest.json"])["files"]}
     assert manifest["log.txt"]["redacted"] == 1
     assert json.loads(found["versions.json"])["packages"]["trio"]
     assert json.loads(found["history.json"])["uses"] == []
@@ -263,7 +263,7 @@ def test_commands_run_no_code_of_the_working_directory(
     monkeypatch.delenv("PYTHONPATH")
     files = machine.files()
     assert json.loads(files["history.json"].data)["uses"] == []
-    assert not any("code of" in remark for one in files.values() for remark in one.remarks)
+    assert not any("code of" in remark for file in files.values() for remark in file.remarks)
 
 
 def test_list_writes_nothing(machine: Machine) -> None:

@@ -60,11 +60,11 @@ def groups_of(pod: Pod, facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
 
 
 def kinds_of(group: ExpectedCgroup) -> set[SettingKind]:
-    return {one.setting.kind for one in group.settings}
+    return {setting.setting.kind for setting in group.settings}
 
 
 def setting_of(group: ExpectedCgroup, kind: SettingKind) -> ExpectedSetting:
-    return next(one for one in group.settings if one.setting == CgroupSettingId(kind))
+    return next(setting for setting in group.settings if setting.setting == CgroupSettingId(kind))
 
 
 BURSTABLE: Final = container("c1", "memory=256Mi", "memory=512Mi")
@@ -86,7 +86,7 @@ def test_throttling_factor_of_one_is_the_limit() -> None:
     assert exact(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
 
 
-def test_throttling_limit_without_a_memory_limit_follows_the_allocatable_memory() -> None:
+def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None:
     config = {**THROTTLED, "kubeReserved": {"memory": "1Gi"}, "systemReserved": {"memory": "1Gi"}}
     expected = knob(groups_of(pod_of(container("c1", "memory=1Gi")), facts_of(config)), HIGH, "c1")
     assert values(expected) == [int((GI + 5 * GI * 0.9) // 4096) * 4096]
@@ -110,7 +110,7 @@ def test_best_effort_container_is_throttled_from_137_on_only() -> None:
     assert expected.accepted[1].note == "as kubelets up to 1.36 leave it without a request"
 
 
-def test_claim_does_not_throttle_a_container_whose_request_equals_its_limit() -> None:
+def test_claim_sets_no_memory_high_if_the_request_equals_the_limit() -> None:
     equal = container("c1", "memory=1Gi", "memory=1Gi")
     mine = pod_of(equal, container("c2"), claims=[claim("m", "c1", "memory=1Gi")])
     assert values(knob(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")) == [NO_LIMIT]
@@ -172,7 +172,7 @@ def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
     )
     groups = groups_of(mine, facts_of(TIERED))
     assert exact(groups, LOW) == (256 + 128 + 64 + 8) * MI
-    assert [one.value for one in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
+    assert [value.value for value in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
     assert values(knob(groups, LOW, "c1")) == [256 * MI, 320 * MI]
     assert values(knob(groups, LOW, "c2")) == [128 * MI]
 
@@ -392,9 +392,9 @@ def test_wrong_oom_score_is_no_finding_of_a_device_resource() -> None:
     groups = groups_of(mine, facts_of({}))
     actual = ActualCgroup({CgroupSettingId(SCORE): 1000, CgroupSettingId(HIGH): GI})
     compared = [
-        one
-        for one in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
-        if one.setting.kind in {SCORE, HIGH}
+        comparison
+        for comparison in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
+        if comparison.setting.kind in {SCORE, HIGH}
     ]
     assert {one.verdict for one in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
     found = list(audit_findings(PodAudit(mine, tuple(compared), (), ())))
@@ -443,7 +443,7 @@ RESERVED: Final = {
 }
 
 
-def test_kubepods_gets_what_is_not_reserved() -> None:
+def test_kubepods_limit_is_the_machine_less_reservations() -> None:
     (kubepods,) = expected_node_cgroups(None, facts_of(RESERVED))
     assert kubepods.cgroup.name == "kubepods"
     assert values(setting_of(kubepods, SettingKind.MEMORY)) == [6 * GI]
@@ -487,7 +487,7 @@ def test_reserved_cgroups_have_limits_if_they_are_enforced() -> None:
 def test_one_cgroup_for_both_reservations_is_not_compared() -> None:
     enforced = {**RESERVED, "enforceNodeAllocatable": ["pods", "kube-reserved", "system-reserved"]}
     both = {**enforced, "kubeReservedCgroup": "/r.slice", "systemReservedCgroup": "/r.slice"}
-    assert [one.cgroup.name for one in expected_node_cgroups(None, facts_of(both))] == ["kubepods"]
+    assert [cgroup.cgroup.name for cgroup in expected_node_cgroups(None, facts_of(both))] == ["kubepods"]
 
 
 def test_unknown_configuration_expects_no_node_cgroups() -> None:

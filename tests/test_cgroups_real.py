@@ -263,7 +263,7 @@ def sweep_once(sampler: Sampler) -> tuple[Snapshot, int]:
     return after, after.core.opens - before.core.opens
 
 
-def test_held_descriptor_reads_what_the_kernel_has_now() -> None:
+def test_held_descriptor_reads_the_kernels_current_value() -> None:
     with kubepods_tree("memory", "freezer", unified=False) as tree:
         memory = tree.make(QOS, POD, CONTAINER)
         freezer = tree.roots[1] / tree.directory(QOS, POD, CONTAINER)
@@ -338,7 +338,7 @@ def check_kernel_memory(own_group: str, cgroup_root: str) -> None:
     assert 0.85 < estimate / charged < 1.15, (estimate, charged)
 
 
-def test_estimated_memory_of_held_descriptors_is_what_the_kernel_charges() -> None:
+def test_estimated_memory_of_held_descriptors_equals_the_kernels_charge() -> None:
     with kubepods_tree("memory", unified=False) as tree:
         for number in range(GROUPS - 1):
             tree.make(QOS, POD, f"{number:064}")

@@ -138,7 +138,7 @@ def test_sxid_is_as_severe_as_its_row():
         assert CHECKS[f"gpu.fabric.sxid.{code}"].severity is decide_sxid(row, None).severity
 
 
-def test_try_it_kernel_log_lines_are_parsed():
+def test_kernel_log_lines_in_try_it_texts_are_parsed():
     kinds = {
         fault_log.INIT_FAILED: xid_lines.InitFailedLine,
         fault_log.LINK_SETUP_FAILED: xid_lines.LinkSetupFailedLine,
@@ -153,7 +153,7 @@ def test_try_it_kernel_log_lines_are_parsed():
         assert (line.code, line.fatal, line.link) == (code, *stated)
 
 
-def test_try_it_host_lines_match_their_rules():
+def test_host_log_lines_in_try_it_texts_raise_their_checks():
     written = {
         check.code: text.replace("<address>", "0000:3b:00.0")
         for check in CHECKS.values()
@@ -232,7 +232,7 @@ def test_no_text_breaks_a_table_of_the_checks_page():
 
 
 @pytest.mark.parametrize("name", ["gpu.md", "host.md", "declared-devices.md"])
-def test_operators_page_names_only_existing_things(name):
+def test_operators_page_names_only_existing_codes_keys_and_links(name):
     page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
     heads = "|".join({one.partition(".")[0] for one in known})

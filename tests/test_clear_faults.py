@@ -356,7 +356,7 @@ def test_clear_of_shared_fault_is_refused_while_other_gpu_is_lost() -> None:
         ("cpu-node0", "", ClearRefusal.UNKNOWN, "cpu-node0 has no latched fault"),
     ],
 )
-def test_refusal_names_what_cannot_be_cleared(
+def test_refused_clear_names_the_fault_that_cannot_be_cleared(
     device: str, code: str, refusal: ClearRefusal, text: str
 ) -> None:
     node = ClearNode()
@@ -488,7 +488,7 @@ def test_fault_that_driver_without_devices_reports_is_of_host_device() -> None:
     assert node.health("gpu-0") is Health.HEALTHY
 
 
-def test_fault_of_gpu_driver_reaches_all_gpus_that_driver_without_devices_serves() -> None:
+def test_fault_reported_without_declared_devices_reaches_the_host_gpus() -> None:
     node = ClearNode()
     node.report_fault("gpu-0", "gpu.driver.init", pool=node.settings.node)
     node.next()
@@ -518,7 +518,7 @@ def test_fault_of_host_device_moves_to_device_that_driver_declares_later() -> No
     node.declared = (DriverDevice(DRIVER, node.settings.node, "gpu-0", part, 0),)
     node.rest(5)
     assert node.open_codes("gpu-0") == []
-    found = next(one for one in node.evaluate().devices if one.driver == DRIVER)
+    found = next(device for device in node.evaluate().devices if device.driver == DRIVER)
     assert [cause.code for cause in found.causes] == ["fpga.stuck"]
 
 
@@ -533,7 +533,7 @@ def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:
     assert node.health("gpu-0") is node.health("a") is Health.HEALTHY
 
 
-def test_driver_reported_fault_is_cleared_without_latched_fault_of_lost_gpu() -> None:
+def test_driver_fault_is_cleared_while_the_fault_of_a_lost_gpu_stays() -> None:
     node = ClearNode()
     node.declare(a=DeclaredGpuDevice(node.gpus[0].bus, "", -1, -1))
     node.next()

@@ -241,14 +241,14 @@ def test_vanished_container_is_shown_once(capsys, node):
     assert "    c1      all                        vanished\n      the cgroup is gone\n" in out
 
 
-def test_finding_outweighs_unevaluated_knobs_in_the_exit_code(capsys, tmp_path):
+def test_finding_outweighs_unevaluated_settings_in_the_exit_code(capsys, tmp_path):
     node = node_of(tmp_path, kep_pod(), kep_pod("q", OTHER, "beef" * 16), burstable=547)
     write_cgroup(node.cgroups, systemd_path(OTHER, "beef" * 16), {"cpu.weight": "torn"})
     write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.max": 1 << 20})
     assert run(capsys, node)[0] == 1
 
 
-def test_unreadable_knob_is_a_finding_with_its_reason(capsys, node):
+def test_unreadable_setting_is_a_finding_with_its_reason(capsys, node):
     write_cgroup(node.cgroups, systemd_path(), {"cpu.weight": "torn"})
     code, out = run(capsys, node)
     assert code == 1

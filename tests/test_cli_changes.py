@@ -306,7 +306,7 @@ def test_source_with_the_name_of_a_declared_device_has_a_line():
     declared = gpu(0)._replace(driver="nic.example.com", device="nic", kind="nic")
     fails = (source("nic", SourceState.FAILING, 5, "sysfs: EIO"),)
     assert "source nic" in [
-        one.subject for one in changes_between_reports(None, report(declared, sources=fails))
+        report.subject for report in changes_between_reports(None, report(declared, sources=fails))
     ]
 
 

@@ -118,7 +118,7 @@ def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
     assert f"{file}: throttle.events: 0 is below the limit of 1" in capsys.readouterr().err
 
 
-def test_check_without_file_checks_what_an_agent_would_read(everything, capsys):
+def test_config_check_without_file_checks_the_agents_files(everything, capsys):
     assert main(["config", "check", "--config", str(everything), "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "apiVersion": "drahealth/v1",

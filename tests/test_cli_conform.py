@@ -92,7 +92,7 @@ def test_last_line_counts_the_verdicts_that_occur():
     assert shown(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
 
 
-def test_duration_shows_what_was_recorded_of_the_request():
+def test_duration_shows_recorded_and_requested_time():
     assert shown(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
 
 
@@ -164,8 +164,8 @@ def test_json_has_every_field_of_every_check():
             "color": "red",
         },
     }
-    assert [one["code"] for one in results] == [check.code for check in CHECKS]
-    (failed,) = [one for one in results if one["result"] == "fail"]
+    assert [result["code"] for result in results] == [check.code for check in CHECKS]
+    (failed,) = [result for result in results if result["result"] == "fail"]
     assert failed == {
         "code": "health.utf8",
         "result": "fail",
@@ -175,7 +175,7 @@ def test_json_has_every_field_of_every_check():
         "the driver's devices, and again every 5 s.",
         "advice": "replace bytes that are not UTF-8 before sending",
     }
-    assert {one["advice"] for one in results if one["result"] in ("pass", "skipped")} == {None}
+    assert {result["advice"] for result in results if result["result"] in ("pass", "skipped")} == {None}
 
 
 # --- the profile -------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_socket_path_that_is_too_long_is_a_finding(capsys, tmp_path):
     path = tmp_path / ("x" * 108)
     assert main(["conform", "--socket", str(path), "-o", "json"]) == 2
     found = json.loads(capsys.readouterr().out)
-    results = {one["code"]: one["result"] for one in found["results"]}
+    results = {result["code"]: result["result"] for result in found["results"]}
     assert found["listenedSeconds"] == 0
     assert results.pop("socket.path") == "fail"
     assert set(results.values()) == {"not run", "skipped"}

@@ -99,10 +99,10 @@ def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
 def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
     code, out, _ = train.bare("gpu-0", "--claims", claims, "-o", "json")
-    assert [one["source"] for one in json.loads(out)["sources"]] == ["claims-file"]
+    assert [source["source"] for source in json.loads(out)["sources"]] == ["claims-file"]
     code, out, _ = train.bare("gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json")
     assert code == 2
-    sources = [one["source"] for one in json.loads(out)["sources"]]
+    sources = [source["source"] for source in json.loads(out)["sources"]]
     assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(sources)
     assert "agent" not in sources
 
@@ -149,7 +149,7 @@ def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     1 pod, pod group gone: no pod in --pods matches\n" in out
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
-    assert [one["name"] for one in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
+    assert [orphan["name"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
     _, out, _ = node.bare("claim", "gpus", "--claims", claims)
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
@@ -185,7 +185,7 @@ def test_reservations_without_their_workload_are_named_as_orphaned(node: Node) -
     assert "orphaned?     jobs gone, deployments web: no object in --pods matches\n" in out
     assert "pods-file: 1 pod, 3 other objects" in out
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
-    assert [one["uid"] for one in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
+    assert [orphan["uid"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
 
 
 def test_pod_group_whose_object_is_given_is_not_orphaned(node: Node) -> None:
@@ -248,7 +248,7 @@ def test_pod_without_claims_is_ok_and_with_unknown_claim_unknown(node: Node) -> 
 def test_device_is_found_by_each_of_its_four_names(train: Node, name: str) -> None:
     code, document = train.document(name)
     assert code == 2
-    assert [one["name"] for one in document["devices"]] == ["gpu-0"]
+    assert [device["name"] for device in document["devices"]] == ["gpu-0"]
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
     )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
-    assert [(one["source"], one["relation"]) for one in claim["devices"]] == [("driver", "prepared")]
+    assert [(device["source"], device["relation"]) for device in claim["devices"]] == [("driver", "prepared")]
     assert claim["prepares"][0]["state"] == "prepared"
     assert document["hurt"] == []
 
@@ -402,7 +402,7 @@ def test_name_and_uid_of_maybe_one_pod_stay_two_pods(train: Node) -> None:
         _, document = train.document("gpu-0")
         _, out, _ = train.explain("pod", "team-a/train-0")
     assert sorted(affected_pods(document), key=str) == [("train-0", None, True), (None, "u-1", True)]
-    assert {one["uid"]: one["maybe"] for one in document["pods"]} == {
+    assert {pod["uid"]: pod["maybe"] for pod in document["pods"]} == {
         None: [{"namespace": None, "name": None, "uid": "u-1"}],
         "u-1": [{"namespace": "team-a", "name": "train-0", "uid": None}],
     }
@@ -474,7 +474,7 @@ def test_missing_source_costs_only_its_own_content(train: Node, source: str) -> 
         (train.kubelet / KUBELET[source]).unlink()
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results[source]["absence"] == "absent"
     assert results[source]["costs"] == CONSEQUENCES[source]
     assert all(results[other]["absence"] is None for other in KUBELET if other != source)
@@ -488,7 +488,7 @@ def test_corrupt_kubelet_file_costs_only_its_own_content(train: Node, source: st
     (train.kubelet / KUBELET[source]).write_text("{")
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results[source]["absence"] == "unreadable"
     assert affected_pods(document)
 
@@ -506,7 +506,7 @@ def test_unlistable_directory_is_unreadable_not_empty(train: Node) -> None:
     plugins.rmdir()
     plugins.symlink_to(plugins)
     _, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results["prepares"]["absence"] == results["taints"]["absence"] == "unreadable"
     why = f"directory of drivers {plugins}: cannot be listed: Too many levels of symbolic links"
     assert (results["prepares"]["why"], results["prepares"]["place"]) == (why, str(plugins))
@@ -541,7 +541,7 @@ def test_hung_file_times_out_alone(train: Node, monkeypatch: pytest.MonkeyPatch)
         stack.callback(released.set)
         with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
             code, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert code == 2
     assert results["checkpoint"]["why"].endswith(": no answer within 5 s")
     assert affected_pods(document) == [("pod-u-1", "u-1", True)]
@@ -653,7 +653,7 @@ def test_claim_name_that_the_kubelet_lacks_is_not_called_uncreated(train: Node) 
 def test_claim_of_an_extended_resource_is_no_conflict(train: Node, resource: str, conflicts: int) -> None:
     with train.sockets(listing(), kubelets_pod(extended=resource)):
         _, document = train.document("pod", "train")
-    assert [one["kind"] for one in document["conflicts"]] == ["not-named"] * conflicts
+    assert [conflict["kind"] for conflict in document["conflicts"]] == ["not-named"] * conflicts
 
 
 def pending(node_name: str = "node-1") -> dict[str, Any]:
@@ -774,7 +774,7 @@ def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
     assert (code, document["kind"], document["severity"]) == (2, "all", "unhealthy")
     assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
     assert [pod["uid"] for pod in document["pods"]] == ["u-1", "u-2"]
-    assert [one["name"] for one in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
+    assert [device["name"] for device in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
     assert {(one["device"]["name"], one["pod"]["uid"]) for one in document["hurt"]} == {
         ("gpu-0", "u-1"),
         ("gpu-1", "u-1"),

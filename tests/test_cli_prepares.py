@@ -177,7 +177,7 @@ def test_every_driver_of_the_node_is_listed(node, capsys):
     assert (code, err) == (1, "")
     found = json.loads(out)
     assert found["apiVersion"] == "drahealth/v1"
-    assert [(one["driver"], one["name"], one["state"]) for one in found["claims"]] == [
+    assert [(claim["driver"], claim["name"], claim["state"]) for claim in found["claims"]] == [
         ("cpu.example.com", "b", "failing"),
         (DRIVER, "a", "prepared"),
         ("net.example.com", "c", "prepared"),
@@ -372,8 +372,8 @@ def test_prepare_errors_page_is_up_to_date():
 def test_codes_are_found_by_their_first_parts(capsys):
     assert main(["prepares", "--codes", "cdi", "-o", "json"]) == 0
     codes = json.loads(capsys.readouterr().out)["codes"]
-    assert {one["code"].partition(".")[0] for one in codes} == {"cdi"}
-    assert {(one["code"], one["class"]) for one in codes} >= {
+    assert {code["code"].partition(".")[0] for code in codes} == {"cdi"}
+    assert {(code["code"], code["class"]) for code in codes} >= {
         ("cdi.write", "transient"),
         ("cdi.write", "permanent"),
     }
@@ -385,7 +385,7 @@ def test_codes_are_found_by_their_first_parts(capsys):
 )
 def test_code_of_an_event_is_found_by_its_family(capsys, code, family):
     assert main(["prepares", "--codes", code, "-o", "json"]) == 0
-    assert {one["code"] for one in json.loads(capsys.readouterr().out)["codes"]} == {family}
+    assert {code["code"] for code in json.loads(capsys.readouterr().out)["codes"]} == {family}
 
 
 def test_unknown_code_is_refused_with_a_suggestion(capsys):
@@ -397,7 +397,7 @@ def test_unknown_code_is_refused_with_a_suggestion(capsys):
 
 def test_claim_of_two_drivers_is_listed_for_each():
     found = [LedgerFileContent(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
-    assert [(one.driver, one.claim) for one in prepare_records(found)] == [
+    assert [(record.driver, record.claim) for record in prepare_records(found)] == [
         (DRIVER, ClaimRef("team", "a", "uid-a")),
         ("net.example.com", ClaimRef("team", "a", "uid-a")),
     ]

@@ -73,7 +73,7 @@ OWN_LABELS = {MANAGED_BY: "drahealth", NODE_LABEL: NODE}
 PATH = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 
-def test_unhealthy_device_has_a_rule_for_itself_alone(api: ClusterApi) -> None:
+def test_unhealthy_device_has_a_taint_rule_that_selects_only_it(api: ClusterApi) -> None:
     agent = agent_of(api)
     agent.show(declared(*SICK), declared("gpu-1"), device("gpu-2", XID))
     (rule,) = api.objects_of("devicetaintrules")
@@ -141,7 +141,7 @@ def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
     second = agent_of(api, clock=first.clock)
     api.writes()
     second.show(declared(*SICK), declared("gpu-1"))
-    assert [one for one in api.writes() if "taintrules" in one.path] == []
+    assert [write for write in api.writes() if "taintrules" in write.path] == []
     assert {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")} == added
     second.run_for(QUIET_S + 20, lambda: [declared(*SICK), declared("gpu-1")])
     assert set(rules(api)) == {"gpu-0"}
@@ -270,7 +270,7 @@ def test_refused_rules_stop_no_other_rule(api: ClusterApi, status: int) -> None:
     )
     agent = agent_of(api)
     agent.show(*(declared(name, XID) for name in names))
-    assert sum("/devicetaintrules/" in one.path for one in api.requests) == REFUSALS_MAX
+    assert sum("/devicetaintrules/" in request.path for request in api.requests) == REFUSALS_MAX
     agent.run_for(1800, lambda: [declared(name, XID) for name in names])
     assert set(rules(api)) == set(names[-4:])
     assert agent.publisher.status.error.startswith(f"taint rules: {status}")

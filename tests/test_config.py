@@ -349,7 +349,7 @@ def test_switch_variable_accepts_1_0_true_false(setup, text, on):
     assert setup.load(KMSG_ANY_FACILITY=text).kmsg_any_facility is on
 
 
-def test_variable_can_switch_off_what_the_file_switched_on(setup):
+def test_environment_variable_switches_off_a_setting_of_the_file(setup):
     assert not setup.load("[roots]\nkmsg-any-facility = true", KMSG_ANY_FACILITY="0").kmsg_any_facility
 
 

@@ -1152,7 +1152,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
 )
 def test_check_returns_verdict_and_observation(code, session, verdict, text):
-    (result,) = [one for one in run_checks(session) if one.check.code == code]
+    (result,) = [check for check in run_checks(session) if check.check.code == code]
     assert (result.verdict, text in result.observation) == (verdict, True), result.observation
 
 
@@ -1211,8 +1211,8 @@ def test_every_check_has_unique_code_and_all_texts():
 def test_other_version_is_evaluated_if_main_version_is_good():
     lists = [health_list(at_s, device(message=b"\xff")) for at_s in (0.1, 10)]
     results = {
-        one.check.code: one
-        for one in run_checks(session_record(versions=version_records(None, [stream(*lists)])))
+        check.check.code: check
+        for check in run_checks(session_record(versions=version_records(None, [stream(*lists)])))
     }
     assert results["health.utf8"].observation == "v1alpha1: node-a/gpu-0: its message is not UTF-8"
 
@@ -1225,9 +1225,9 @@ def test_listed_names_the_first_texts_and_counts_the_rest():
 def test_observation_names_file_if_there_are_several_registrations():
     slow = registration(notified=LATE)
     (result,) = [
-        one
-        for one in run_checks(session_with_registrations(slow, SECOND))
-        if one.check.code == "registration.notify"
+        check
+        for check in run_checks(session_with_registrations(slow, SECOND))
+        if check.check.code == "registration.notify"
     ]
     assert result.observation.startswith("gpu.example.com-reg.sock: DEADLINE_EXCEEDED")
 
@@ -1271,7 +1271,7 @@ def test_read_list_returns_what_google_protobuf_wrote(devices):
 @given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda data: b"\x0a" + varint(len(data)) + data))
 def test_read_list_accepts_only_what_google_protobuf_accepts(data):
     read = decode_health_list(data, 1.0, {})
-    texts = [text for one in read.devices for text in (one.pool, one.name, one.message)]
+    texts = [text for device in read.devices for text in (device.pool, device.name, device.message)]
     if not read.decode_error and all(text.isascii() for text in texts):
         google = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
         assert len(google.devices) == len(read.devices)
@@ -1297,7 +1297,7 @@ def test_read_list_invalid_bytes_is_broken_with_place(data, text):
 
 def test_read_list_keeps_entries_without_device_or_utf8():
     read = decode_health_list(b"\x0a\x00" + b"\x0a\x05\x0a\x03\x0a\x01\xff", 1.0, {})
-    assert [(one.has_identifier, one.pool, one.name) for one in read.devices] == [
+    assert [(device.has_identifier, device.pool, device.name) for device in read.devices] == [
         (False, b"", b""),
         (True, b"\xff", b""),
     ]

@@ -25,7 +25,7 @@ def slice_of(
             "driver": driver,
             "nodeName": node,
             "pool": {"name": pool, "generation": generation, "resourceSliceCount": count},
-            "devices": [{"name": one} if isinstance(one, str) else one for one in devices],
+            "devices": [{"name": device} if isinstance(device, str) else device for device in devices],
         },
     }
 
@@ -36,7 +36,7 @@ def tainted(name: str, effect: str, *, nested: bool = False) -> dict[str, Any]:
 
 
 def chosen(*slices: Mapping[str, Any], claims: Any = (), node: str = NODE) -> list[str]:
-    return ["/".join(one) for one in choose_devices(slices, claims, DRIVER, node)]
+    return ["/".join(device) for device in choose_devices(slices, claims, DRIVER, node)]
 
 
 def test_first_two_devices_of_the_driver_are_chosen() -> None:

@@ -221,7 +221,7 @@ def test_fault_of_a_device_that_is_read_late_survives_a_restart() -> None:
     assert codes(device_of(node.next(3), "dev-0")) == [check.code]
 
 
-def test_stored_fault_of_a_device_without_other_checks_counts_before_the_first_run() -> None:
+def test_stored_fault_of_an_unchecked_device_counts_before_the_first_run() -> None:
     check = FABRIC._replace(devices="*/dev-0")
     node = Node(check, part=DeclaredOtherDevice())
     node.restart()

@@ -62,7 +62,7 @@ class Follower:
 
     @property
     def names(self) -> list[str]:
-        return [one.name for file in self.watch.declarations for one in file.devices]
+        return [device.name for file in self.watch.declarations for device in file.devices]
 
     @property
     def state(self) -> SourceState:

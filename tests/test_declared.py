@@ -255,7 +255,7 @@ def read(directory: Path, before: Declarations = ()) -> Declarations:
 
 
 def names(declarations: Declarations) -> dict[str, list[str]]:
-    return {file.driver: [one.name for one in file.devices] for file in declarations}
+    return {file.driver: [device.name for device in file.devices] for file in declarations}
 
 
 def refused(directory: Path, path: Path) -> str:

@@ -388,7 +388,7 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
                 )
             )
         case "cores":
-            there = tuple(one for one in machine.cores if one.cpu != how[0])
+            there = tuple(core for core in machine.cores if core.cpu != how[0])
             back = PerCpuSample(how[0], how[0] % 3, 0, 3_000_000, 2_000_000, 0)
             node.change(cores=there if len(there) < len(machine.cores) else tuple(sorted([*there, back])))
         case "numa":

@@ -208,7 +208,7 @@ class Agent:
         """Return the report of the core: each device is dead if its driver reported so."""
         snapshot = self.source.read()
         assert snapshot is not None
-        dead = {one.device.driver for one in snapshot.driver_faults if not one.expired_wall_s}
+        dead = {fault.device.driver for fault in snapshot.driver_faults if not fault.expired_wall_s}
         if not self.declares:
             return Report(NODE, read_clocks(), (self.device("", dead=bool(dead)),))
         devices = [self.device(driver, dead=driver in dead) for driver in (A, B)]
@@ -297,7 +297,7 @@ def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> Non
     failed(agent.sessions.open(B), B)
     again = Agent(agent.config.runtime_dir, host)
     again.sessions.restore()
-    assert [one.health for one in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+    assert [device.health for device in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
 
 def test_first_call_opens_the_only_session_of_a_driver(agent: Agent) -> None:
@@ -419,7 +419,7 @@ async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) 
                 nursery.start_soon(report, driver)
         published = agent.hub.report
         assert published is not None
-        assert [one.health for one in published.devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+        assert [device.health for device in published.devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
 
 async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) -> None:
@@ -538,7 +538,7 @@ def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     assert session.record_unprepares([ReportedClaimResult(claim(A), None)]) == [None]
     agent.sessions.close(in_s(PATIENCE_S))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
-    assert [bool(one.unprepared_wall_s) for one in ledger.claims.values()] == [True]
+    assert [bool(claim.unprepared_wall_s) for claim in ledger.claims.values()] == [True]
 
 
 def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> None:
@@ -580,7 +580,7 @@ def test_other_hardware_is_not_evaluated_by_the_report_before(
 def active_faults(agent: Agent) -> list[str]:
     snapshot = agent.source.read()
     assert snapshot is not None
-    return [one.device.device for one in snapshot.driver_faults if not one.expired_wall_s]
+    return [fault.device.device for fault in snapshot.driver_faults if not fault.expired_wall_s]
 
 
 @pytest.mark.parametrize("is_removed_before", [False, True])
@@ -624,7 +624,7 @@ async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
         nursery.cancel_scope.cancel()
     _, taints = session.taints.peek()
     assert taints is not None
-    assert [one.effect for one in taints.devices[DeviceRef(A, NODE, "dev-0")]] == [Effect.NO_EXECUTE]
+    assert [taint.effect for taint in taints.devices[DeviceRef(A, NODE, "dev-0")]] == [Effect.NO_EXECUTE]
 
 
 def test_too_many_devices_of_all_drivers_are_rejected_with_numbers(agent: Agent) -> None:

@@ -436,7 +436,7 @@ def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> No
     with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
         failed(monitor)
         eventually(
-            lambda: any("on_error raised" in one.getMessage() for one in caplog.records), "it is logged"
+            lambda: any("on_error raised" in record.getMessage() for record in caplog.records), "it is logged"
         )
 
 

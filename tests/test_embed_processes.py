@@ -273,8 +273,8 @@ def test_driver_with_all_its_work_at_the_api_server(
         kube_api.add_claim(allocate(root, name, device))
 
     def tainted() -> list[str]:
-        devices = [one for obj in kube_api.slices(CARD) for one in obj["spec"]["devices"]]
-        return [one["name"] for one in devices if one.get("taints")]
+        devices = [device for obj in kube_api.slices(CARD) for device in obj["spec"]["devices"]]
+        return [device["name"] for device in devices if device.get("taints")]
 
     with Program(root, "cluster_driver.py") as driver:
         kubelet.wait_registered(CARD)
@@ -395,7 +395,7 @@ def prepares(root: Path) -> dict[str, Any]:
     """Return the output of ``drahealth prepares``, by claim."""
     command = [sys.executable, "-m", "agent", "prepares", "--kubelet-dir", str(root)]
     done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
-    return {f"{one['namespace']}/{one['name']}": one for one in json.loads(done.stdout)["claims"]}
+    return {f"{claim['namespace']}/{claim['name']}": claim for claim in json.loads(done.stdout)["claims"]}
 
 
 # --- whatever kind of program it is -------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Cards:
         if of.name == "hangs" and self._hang is not None:
             self.begun.set()
             return self._hang()
-        return [drahealth.PreparedDevice(pool=one.pool, device=one.device) for one in of.devices]
+        return [drahealth.PreparedDevice(pool=device.pool, device=device.device) for device in of.devices]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Do nothing: there is no state to undo."""

@@ -549,7 +549,7 @@ def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
 def test_declared_devices_are_always_reported(story: list[Any]) -> None:
     reported: set[str] = set()
     for snapshot, _, report in live(story)[1]:
-        present = {one.subject for file in snapshot.declared for one in file.devices}
+        present = {device.subject for file in snapshot.declared for device in file.devices}
         subjects = {subject_of(device) for device in report.devices}
         assert reported & present <= subjects
         reported = subjects

@@ -75,7 +75,7 @@ class SimulatedNode(FakeAgent):
         for number in range(GPUS):
             device = f"gpu-{number}"
             since_s, causes = sick.get((self.name, device), (BEGIN_S, ()))
-            severity = max((one.severity for one in causes), default=Severity.OK)
+            severity = max((cause.severity for cause in causes), default=Severity.OK)
             health, since = HEALTH_OF_SEVERITY[severity], Instant(1, since_s)
             devices.append(
                 DeviceHealth(
@@ -137,7 +137,7 @@ class Exporter:
         return {
             "scrape_interval": "10s",
             "scrape_timeout": "10s",  # a busy machine is no silent node
-            "static_configs": [{"targets": [address], "labels": one} for one in labels],
+            "static_configs": [{"targets": [address], "labels": label} for label in labels],
         }
 
 
@@ -180,7 +180,7 @@ def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
     first = document["sick"][0]
     assert (first["driver"], first["pool"], first["since"]) == (DRIVER, "node-042", "2023-11-14T22:20:20Z")
     assert first["causes"] == [{"code": "gpu.xid.79", "severity": "unhealthy", "repair": "reboot-node"}]
-    assert [one["code"] for one in document["sick"][3]["causes"]] == ["gpu.ecc.correctable_rate"]
+    assert [cause["code"] for cause in document["sick"][3]["causes"]] == ["gpu.ecc.correctable_rate"]
     assert document["nodes"] == NODES - 1
     assert document["notScraped"] == ["node-199"]
     healthy = (NODES - 1) * GPUS - len(SICK)

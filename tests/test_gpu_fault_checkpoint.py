@@ -385,7 +385,7 @@ def test_fault_follows_gpu_if_an_added_gpu_is_identified_first(order: tuple[int,
     assert (node.codes("gpu-1"), node.codes("gpu-2")) == ([], [])
 
 
-def test_logged_xid_belongs_to_the_gpu_that_has_the_address_of_a_missing_one_now() -> None:
+def test_logged_xid_belongs_to_the_gpu_that_has_the_address_now() -> None:
     node = GpuNode(gpus=3)
     node.rest(5)
     last = node.gpus.pop(2)
@@ -398,7 +398,7 @@ def test_logged_xid_belongs_to_the_gpu_that_has_the_address_of_a_missing_one_now
     assert node.codes("gpu-2") == ["gpu.missing"]
 
 
-def test_lower_expected_count_before_a_restart_keeps_faults_of_the_present_gpus() -> None:
+def test_lower_expected_gpu_count_keeps_faults_of_present_gpus_at_restart() -> None:
     node = GpuNode(gpus=3, kmsg=False)
     node.nvml_xid(2, 62)
     node.rest(30)

@@ -272,7 +272,7 @@ def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
     assert node.codes("gpu-0") == node.codes("gpu-1") == []
 
 
-def test_fault_of_one_port_is_resolved_by_reset_of_a_gpu_once_all_links_are_up() -> None:
+def test_port_fault_is_resolved_by_a_gpu_reset_once_all_links_are_up() -> None:
     node = GpuNode(2)
     for number in (0, 1):
         node.set_readings(number, ecc_correctable=7)

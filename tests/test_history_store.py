@@ -393,7 +393,7 @@ def test_row_limit_keeps_the_verdict_of_each_device_at_the_limit(path: Path) -> 
     node.change(OTHER_GPU, VERDICT_HOT)
     node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
     kept_verdicts(history, node)
-    assert [one.device for one in read_verdicts(path).changes] == [OTHER_GPU, *[GPU] * 5]
+    assert [change.device for change in read_verdicts(path).changes] == [OTHER_GPU, *[GPU] * 5]
 
 
 def test_row_limit_forgets_devices_that_are_gone(path: Path) -> None:
@@ -402,7 +402,7 @@ def test_row_limit_forgets_devices_that_are_gone(path: Path) -> None:
     node.follow((VERDICT_HOT, 60), (GONE, 60), device=OTHER_GPU)
     node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
     kept_verdicts(history, node)
-    assert {one.device for one in read_verdicts(path).changes} == {GPU}
+    assert {change.device for change in read_verdicts(path).changes} == {GPU}
 
 
 def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Path) -> None:
@@ -411,10 +411,10 @@ def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Pa
     node.start()
     node.run(500)
     kept_verdicts(history, node, oldest_s=START_S + 250)
-    assert [one.verdict for one in read_verdicts(path).changes] == [VERDICT_HOT, HEALTHY]
+    assert [change.verdict for change in read_verdicts(path).changes] == [VERDICT_HOT, HEALTHY]
     assert len(read_verdicts(path).periods) == 2
     kept_verdicts(HistoryFile(path, UsageHistoryLimits()), node, oldest_s=START_S + 450)
-    assert [one.id for one in read_verdicts(path).periods] == ["run-2"]
+    assert [period.id for period in read_verdicts(path).periods] == ["run-2"]
 
 
 def availability(path: Path, node: SimulatedNode) -> DeviceAvailability:

@@ -134,7 +134,7 @@ class Recorded:
         """Return the UIDs of the pods in the document."""
         code, out, err = self.run("-o", "json", *argv)
         assert (code, err) == (0, "")
-        return [one["pod"]["uid"] for one in json.loads(out)["uses"]]
+        return [use["pod"]["uid"] for use in json.loads(out)["uses"]]
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ def test_history_without_uses_has_no_age_in_explain(
     _, out, _ = node.explain("gpu-2")
     assert "history: 0 uses of devices, queried now (" in out
     _, document = node.document("gpu-2")
-    assert [one["written"] for one in document["sources"] if one["source"] == "history"] == [None]
+    assert [source["written"] for source in document["sources"] if source["source"] == "history"] == [None]
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_existing_pod_shows_no_record_of_its_namesake(kubelet: Node) -> None:
     with kubelet.sockets(listed, pods_answer()):
         _, document = kubelet.document("pod", "team-a/train-2")
     assert document["ended"] == []
-    assert [one["name"] for one in document["pods"]] == ["train-2"]
+    assert [pod["name"] for pod in document["pods"]] == ["train-2"]
 
 
 @pytest.mark.parametrize("subject", [("pod", "p-2"), ("claim", "c-2")])
@@ -388,7 +388,7 @@ def test_corrupt_record_costs_only_its_own_content(kubelet: Node) -> None:
     (kubelet.state / HISTORY_FILE).write_bytes(b"scribble" * 1000)
     code, document = kubelet.document("gpu.example.com/node-1/gpu-2")
     assert code == 3
-    (result,) = (one for one in document["sources"] if one["source"] == "history")
+    (result,) = (source for source in document["sources"] if source["source"] == "history")
     assert result["costs"] == "earlier use of devices not known"
     assert "file cannot be parsed" in result["why"]
 

@@ -104,7 +104,7 @@ def test_worst_devices_come_first_and_are_counted() -> None:
     ]
     page = page_content(given(report(devices)))
     assert [row.name for row in page.rows] == ["d", "c", "b", "e", "a"]
-    assert [(one.devices, one.state.word) for one in page.counts] == [
+    assert [(count.devices, count.state.word) for count in page.counts] == [
         (1, "Unhealthy"),
         (1, "Unknown"),
         (1, "Degraded"),
@@ -115,7 +115,7 @@ def test_worst_devices_come_first_and_are_counted() -> None:
 def test_pages_of_many_devices_show_each_device_once() -> None:
     devices = [device(f"cpu-{number:04}") for number in range(2 * ROWS_MAX + 1)]
     pages = [page_content(given(report(devices)), first) for first in (0, ROWS_MAX, 2 * ROWS_MAX)]
-    assert [row.name for page in pages for row in page.rows] == [one.device for one in devices]
+    assert [row.name for page in pages for row in page.rows] == [device.device for device in devices]
     assert [page.previous for page in pages] == ["", "first=0", f"first={ROWS_MAX}"]
     assert [page.following for page in pages] == [f"first={ROWS_MAX}", f"first={2 * ROWS_MAX}", ""]
     beyond = page_content(given(report(devices)), 10**9)
@@ -226,14 +226,14 @@ def test_device_without_record_has_no_strip() -> None:
 # --- endpoints ---------------------------------------------------------------------------------------------
 
 
-def test_page_before_the_first_report_says_so(fake: FakeAgent) -> None:
+def test_page_before_the_first_report_is_503_with_the_reason(fake: FakeAgent) -> None:
     with serving(fake.app) as server:
         answer = get(server.addresses[0], "/")
     assert answer.status == 503
     assert "The first pass over the node has not finished" in answer.text
 
 
-def test_page_of_an_agent_that_does_not_report_says_so(fake: FakeAgent) -> None:
+def test_page_of_a_stalled_agent_states_the_age_of_the_report(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()], second=2))
     with serving(fake.app) as server:
         assert "does not report" not in get(server.addresses[0], "/").text
@@ -559,9 +559,7 @@ def test_page_without_an_event_stream_names_the_time_between_updates(
 
 @pytest.mark.slow
 @needs_chromium
-def test_script_in_a_text_does_not_run_and_a_narrow_window_does_not_scroll_sideways(
-    fake: FakeAgent, browser: Browser
-) -> None:
+def test_page_runs_no_injected_script_and_fits_a_narrow_window(fake: FakeAgent, browser: Browser) -> None:
     long = unhealthy("gpu-" + "x" * 200)._replace(
         causes=(replace(cause(repair=Repair.REBOOT_NODE), evidence=f"{SCRIPT} <img src=x onerror=alert(1)>"),)
     )

@@ -130,6 +130,6 @@ def test_load_incidents_of_an_empty_folder_raises(tmp_path: Path) -> None:
         load_incidents(tmp_path)
 
 
-def test_find_corpus_of_an_installed_package_says_what_is_missing(tmp_path: Path) -> None:
+def test_find_corpus_of_an_installed_package_names_the_missing_checkout(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="run it from a checkout"):
         find_corpus(tmp_path)

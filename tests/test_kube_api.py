@@ -260,7 +260,7 @@ def test_pipe_in_place_of_credentials_is_refused(key: str, tmp_path: Path, kube_
 def test_claim_is_read_by_its_name(kube_api: FakeKubeApi) -> None:
     kube_api.add_claim(CLAIM)
     claim = drahealth.ClaimReader(client(kube_api), DRIVER)(REF)
-    assert (claim.ref, [one.device for one in claim.devices]) == (REF, ["card-0"])
+    assert (claim.ref, [device.device for device in claim.devices]) == (REF, ["card-0"])
     assert [call.target for call in kube_api.calls] == ["/apis/resource.k8s.io", CLAIM_PATH]
 
 

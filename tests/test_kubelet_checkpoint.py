@@ -109,10 +109,10 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     assert json.loads(data)["Checksum"] == checksum
     found, _, _ = parse_claims_checkpoint(data)
     assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
-        (one["ClaimUID"], one["ClaimName"], (_POD,)) for one in claims
+        (claim["ClaimUID"], claim["ClaimName"], (_POD,)) for claim in claims
     ]
     assert [use.device.device for one in found for use in one.devices] == [
-        device["DeviceName"] for one in claims for device in one["DriverState"][_TEST_DRIVER]["Devices"]
+        device["DeviceName"] for claim in claims for device in claim["DriverState"][_TEST_DRIVER]["Devices"]
     ]
 
 
@@ -237,7 +237,7 @@ def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     os.utime(path, (1_600_000_000, 1_600_000_000))
     answer = read_claims_checkpoint(path, NOW, no_pause)
     assert answer.provenance == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
-    assert [one.ref.uid for one in answer.items] == ["u"]
+    assert [item.ref.uid for item in answer.items] == ["u"]
     assert answer.is_complete
 
 
@@ -262,9 +262,9 @@ def test_claim_with_too_many_pods_is_left_out_and_others_are_kept(tmp_path: Path
     large = {**claim("large"), "PodUIDs": {f"{number:064}": {} for number in range(16_000)}}
     path.write_bytes(checkpoint([claim("first"), large, *full]))
     answer = read_claims_checkpoint(path, NOW, no_pause)
-    kept = [one.ref.uid for one in answer.items]
+    kept = [item.ref.uid for item in answer.items]
     assert kept[:5] == ["first", "waits-0", "waits-1", "waits-2", "u-0"]
-    parts = sum(len((*one.pods, *one.devices, *one.cdi_ids, *one.waiting)) for one in answer.items)
+    parts = sum(len((*item.pods, *item.devices, *item.cdi_ids, *item.waiting)) for item in answer.items)
     assert CLAIM_PARTS_MAX - 300 < parts <= CLAIM_PARTS_MAX
     left_out = len(full) + 2 - len(answer.items)
     assert left_out >= 3
@@ -309,7 +309,7 @@ def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
         new.rename(path)
 
     answer = read_claims_checkpoint(path, NOW, replaced)
-    assert [one.pods for one in answer.items] == [("p",)]
+    assert [item.pods for item in answer.items] == [("p",)]
     assert pauses == [RETRY_PAUSE_S]
 
 

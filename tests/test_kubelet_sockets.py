@@ -164,7 +164,7 @@ def test_pods_are_objects_as_kubectl_shows_them(socket: Path) -> None:
         answer = ask(list_pods, socket)
     assert answer.provenance == (Origin.PODS_API, NOW, None)
     known = parse_pods(answer)
-    assert [one.ref.uid for one in known.items] == ["u-1", "u-2"]
+    assert [item.ref.uid for item in known.items] == ["u-1", "u-2"]
     assert known.items[0].claims[0].claim == "c"
 
 
@@ -335,7 +335,7 @@ async def opened(api: WatchApi) -> Any:
 
 
 def uids(answer: SourceAnswer[Any]) -> list[str]:
-    return sorted(one["metadata"]["uid"] for one in answer.items)
+    return sorted(item["metadata"]["uid"] for item in answer.items)
 
 
 def say(stream: Any, *events: Any) -> None:

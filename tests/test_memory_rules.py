@@ -549,7 +549,7 @@ def test_unknown_sockets_leave_the_node_unknown() -> None:
         (ABSENT, ABSENT, 0, RuleNotApplicable("the kernel does not count pages with hardware errors")),
     ],
 )
-def test_pages_with_hardware_errors_have_result(
+def test_pages_with_hardware_errors_have_the_result_of_the_table(
     pages: Reading, kib: Reading, lines: int, answer: RuleResult
 ) -> None:
     paper = PaperMemory(numa=(numa(poisoned=pages),), corrupted_kib=kib)

@@ -59,7 +59,7 @@ def test_new_driver_passes_a_strict_type_check(made: Path) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_manifests_allow_what_the_driver_calls(language: str) -> None:
+def test_manifests_grant_the_api_calls_of_the_driver(language: str) -> None:
     files = driver_files(DRIVER, "card", language)
     objects = {obj["kind"]: obj for obj in yaml.safe_load_all(files["deploy.yaml"])}
     verbs = {rule["resources"][0]: set(rule["verbs"]) for rule in objects["ClusterRole"]["rules"]}

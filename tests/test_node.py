@@ -89,7 +89,7 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
     assert states(node)[DECLARED] is SourceState.OK
 
 
-def test_durations_of_passes_are_those_of_sources_that_do_not_wait_for_events(node: NodeSource) -> None:
+def test_pass_durations_exclude_sources_that_wait_for_events(node: NodeSource) -> None:
     def timed() -> set[str]:
         return {name for name, durations in node.pass_durations().items() if any(durations.counts)}
 

@@ -156,7 +156,7 @@ def test_recovered_and_removed_devices_are_sent_as_healthy(connector: PlatformCo
         publisher.handle_report(report(*devices))
         publisher.step()
         clock.advance(60)
-    assert [(len(call.events), [one.is_healthy for one in call.events]) for call in connector.calls] == [
+    assert [(len(call.events), [event.is_healthy for event in call.events]) for call in connector.calls] == [
         (2, [False, False]),
         (2, [True, True]),
     ]
@@ -174,20 +174,20 @@ def test_replaced_gpu_ends_the_fault_of_the_former_gpu(
     clock.advance(60)
     publisher.handle_report(report(device(*SICK)))  # the lost GPU has no UUID now
     publisher.step()
-    assert not any(one.is_healthy for one in connector.events())
+    assert not any(event.is_healthy for event in connector.events())
     clock.advance(60)
     if restarts:
         publisher = publisher_of(connector, clock, state_dir=tmp_path)
         publisher.handle_report(report(device("gpu-1")))  # the GPU is not reported yet
         publisher.step()
-        assert [one.entities_impacted[-1].entity_value for one in connector.events()] == [f"{NODE}/gpu-1"]
+        assert [event.entities_impacted[-1].entity_value for event in connector.events()] == [f"{NODE}/gpu-1"]
     publisher.handle_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
     clock.advance(60)
     publisher.step()
     first = [
-        (one.is_healthy, one.entities_impacted[0].entity_value)
-        for one in connector.events()
-        if one.entities_impacted[0].entity_type == "GPU_UUID"
+        (event.is_healthy, event.entities_impacted[0].entity_value)
+        for event in connector.events()
+        if event.entities_impacted[0].entity_type == "GPU_UUID"
     ]
     assert first == [(True, "GPU-OLD"), (True, "GPU-NEW")]
     assert (tmp_path / DEVICES_FILE).read_bytes() == b"[]"
@@ -204,13 +204,13 @@ def test_device_removed_before_a_restart_is_healthy_after_ten_minutes(
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
     publisher.handle_report(report(device("gpu-1", XID)))
     assert publisher.step() == MISSING_S
-    assert [one.is_healthy for one in connector.events()] == [False]
+    assert [event.is_healthy for event in connector.events()] == [False]
     for pause_s, healthy in ((MISSING_S - 1, []), (1, [f"{NODE}/gpu-0"]), (3600, [])):
         clock.advance(pause_s)
         publisher.step()
         events = connector.events()
-        assert all(one.is_healthy for one in events)
-        assert [one.entities_impacted[-1].entity_value for one in events] == healthy
+        assert all(event.is_healthy for event in events)
+        assert [event.entities_impacted[-1].entity_value for event in events] == healthy
     assert b"gpu-0" not in (tmp_path / DEVICES_FILE).read_bytes()
 
 

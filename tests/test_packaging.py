@@ -289,7 +289,7 @@ def test_tests_use_the_runtime_pins() -> None:
 
 
 @pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt", "release.txt"])
-def test_pins_name_no_index(name: str) -> None:
+def test_requirement_files_name_no_package_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
 
 

@@ -73,7 +73,7 @@ class DriverRuns:
         """Return the verdicts in the file, by the claim's name."""
         book, problem = load_ledger(self.directory, DRIVER)
         assert problem == ""
-        return {one.outcome.claim.name: one.outcome.verdict for one in book.claims.values()}
+        return {claim.outcome.claim.name: claim.outcome.verdict for claim in book.claims.values()}
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_concurrent_failures_are_all_saved(driver):
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(driver.saved()) == {one.name for one in claims}
+    assert set(driver.saved()) == {claim.name for claim in claims}
 
 
 # --- answers -----------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_unhealthy_device_is_a_blocker_recorded_as_failure(driver):
         "gpu.xid.79",
         (ref(),),
     )
-    assert [one.verdict for one in tracker.outcomes()] == [verdict]
+    assert [outcome.verdict for outcome in tracker.outcomes()] == [verdict]
     assert tracker.known_blocker(A) == verdict, "the cached failure: no try is counted"
     assert driver.engine.faults == ()
     driver.engine.known = {ref(): health()}

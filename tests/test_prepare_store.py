@@ -124,7 +124,7 @@ def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
 def test_ledger_of_a_version_without_repairs_is_loaded():
     data = encode_ledger(LedgerFileContent(DRIVER, "1", FULL))
     assert b"repair" not in data
-    (entry,) = (one for one in decode_ledger(data).ledger.claims.values() if one.outcome.verdict)
+    (entry,) = (claim for claim in decode_ledger(data).ledger.claims.values() if claim.outcome.verdict)
     assert entry.outcome.verdict.repair is Repair.NONE
 
 

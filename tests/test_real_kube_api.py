@@ -213,7 +213,7 @@ def test_claim_is_read_with_its_allocation(server: RealKubeApi, access: drahealt
     created = create_claim(server, "one")
     ref = drahealth.ClaimRef("default", "one", created["metadata"]["uid"])
     read = drahealth.ClaimReader(drahealth.ApiServer(access), DRIVER)
-    assert [(one.request, one.device) for one in read(ref).devices] == [("it", "card-0")]
+    assert [(device.request, device.device) for device in read(ref).devices] == [("it", "card-0")]
     server.admin.call("DELETE", f"{CLAIMS}/one")
     with pytest.raises(drahealth.TransientError) as caught:
         read(ref)
@@ -373,7 +373,7 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     lease = admin.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/drahealth-{node}")
     assert lease["spec"]["holderIdentity"] == f"{node}-agent"
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
-    assert [one["reason"] for one in events] == ["DeviceUnhealthy"]
+    assert [event["reason"] for event in events] == ["DeviceUnhealthy"]
     (rule,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
     assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": node, "device": "gpu-0"}
 
@@ -392,7 +392,7 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     assert after["DRADevicesHealthy"]["status"] == "True"
     assert admin.list_objects(admin.dra_path("devicetaintrules")).items == []
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
-    assert sorted({one["reason"] for one in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
+    assert sorted({event["reason"] for event in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
 
     admin.apply(f"/api/v1/nodes/{node}/status", documented_removal(node), manager="drahealth")
     status = admin.call("GET", f"/api/v1/nodes/{node}")["status"]

@@ -369,7 +369,9 @@ def test_clock_that_is_ahead_at_the_start_deletes_no_segment(short_day: list[Ste
     assert len(segment_paths(tmp_path)) == 2
 
 
-def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step], tmp_path: Path) -> None:
+def test_full_disk_loses_steps_and_the_next_segment_counts_them(
+    short_day: list[Step], tmp_path: Path
+) -> None:
     write_segment(segment_path(tmp_path, 1), short_day, per_frame=1)
     size = segment_path(tmp_path, 1).stat().st_size
     segment_path(tmp_path, 1).unlink()
@@ -444,7 +446,7 @@ def wait_for(is_done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_slow_disk_drops_queued_steps_and_the_next_segment_says_so(
+def test_slow_disk_drops_queued_steps_and_the_next_segment_counts_them(
     short_day: list[Step], tmp_path: Path
 ) -> None:
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
@@ -499,9 +501,9 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     steps = host_day(1, 30)
     first = steps[1]
     state, snapshot, report, _ = next(
-        one
-        for one in steps
-        if recorded_verdicts(one[2]) != recorded_verdicts(first[2]) and not one[2].starting
+        step
+        for step in steps
+        if recorded_verdicts(step[2]) != recorded_verdicts(first[2]) and not step[2].starting
     )
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
     recorder.record(*first)

@@ -154,7 +154,7 @@ def test_prepare_error_has_the_repair_of_the_check_with_its_code() -> None:
     assert wrong == []
 
 
-def test_every_kind_that_blames_a_device_has_a_repair_that_its_advice_names() -> None:
+def test_failure_kind_that_blames_a_device_has_the_repair_in_its_advice() -> None:
     for kind in FAILURE_KINDS:
         words = WORDS.get(kind.repair, ())
         assert not words or any(word in kind.advice.lower() for word in words), kind.code

@@ -251,8 +251,8 @@ def test_verdict_that_differs_from_the_recorded_one_is_listed(
     writer = SegmentWriter(segment_path(tmp_path, 1), head, steps[0][0])
     for _, snapshot, report, use in steps:  # as another release would have decided
         verdicts = [
-            one._replace(severity=2, causes=(("gpu.old", 2),)) if one.subject == "gpu-1" else one
-            for one in recorded_verdicts(report)
+            verdict._replace(severity=2, causes=(("gpu.old", 2),)) if verdict.subject == "gpu-1" else verdict
+            for verdict in recorded_verdicts(report)
         ]
         writer.append([RecordedStep(snapshot, report.at, use, tuple(verdicts), report.is_full)])
     writer.close()
@@ -591,7 +591,7 @@ def test_cause_that_is_no_longer_info_is_a_report() -> None:
 def test_pattern_of_codes_has_no_score_of_its_own(pattern: str) -> None:
     side = HealthIntervals(causes={("gpu-0", "gpu.xid.79"): [FaultInterval(10.0, 20.0)]})
     scores = score_rules([("node-a", side)], [Incident("gpu-0", 5.0, 30.0, codes=(pattern,))])
-    assert [one.code for one in scores] == ["*", "gpu.xid.79"]
+    assert [score.code for score in scores] == ["*", "gpu.xid.79"]
     assert (scores[1].recall.successes, scores[1].recall.trials) == (1, 1)
 
 
@@ -706,7 +706,7 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
 
 
 @pytest.mark.parametrize("name", ["edac", "fabric", "watchdog", "mlx5_core", "source.stalled"])
-def test_copy_with_a_pod_named_as_a_part_of_the_agent_has_the_same_verdicts(
+def test_redacted_copy_with_a_pod_named_like_a_source_keeps_the_verdicts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check = CustomCheck(
@@ -727,7 +727,7 @@ def test_copy_with_a_pod_named_as_a_part_of_the_agent_has_the_same_verdicts(
     assert run(capsys, "replay", tmp_path / "copy") == (0, original, "")
     (path,) = segment_paths(tmp_path / "copy")
     state, _ = SegmentReader(path).state()
-    assert [(*one.command, one.user) for one in state.settings.checks] == [
+    assert [(*check.command, check.user) for check in state.settings.checks] == [
         ("/opt/check", "redacted", "{device}", "redacted", "redacted")
     ]
     assert b"s3cr3t" not in unpacked(tmp_path / "copy")
@@ -754,7 +754,7 @@ def test_name_before_a_sign_is_redacted_and_a_part_of_a_name_is_not(text: str, e
     assert redacted == expected
 
 
-def test_redacted_copy_of_a_growing_record_has_no_names_of_later_evaluations(
+def test_redacted_copy_of_a_growing_record_has_no_later_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = secret_day()

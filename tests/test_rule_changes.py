@@ -95,7 +95,7 @@ def test_rule_turned_off_by_a_reload_ends_its_fault_at_once_and_returns() -> Non
     assert codes(device_of(node.evaluate(), POOL)) == [SHRUNK], "the pages at start are still known"
 
 
-def test_gpu_rule_that_is_off_finds_nothing_and_latched_faults_are_unaffected() -> None:
+def test_gpu_rule_that_is_off_has_no_finding_but_latched_faults_stay() -> None:
     node = GpuNode()
     node.state = with_settings(
         node.state, replace(node.settings, rules=(RuleOverride("gpu.recovery_action", off=True),)), node.now
@@ -142,7 +142,7 @@ def test_milder_severity_applies_to_a_raised_fault_at_once() -> None:
     assert node.cause("gpu.lost").severity is Severity.DEGRADED
 
 
-def test_severity_does_not_hide_what_cannot_be_read() -> None:
+def test_severity_of_a_rule_does_not_hide_unreadable_data() -> None:
     node = PaperNode(EngineSettings("node-a", rules=(RuleOverride("cpu.*", severity=Severity.INFO),)))
     node.states = {}
     node.nodes[0] = node_sample(core=0, package=0)

@@ -208,7 +208,7 @@ OTHERS: Final = [
 
 
 @pytest.mark.parametrize(("name", "line", "expected"), OTHERS)
-def test_detector_reports_what_its_patterns_state(
+def test_detector_reports_the_findings_of_its_patterns(
     name: str, line: str, expected: set[tuple[str, Severity]]
 ) -> None:
     assert reports(name, line) == expected

@@ -202,7 +202,7 @@ def test_shrunk_script_has_only_the_needed_events(monkeypatch):
     assert shorter.length < 400
 
 
-def test_minimal_subset_keeps_only_what_is_needed():
+def test_minimal_subset_keeps_only_the_needed_events():
     tested = []
 
     def is_enough(part):

@@ -49,7 +49,7 @@ def taints_of(*names: str, taint: drahealth.Taint = XID, pool: str = NODE) -> dr
 
 def tainted(kube_api: FakeKubeApi) -> list[str]:
     slices = kube_api.all_slices().values()
-    return [one["name"] for obj in slices for one in obj["spec"]["devices"] if one.get("taints")]
+    return [device["name"] for obj in slices for device in obj["spec"]["devices"] if device.get("taints")]
 
 
 # --- contents ----------------------------------------------------------------------------------------------
@@ -540,8 +540,8 @@ def test_repair_continues_after_answers_of_another_program(
     kube_api.calls.clear()
     kube_api.break_streams()
     started.set_devices(CARDS[:1])
-    eventually(lambda: len([one for one in kube_api.calls if "watch" not in one.target]) > 2, "attempts")
-    assert not [one for one in kube_api.calls if one.method == "DELETE"]
+    eventually(lambda: len([call for call in kube_api.calls if "watch" not in call.target]) > 2, "attempts")
+    assert not [call for call in kube_api.calls if call.method == "DELETE"]
     kube_api.garbage = None
     kube_api.wipe(DRIVER)
     eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
@@ -634,4 +634,4 @@ def test_publisher_is_created_before_the_start_of_the_monitor(
 def test_logger_of_the_package_is_quiet_while_slices_are_in_order(
     started: drahealth.SlicePublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -85,11 +85,11 @@ def few_verdicts(
     replayed = Replay(change)
     found = [
         (
-            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, one.verdicts),
-            *(one.starting, one.pods and (one.pods.uses, one.pods.names)),
+            *(verdict.recorded.now, verdict.recorded.use, verdict.recorded.verdicts, verdict.verdicts),
+            *(verdict.starting, verdict.pods and (verdict.pods.uses, verdict.pods.names)),
         )
         for path in paths
-        for one in replayed.verdicts(SegmentReader(path), with_cgroups=with_cgroups)
+        for verdict in replayed.verdicts(SegmentReader(path), with_cgroups=with_cgroups)
     ]
     assert replayed._state is not None
     return found, replayed._state

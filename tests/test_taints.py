@@ -105,7 +105,7 @@ class TaintTimeline:
 
     def decide(self, seconds: float, *causes: Causes) -> tuple[Taint, ...]:
         """Decide with a list of causes, or without the device if there is none; return its taints."""
-        return self.apply(seconds, report(*(device_with(one) for one in causes)))
+        return self.apply(seconds, report(*(device_with(cause) for cause in causes)))
 
     def apply(self, seconds: float, current_report: Report) -> tuple[Taint, ...]:
         self.state = decide_taints(self.state, current_report, DRIVER, self.policy, at(seconds))
@@ -437,7 +437,7 @@ CODES: Final = [f"fpga.part_{number:02}" for number in range(20)]
 
 def test_sixteen_causes_give_sixteen_taints() -> None:
     taints = TaintTimeline().decide(0, bad(*CODES[:16]))
-    assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
+    assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
@@ -465,7 +465,7 @@ def test_count_flapping_around_16_changes_nothing() -> None:
 
 def test_without_informing_taints_the_worst_16_are_published() -> None:
     taints = TaintTimeline(SILENT).decide(0, bad(*CODES))
-    assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
+    assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 # --- valid labels ----------------------------------------------------------------------------------------
@@ -536,8 +536,8 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
         seconds += pause_s
         taints = timeline.decide(seconds, causes)
         assert len(taints) <= TAINTS_MAX
-        assert len({(one.key, one.value) for one in taints}) == len(taints)
-        assert policy.inform or all(one.effect is not NONE for one in taints)
+        assert len({(taint.key, taint.value) for taint in taints}) == len(taints)
+        assert policy.inform or all(taint.effect is not NONE for taint in taints)
         assert timeline.restarted().state.taints.devices.get(GPU, ()) == taints
         due_ns = timeline.state.due_ns
         assert due_ns is None or due_ns > at(seconds).mono_ns

@@ -169,7 +169,7 @@ def report(*devices: DeviceHealth, declaring: Sequence[str] = ()) -> Report:
 
 
 def device_health(name: str, driver: str = "", *causes: Cause, message: str = "") -> DeviceHealth:
-    severity = max((one.severity for one in causes), default=Severity.OK)
+    severity = max((cause.severity for cause in causes), default=Severity.OK)
     health = Health.UNHEALTHY if severity is Severity.UNHEALTHY else Health.HEALTHY
     return DeviceHealth(
         "node-1", name, "gpu", health, severity, message, at(5), at(6), 30, causes, driver=driver

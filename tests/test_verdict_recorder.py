@@ -144,7 +144,7 @@ def test_new_evidence_is_no_change_and_another_code_is(agent: Agent) -> None:
     agent.report(device("gpu-3", BAD, "2 times"))
     agent.report(device("gpu-3", LOST))
     agent.stop()
-    assert [one.verdict.causes[0].code for one in recorded(agent.path).changes] == [BAD, LOST]
+    assert [change.verdict.causes[0].code for change in recorded(agent.path).changes] == [BAD, LOST]
 
 
 def test_incomplete_report_is_not_recorded(agent: Agent) -> None:
@@ -254,7 +254,7 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
     following.stop()
     after = recorded(state / HISTORY_FILE)
     assert after.changes[: len(before.changes)] == before.changes
-    keys = [(one.period, one.number) for one in after.changes]
+    keys = [(change.period, change.number) for change in after.changes]
     assert len(set(keys)) == len(keys)
     assert after.periods[:-1] == before.periods
     begins = [one.begin_s for one in lasting(after, following)]
@@ -278,7 +278,7 @@ def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> N
     following.follow(OK)
     following.stop()
     period_file_path(agent.path).unlink()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [lasted_s, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [lasted_s, 0]
     agent.recorder.close(PATIENCE_S)
 
 
@@ -302,7 +302,7 @@ def test_longer_heartbeat_after_a_reload_is_observed_time(agent: Agent) -> None:
     agent.recorder.reconfigure(6 * HEARTBEAT_S)
     agent.follow(OK, OK, BAD, after_s=6 * HEARTBEAT_S)
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
 
 
 def test_report_after_a_reload_is_marked_at_once(state: Path) -> None:
@@ -325,7 +325,7 @@ def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Age
     agent.follow(OK, after_s=1)
     agent.follow(OK, after_s=HEARTBEAT_S)
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
 
 
 def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch
     agent.follow(OK, after_s=10 * HEARTBEAT_S)
     may_write.set()
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
@@ -388,7 +388,7 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     agent.stop()
     assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
     stored = recorded(agent.path)
-    assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
+    assert [change.verdict.state for change in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.not_observed_s >= 15

@@ -26,7 +26,7 @@ class Cards:
         for one in claim.devices:
             if self.link(drahealth.Device(one.device)):
                 raise drahealth.FailedDeviceError(one, "link is not up", code="card.link")
-        cards = [drahealth.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
+        cards = [drahealth.CdiDevice(device.device, env={"CARD": device.device}) for device in claim.devices]
         ids = drahealth.write_cdi_spec(self.cdi, f"{NAME}/card", claim.uid, cards)
         return [
             drahealth.PreparedDevice(

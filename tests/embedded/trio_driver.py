@@ -25,7 +25,7 @@ class Cards:
         return drahealth.parse_claim(json.loads(text), NAME, ref)
 
     async def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
-        cards = [drahealth.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
+        cards = [drahealth.CdiDevice(device.device, env={"CARD": device.device}) for device in claim.devices]
         write, directory = drahealth.write_cdi_spec, self.root / "cdi"
         ids = await trio.to_thread.run_sync(write, directory, f"{NAME}/card", claim.uid, cards)
         return [

@@ -152,10 +152,10 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         lines += ["", f"## {title}", "", "| fault | promise | within | seen by | test |"]
         lines += ["|---|---|---|---|---|"]
         lines += [
-            f"| {one.injected} | {one.promise} | {_shown_time(seconds.get(one.test))} | "
-            f"{observers.get(one.test, NOT_MEASURED)} | `{one.test}` |"
-            for one in faults
-            if one.theme == theme
+            f"| {fault.injected} | {fault.promise} | {_shown_time(seconds.get(fault.test))} | "
+            f"{observers.get(fault.test, NOT_MEASURED)} | `{fault.test}` |"
+            for fault in faults
+            if fault.theme == theme
         ]
     return "\n".join(lines) + "\n"
 

@@ -24,7 +24,7 @@ def test_module_is_formatted_by_gofmt(module: GoModule) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_vet_finds_nothing(module: GoModule) -> None:
+def test_go_vet_reports_no_problem(module: GoModule) -> None:
     done = module.go("vet", "./...")
     assert done.returncode == 0, done.stderr
 

@@ -113,7 +113,7 @@ class Kubelet:
         return (f"{HEALTH_WORDS[one.health]} {name}: {one.message}" for name, one in self.entries.items())
 
     def _take(self, message: Any) -> None:
-        self.entries |= {one.device.device_name: one for one in message.devices}
+        self.entries |= {device.device.device_name: device for device in message.devices}
 
 
 def device_of(document: Document, name: str, driver: str = "") -> Document | None:
@@ -123,7 +123,7 @@ def device_of(document: Document, name: str, driver: str = "") -> Document | Non
 
 def source_of(document: Document, name: str) -> Document:
     """Return the state of a source."""
-    return next(one for one in document["sources"] if one["name"] == name)
+    return next(source for source in document["sources"] if source["name"] == name)
 
 
 def cause_text(cause: Document) -> str:

@@ -572,7 +572,7 @@ def is_hugetlb_mounted() -> bool:
 def is_ready(node: Mapping[str, Any]) -> bool:
     """Return whether a node or pod is Ready."""
     conditions = node.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def may_lower_oom_score() -> bool:

@@ -278,7 +278,7 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     cluster = {"enabled": True, "conditionKinds": ["gpu"], "taintRules": [DRIVER]}
     nvsentinel = {"enabled": True, "socket": "/var/run/sentinel/c.sock"}
     objects = rendered(helm, {"cluster": cluster, "config": CONFIG, "nvsentinel": nvsentinel})
-    (volume,) = (one for one in pod_spec(objects)["volumes"] if one["name"] == "config")
+    (volume,) = (volume for volume in pod_spec(objects)["volumes"] if volume["name"] == "config")
     for item in volume["configMap"]["items"]:
         file = tmp_path / item["path"]
         file.parent.mkdir(exist_ok=True)
