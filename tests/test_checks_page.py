@@ -1,4 +1,4 @@
-"""Catalogue of checks: complete, with the right severities, current in docs/, and found by its verb."""
+"""Catalog of checks: complete, with the right severities, current in docs/, and found by its verb."""
 
 import json
 import re
@@ -38,7 +38,7 @@ GROUPS = checks_by_section(LIMITS)
 CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------
+# --- the catalog -----------------------------------------------------------------------------------------
 
 
 def test_every_cause_is_listed_once():

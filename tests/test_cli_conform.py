@@ -76,7 +76,7 @@ def test_failed_check_comes_first_with_effect_and_advice():
         f"{SOCKET}  recorded for 40s\n"
         "\n"
         "✖ health.utf8            fail  node-a/gpu-0: its message is not UTF-8\n"
-        "                               grpc-go cannot decode the list: the stream ends, the kubelet forgets "
+        "                               grpc-go cannot decode the list: the stream ends, the kubelet discards "
         "the health of all the driver's devices, and again every 5 s.\n"
         "                               → replace bytes that are not UTF-8 before sending\n"
         "▲ health.enum            warn  node-a/gpu-1: 3\n"
@@ -171,7 +171,7 @@ def test_json_has_every_field_of_every_check():
         "result": "fail",
         "title": "every string is UTF-8",
         "saw": "node-a/gpu-0: its message is not UTF-8",
-        "why": "grpc-go cannot decode the list: the stream ends, the kubelet forgets the health of all "
+        "why": "grpc-go cannot decode the list: the stream ends, the kubelet discards the health of all "
         "the driver's devices, and again every 5 s.",
         "advice": "replace bytes that are not UTF-8 before sending",
     }

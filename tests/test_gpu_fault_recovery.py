@@ -315,7 +315,7 @@ def failed_init() -> GpuNode:
     return node
 
 
-def test_failed_initialisation_is_resolved_when_a_new_handle_answers() -> None:
+def test_failed_initialization_is_resolved_when_a_new_handle_answers() -> None:
     node = failed_init()
     node.lose(0)
     node.rest(200)
@@ -324,7 +324,7 @@ def test_failed_initialisation_is_resolved_when_a_new_handle_answers() -> None:
     assert seconds_until_healthy(node) <= 66
 
 
-def test_failed_initialisation_before_start_is_resolved_by_the_first_pass() -> None:
+def test_failed_initialization_before_start_is_resolved_by_the_first_pass() -> None:
     node = failed_init()
     node.lose(0)
     node.restart(away_s=60)

@@ -198,7 +198,7 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     right = json.loads(data)["Checksum"]
     wrong = json.dumps({**json.loads(data), "Checksum": right + 1}).encode()
     with pytest.raises(
-        IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file says {right + 1}"
+        IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file states {right + 1}"
     ):
         parse_claims_checkpoint(wrong)
 

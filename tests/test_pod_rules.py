@@ -132,7 +132,7 @@ def worse(report: Report) -> dict[str, Severity]:
     return {one.device: one.severity for one in report.devices if one.severity and one.device != "magic"}
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------
+# --- the catalog -----------------------------------------------------------------------------------------
 
 
 def test_audit_findings_and_rows_match() -> None:

@@ -78,7 +78,7 @@ def chained(error: BaseException, cause: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("CUDA initialisation failed"),
+        RuntimeError("CUDA initialization failed"),
         ValueError("no bar"),
         TransientError("busy"),
         DriverError("no idea"),

@@ -690,7 +690,7 @@ def _collect_signals_outside_receiver() -> Sequence[int]:
 
 @contextmanager
 def _unblocked(number: signal.Signals) -> Iterator[None]:
-    """Unblock a signal of this thread in a ``with`` block: one that was sent while it was blocked arrives."""
+    """Unblock a signal in a ``with`` block; a signal that was sent while it was blocked is then delivered."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:
         yield

@@ -109,9 +109,9 @@ def pod_risks(
         quotas: Quota of CPU time [millicores] by container, if read; used if the limit is unknown.
     """
     found = [
-        PodRisk(code, str(pod), container, what, ADVICE[code])
+        PodRisk(code, str(pod), container, description, ADVICE[code])
         for code, find in _POD_RISKS.items()
-        for container, what in (find(pod, facts) if pod.known_claim_resources else ())
+        for container, description in (find(pod, facts) if pod.known_claim_resources else ())
     ]
     counts, read_quotas = throttled_periods or {}, quotas or {}
     lifted = {exclusive.container for exclusive in exclusive_cpus if exclusive.by_kubelet}
@@ -121,8 +121,8 @@ def pod_risks(
             quota = read_quotas.get(container.name)
             if isinstance(limit, UnknownAmount) and quota is not None:
                 limit = ResourceSum(Quantity(quota * MILLI), f"{quota}m")
-            for code, what in _exclusive_cpu_risks(limit, own, facts, counts.get(container.name, 0)):
-                found.append(PodRisk(code, str(pod), container.name, what, ADVICE[code]))
+            for code, description in _exclusive_cpu_risks(limit, own, facts, counts.get(container.name, 0)):
+                found.append(PodRisk(code, str(pod), container.name, description, ADVICE[code]))
     return tuple(found)
 
 
@@ -575,10 +575,10 @@ def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
     of the pod."""
     uid = audit.pod.cgroup_uid
     for comparison in audit.comparisons:
-        what, size_kib = comparison.setting
-        if comparison.verdict in DRIFT_VERDICTS and what in RESOURCE_BY_SETTING:
-            code, who = f"cgroup.{comparison.verdict}", comparison.cgroup.container
-            yield PodFinding(uid, who, code, _evidence(comparison), "", RESOURCE_BY_SETTING[what], size_kib)
+        kind, size_kib = comparison.setting
+        if comparison.verdict in DRIFT_VERDICTS and kind in RESOURCE_BY_SETTING:
+            code, name = f"cgroup.{comparison.verdict}", comparison.cgroup.container
+            yield PodFinding(uid, name, code, _evidence(comparison), "", RESOURCE_BY_SETTING[kind], size_kib)
     for risk in audit.risks:
         resource = Resource.CPU if risk.code.startswith(_OF_CPUS) else None
         yield PodFinding(uid, risk.container, risk.code, risk.description, risk.advice, resource)

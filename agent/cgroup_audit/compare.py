@@ -50,17 +50,19 @@ def tighter_pod_limits(
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
     containers = [group for group in groups if (group.cgroup.level, group.cgroup.pod_uid) == mine_are]
     for setting in (setting.setting for setting in pod.settings if setting.setting.kind in _POD_WIDE_LIMITS):
-        mine = _expected_and_actual(pod, setting, actual)
-        theirs = [
+        of_pod = _expected_and_actual(pod, setting, actual)
+        pairs = [
             _without_unlimited(pair)
             for container in containers
             if (pair := _expected_and_actual(container, setting, actual))
         ]
-        if mine is None or not theirs:
+        if of_pod is None or not pairs:
             continue
-        for words, of in (("one of its containers has", max), ("its containers together have", _sum)):
-            most = of([pair.actual for pair in theirs])
-            if mine.actual < most and mine.expected >= of([Fraction(pair.expected) for pair in theirs]):
+        for words, combine in (("one of its containers has", max), ("its containers together have", _sum)):
+            most = combine([pair.actual for pair in pairs])
+            if of_pod.actual < most and of_pod.expected >= combine(
+                [Fraction(pair.expected) for pair in pairs]
+            ):
                 tight[setting] = f"{words} {format_setting_value(setting.kind, int(most))}"
                 break
     return tight

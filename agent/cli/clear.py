@@ -1,4 +1,4 @@
-"""``drahealth clear``: clears faults that the agent remembers of a device, after the repair of the device."""
+"""``drahealth clear``: clears latched faults of a device after its repair."""
 
 from __future__ import annotations
 

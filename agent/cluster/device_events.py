@@ -32,7 +32,7 @@ SOURCE: Final = "drahealth"
 COMBINE_MESSAGES: Final = 10
 """Number of different messages from which events of one object, type and reason are combined into one."""
 COMBINE_S: Final = 600.0
-"""Time without an event of one object, type and reason after which its messages are forgotten [s]."""
+"""Time without an event of one object, type and reason after which its messages are dropped [s]."""
 COMBINED: Final = "(combined from similar events): "
 OBJECT_BURST: Final = 25
 """Number of events that may be written about one object at once."""
@@ -154,8 +154,8 @@ class EventRecorder:
     def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
         """Return the event under which repetitions are counted, and the event to write.
 
-        Both results are ``event``, unless its object, type and reason had many different messages: those are
-        counted as one event without a message, and the written message says so.
+        Both results are ``event``, unless its object, type and reason had many different messages: these are
+        counted as one event without a message, and the written message begins with COMBINED.
         """
         group = event._replace(message="")
         known = _remembered(self._messages, group)

@@ -320,7 +320,7 @@ def _is_faulty(device: DeviceHealth) -> bool:
 
 
 def _is_replaced(before: DeviceHealth, device: DeviceHealth) -> bool:
-    """Return whether a device has another identifier of its hardware; a missing one says nothing."""
+    """Return whether a device has another identifier of its hardware; a missing identifier is ignored."""
     known = dict(entities_of(device))
     return any(known.get(kind, value) != value for kind, value in entities_of(before))
 

@@ -124,14 +124,14 @@ def check_answers(session: SessionRecord) -> CheckOutcome:
             if call.decode_error:
                 found.append(failed(f"{stage}: {call.decode_error}"))
                 continue
-            asked, answered = [ref.uid for ref in call.claims], [answer.uid for answer in call.answers]
+            requested, answered = [ref.uid for ref in call.claims], [answer.uid for answer in call.answers]
             found += [
                 failed(f"{stage}: no answer for {shorten(str(ref))}")
                 for ref in call.claims
                 if ref.uid not in answered
             ]
             for uid in answered:
-                if uid not in asked:
+                if uid not in requested:
                     found.append(failed(f"{stage}: answer for {shorten(uid)!r}, which was not requested"))
                 elif answered.count(uid) > 1:
                     found.append(failed(f"{stage}: several answers for {shorten(uid)}"))

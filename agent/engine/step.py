@@ -381,12 +381,8 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the input of the machine's baseline, and the state to store for a restart of the agent.
-
-    The baseline is the machine's values at start.
-
-    The stored state is the same object if nothing in it has changed.
-    """
+    """Return the input of the machine's baseline (values at start), and the state to store for a restart of
+    the agent. The stored state is the same object if nothing in it has changed."""
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
     if host.started and basis != state.start_basis:

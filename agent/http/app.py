@@ -5,8 +5,8 @@ An endpoint runs in the server's event loop and does not block; a file is read i
 The module also has the endpoints of the HTML page: the page, its files, and the events that make a browser
 reload it.
 
-Jinja2 escapes every text, and the Content-Security-Policy allows no script and no style but the page's own
-files. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
+Jinja2 escapes every text, and the Content-Security-Policy allows only the page's own scripts and
+styles. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
 the newest page later. The page of a report is rendered once for all browsers.
 """
 

@@ -256,9 +256,9 @@ class HttpServer:
         It is one of the client with most connections: first one that sends too fast, then one without a
         response in progress, then the one without progress for the longest.
         """
-        theirs, _ = largest_peers([*served, new], lambda one: one.peer)
+        largest, _ = largest_peers([*served, new], lambda one: one.peer)
         return min(
-            (peer for peer in theirs if peer is not new),
+            (peer for peer in largest if peer is not new),
             key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
         )
 

@@ -237,7 +237,7 @@ class PersistentCheckFault(NamedTuple):
 
 
 class DriverModule(NamedTuple):
-    """Kernel module of the GPU driver that was loaded when NVML was last initialised."""
+    """Kernel module of the GPU driver that was loaded when NVML was last initialized."""
 
     boot_id: str = ""
     """Boot ID of the kernel that loaded the module; empty: unknown."""

@@ -37,7 +37,7 @@ class GpuWatchOptions:
     deadline_ns: int = 5 * NS
     """Duration after which an NVML call is overdue [ns]: 10 ms to 10 min."""
     open_deadline_ns: int = 30 * NS
-    """Duration after which an NVML call that initialises the GPU driver is overdue [ns]."""
+    """Duration after which an NVML call that initializes the GPU driver is overdue [ns]."""
     retry_ns: int = 10 * NS
     """Time between two checks of the library, driver version and number of GPUs [ns]: 100 ms to 1 h."""
     cpu_budget_ns: int = 0

@@ -90,7 +90,7 @@ _MISUSED: Final = ("driver.bug.nvml", _UNKNOWN)
 
 NVML_MEANINGS: Final[Mapping[int, CodeAndClass]] = {
     **{code: (f"gpu.nvml.{name.lower()}", _UNKNOWN) for code, name in NVML_NAMES.items()},
-    **_for_each(_MISUSED, 0, 1, 2, 5, 7, 25),  # not initialised, wrong argument, buffer or structure
+    **_for_each(_MISUSED, 0, 1, 2, 5, 7, 25),  # not initialized, wrong argument, buffer or structure
     **{code: (f"gpu.nvml.{NVML_NAMES[code].lower()}", _TRANSIENT) for code in (10, 20, 21, 23, 27)},
     **_for_each(("gpu.driver.init", _TRANSIENT), 9, 12),
     15: ("gpu.lost", _FAILED_DEVICE),

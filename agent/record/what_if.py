@@ -69,9 +69,11 @@ class HealthIntervals:
         """Add the verdicts that devices have from the time ``at_s`` on, until the next call."""
         if verdicts != self._last:
             causes = {(one.subject, code): severity for one in verdicts for code, severity in one.causes}
-            bad = {one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY}
+            unhealthy = {
+                one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY
+            }
             _update(self._open_causes, causes, self.causes, at_s)
-            _update(self._open_unhealthy, bad, self.unhealthy, at_s)
+            _update(self._open_unhealthy, unhealthy, self.unhealthy, at_s)
             self._last = verdicts
         if self._open_unhealthy and pods is not None:
             for uid, devices in pods.uses.items():
@@ -371,8 +373,8 @@ def score_rules(
             if reports:
                 found.setdefault(code, []).extend(reports)
     expected = {code for incident in incidents for code in incident.codes if not set(code) & set("*?[")}
-    everything = [report for reports in found.values() for report in reports]
-    scores = [_score("*", everything, incidents)]
+    all_reports = [report for reports in found.values() for report in reports]
+    scores = [_score("*", all_reports, incidents)]
     for code in sorted(found.keys() | expected):
         concerned = [incident for incident in incidents if incident.expects(code)]
         scores.append(_score(code, found.get(code, []), concerned))

@@ -324,7 +324,7 @@ class NumberedLinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class NvlinkRow(NamedTuple):
-    """Row of NVIDIA's catalogue for an error of NVLink 5."""
+    """Row of NVIDIA's catalog for an error of NVLink 5."""
 
     xid: int
     units: frozenset[str]
@@ -354,7 +354,7 @@ class PatternDetector:
 
     Args:
         detector: Patterns of the detector.
-        rows: Rows of NVIDIA's catalogue for errors of NVLink 5.
+        rows: Rows of NVIDIA's catalog for errors of NVLink 5.
     """
 
     def __init__(self, detector: OtherDetector, rows: tuple[NvlinkRow, ...]) -> None:

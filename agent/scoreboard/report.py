@@ -184,7 +184,7 @@ device is named; a detector that reports only the node names none. The *severity
 taken out of use exactly if the label says so. A *false alarm* is a finding worse than an event or a note on
 a harmless event, or on a device that has no fault.
 
-The labels are those of NVIDIA's catalogue and, where the catalogue leaves a choice, of this project: for
+The labels are those of NVIDIA's catalog and, where the catalog leaves a choice, of this project: for
 example, a fatal error of one port of an NVSwitch degrades its GPUs, and an XID 109 without a stated recovery
 action needs a reset. A detector that decides otherwise on purpose has a wrong severity here.
 
@@ -302,7 +302,7 @@ def format_markdown(
         others: Other detectors.
     """
     reported = [each for each in incidents if each.origin is LineOrigin.ISSUE]
-    everything, public, opened, held = (
+    all_incidents, public, opened, held = (
         build_scoreboard(some, split, findings, version, others)
         for some, split in (
             (incidents, None),
@@ -328,7 +328,7 @@ def format_markdown(
         "",
     ]
     for board, title in (
-        (everything, "All incidents"),
+        (all_incidents, "All incidents"),
         (public, "Incidents from public reports"),
         (opened, "Open incidents"),
         (held, "Held-out incidents"),

@@ -176,7 +176,7 @@ def parse_claims_checkpoint(data: bytes) -> tuple[tuple[PreparedClaim, ...], int
     found = zlib.crc32(checkpoint.Data.encode("utf-8", "surrogatepass"))
     if found != checkpoint.Checksum:
         raise IncompleteCheckpoint(
-            f"checksum of the content is {found}, but the file says {checkpoint.Checksum}"
+            f"checksum of the content is {found}, but the file states {checkpoint.Checksum}"
         )
     try:
         content = msgspec.json.decode(checkpoint.Data, type=_ClaimList)

@@ -287,7 +287,7 @@ LINKS_MAX: Final = 8
 
 
 def _open_directory(path: Path, *, accepts_link: bool, links: int = 0) -> int:
-    """Open a directory; follow a link of a trusted owner, which is examined and read in one."""
+    """Open a directory; follow a link of a trusted owner. Owner and target are read from one descriptor."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -389,7 +389,7 @@ def _lock_own_file(fd: int) -> None:
 
 
 def own_file_problem(fd: int) -> str:
-    """Return why an open file may be another program's, so that it must not be written; empty: it is not."""
+    """Return why an open file must not be written: it may belong to another program; empty: it may be."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         return "is not a regular file"

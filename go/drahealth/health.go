@@ -20,7 +20,7 @@ import (
 
 // WatchHealthStatus is the body of the driver's method: it forwards the agent's health lists to the
 // kubelet unchanged. Each call has its own stream. It returns nil, and only when ctx is done, because
-// the kubelet forgets the health of all devices when a stream ends.
+// the kubelet discards the health of all devices when a stream ends.
 //
 // When the agent stops, is silent, or never answered, all devices become Unknown at once, with the
 // reason as message. No list of the agent is repeated: that would renew the lease of a device that the

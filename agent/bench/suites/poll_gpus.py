@@ -95,7 +95,7 @@ class PynvmlBatchReader:
     One call reads all fields of a GPU. Each value that is not an NVML field takes one more call.
 
     Args:
-        binding: Initialised pynvml module.
+        binding: Initialized pynvml module.
     """
 
     def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:

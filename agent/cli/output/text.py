@@ -144,8 +144,8 @@ def _range_key(name: str, position: int) -> tuple[str, int]:
 def explains_absence(source: SourceSample) -> bool:
     """Return whether to show the operator why a source is absent.
 
-    False for an NVML library that is not installed, unless its path was configured: most machines have no
-    such library.
+    Most machines have no NVML library, so its absence is explained only if the library's path was
+    configured.
     """
     is_path = "/" in source.detail.partition(":")[0]
     return bool(source.detail) and (is_path or not source.name.startswith("nvml"))

@@ -142,12 +142,12 @@ def npd_line(
     if not devices:
         return "no device was found"
     for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
-        bad = [device for device in devices if device.severity is severity]
-        if bad:
-            names = [clean(f"{device.device} ({device.causes[0].code})") for device in bad[:NAMES_MAX]]
-            more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
+        in_state = [device for device in devices if device.severity is severity]
+        if in_state:
+            names = [clean(f"{device.device} ({device.causes[0].code})") for device in in_state[:NAMES_MAX]]
+            more = f" and {len(in_state) - NAMES_MAX} more" if len(in_state) > NAMES_MAX else ""
             state = severity.name.lower()
-            return f"{state}, {len(bad)} of {len(devices)} devices: {', '.join(names)}{more}"
+            return f"{state}, {len(in_state)} of {len(devices)} devices: {', '.join(names)}{more}"
     return f"no device of {len(devices)} is unhealthy"
 
 

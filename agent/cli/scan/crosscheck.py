@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PERIOD_NS: Final = NS // 10
 LIMIT_S: Final = 30.0
-"""Time limit for one reading of all GPUs [s]: the driver takes seconds to initialise each unused GPU."""
+"""Time limit for one reading of all GPUs [s]: the driver takes seconds to initialize each unused GPU."""
 STOP_S: Final = 0.5
 MEMORY_MAX: Final = 512 << 20
 """Limit of the writable memory of the child process, in which a library may leak memory [bytes]."""

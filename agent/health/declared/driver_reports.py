@@ -435,8 +435,8 @@ def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
     if device is None:
         return False
     unchecked = [cause.code for cause in device.causes] == [UNCHECKED.code]
-    well = device.severity < Severity.UNKNOWN and device.verified.mono_ns > since.mono_ns
-    return well or unchecked
+    is_healthy = device.severity < Severity.UNKNOWN and device.verified.mono_ns > since.mono_ns
+    return is_healthy or unchecked
 
 
 def with_driver_faults(

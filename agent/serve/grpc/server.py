@@ -341,12 +341,12 @@ class HardenedServer(server.Server):
         connections less; otherwise the result is ``new``.
         """
         served = [connection for connection in self.connections if not connection.ends]
-        theirs, most = largest_peers(served, lambda connection: connection.uid)
-        idle = [peer for peer in theirs if peer is not new and peer.requests.is_idle]
+        largest, most = largest_peers(served, lambda connection: connection.uid)
+        idle = [peer for peer in largest if peer is not new and peer.requests.is_idle]
         if idle:
             return min(idle, key=lambda one: one.requests.idle_since_s)
         if most > sum(connection.uid == new.uid for connection in served) + 1:
-            return theirs[-1]
+            return largest[-1]
         return new
 
     def admit_request(self, connection: _ServerProtocol) -> bool:

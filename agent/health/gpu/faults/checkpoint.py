@@ -145,13 +145,13 @@ def _with_generation(before: RecoverySigns, generation: int, now: Instant) -> Re
 
 
 def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, now: Instant) -> RecoverySigns:
-    counters = tuple(sample[which] for which in VOLATILE_COUNTERS)
+    counters = tuple(sample[field] for field in VOLATILE_COUNTERS)
     action, links = sample[GpuField.RECOVERY_ACTION], sample[GpuField.LINKS_UP]
     action_done = before.action != 0 and action == 0
     at = instant_at_mono(sample.beat_ns, now)
     read_since_reload = before.reloaded_at is not None and sample.beat_ns > before.reloaded_at.mono_ns
     reset_at = before.reloaded_at if read_since_reload else before.reset_at
-    calm = action == 0 and not any(sample[which] == 1 for which in _PENDING)
+    calm = action == 0 and not any(sample[field] == 1 for field in _PENDING)
     all_up = isinstance(links, int) and not links_up & ~links
     return RecoverySigns(
         counters=tuple(
@@ -177,11 +177,11 @@ def _are_cleared(before: Sequence[Reading], counters: Sequence[Reading]) -> bool
     ECC counts (``nvidia-smi --reset-ecc-errors=0``); alone, they show a reset only if there was no replay."""
     had_replays = False
     fell = set()
-    for which, was, value in zip(VOLATILE_COUNTERS, before, counters, strict=False):
-        if which is GpuField.PCIE_REPLAY and isinstance(was, int):
+    for field, was, value in zip(VOLATILE_COUNTERS, before, counters, strict=False):
+        if field is GpuField.PCIE_REPLAY and isinstance(was, int):
             had_replays = was > 0
         if isinstance(was, int) and isinstance(value, int) and value < was:
-            fell.add(which)
+            fell.add(field)
     return GpuField.PCIE_REPLAY in fell or (bool(fell) and not had_replays)
 
 
@@ -256,7 +256,7 @@ def _resolution_times(
     if cure in _BY_RESET and signs.reset_at and signs.reset_at.mono_ns > last_ns:
         yield signs.reset_at.mono_ns
     if key.code == INIT_FAILED and signs.opened_at and signs.opened_at.mono_ns > last_ns:
-        yield signs.opened_at.mono_ns  # only an initialised GPU gives a handle
+        yield signs.opened_at.mono_ns  # only an initialized GPU gives a handle
     # the line of a switch does not name the GPU behind the port, so the reset may be that of any GPU
     reset_at, up_since = signs.any_reset_at, signs.links_up_since
     if decision.advice == XidAdvice.CHECK_LINKS and up_since and reset_at and reset_at.mono_ns > last_ns:

@@ -139,8 +139,8 @@ def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings
     )
 
 
-def _flag(sample: GpuSample, which: GpuField) -> bool | None:
-    value: Reading = sample[which]
+def _flag(sample: GpuSample, field: GpuField) -> bool | None:
+    value: Reading = sample[field]
     return None if isinstance(value, Missing) else bool(value)
 
 

@@ -230,7 +230,7 @@ EVENT_FAULT_ROWS: Final = (
                   "nothing to do",
                   Repair.NONE),
     EventFaultRow(INIT_FAILED, None, Severity.UNHEALTHY, Blame.DRIVER, Cure.RESET,
-                  "the driver could not initialise the GPU (RmInitAdapter failed)",
+                  "the driver could not initialize the GPU (RmInitAdapter failed)",
                   "no program can open the GPU",
                   "reset the GPU, else reboot the node; read the NVRM lines before it in the kernel log",
                   Repair.RESET_DEVICE),

@@ -312,7 +312,7 @@ ALWAYS: Final = (
     _row(136, "NVLink training failed", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.CHECK_LINKS),
     _row(140, "memory error that row replacement did not catch", "nyym", _YES, _C.PLAIN,
          _ACTION, _HARDWARE, _A.RESET_GPU),
-    _row(143, "the GPU failed to initialise", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.RESET_GPU),
+    _row(143, "the GPU failed to initialize", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(150, "NVLink controller degraded, or its watchdog", "nyym", _YES, _C.PLAIN,
          _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(151, "key rotation of confidential computing failed", "nmyn", _YES, _C.PLAIN,
