@@ -312,9 +312,7 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
         raise UsageError(f"--node-label {node_label}: no agent has this label; name one of {known}")
     causes = _causes(query(findings), node_label)
     since_of = {
-        _device(sample, node_label): sample.value
-        for sample in query(since)
-        if 0 <= sample.value < TIME_MAX_S
+        _device(sample, node_label): sample.value for sample in query(since) if 0 <= sample.value < TIME_MAX_S
     }
     return Fleet(
         nodes=tuple(sorted({_node(agent, node_label) for agent in agents})),
