@@ -194,7 +194,7 @@ def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
 
 
 @pytest.mark.parametrize(("device", "address"), [("nic-0", NIC), ("pci-0", FUNCTION)])
-def test_cleared_line_about_a_nic_counts_neither_at_once_nor_after_a_restart(
+def test_cleared_line_about_a_nic_does_not_count_after_a_restart(
     device: str, address: str
 ) -> None:
     node = Node()

@@ -373,7 +373,7 @@ def test_absent_declared_instance_is_unhealthy() -> None:
     assert "has no instance 5/0" in declared_verdict(report, "none").message
 
 
-def test_declared_instance_with_another_uuid_than_that_of_its_numbers_is_not_found() -> None:
+def test_declared_instance_with_the_uuid_of_other_numbers_is_not_found() -> None:
     node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
     one, other = node.gpus[0].migs
     node.declare(
