@@ -285,6 +285,32 @@ def test_device_without_known_request_may_serve_any_request() -> None:
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=False),)
 
 
+@pytest.mark.parametrize(
+    ("name", "pods", "is_certain"),
+    [
+        ("pod-p-mine-x7k2b", ["p"], True),
+        ("pod-p-mine-x7k2b", ["q"], False),
+        ("pod-p-mine-too-x7k2b", ["p"], False),
+        ("shared", ["p"], False),
+    ],
+)
+def test_claim_from_a_template_is_known_by_its_generated_name(
+    name: str, pods: list[str], is_certain: bool
+) -> None:
+    """The kubelet's Pod object lacks the name."""
+    of_template = PodClaim("mine", "", template=True)
+    container = ContainerObject("main", (ContainerClaim("mine", ""),))
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
+            podresources=[listed("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
+            pods_api=[known_pod("p", claims=(of_template,), containers=(container,), lacks_claim_names=True)],
+        )
+    )
+    found = {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+    assert found["p"] == (ContainerUse("main", is_certain=is_certain),)
+
+
 @pytest.mark.parametrize("unseen", ["waiting", "skipped"])
 @pytest.mark.parametrize(
     ("requests", "containers"),

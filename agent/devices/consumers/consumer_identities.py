@@ -106,6 +106,9 @@ class Identities:
     """UIDs of the pods for which ResourceClaim objects are reserved, by the claim's UID."""
     pending: frozenset[str]
     """UIDs of the pods that are pending according to the kubelet."""
+    generated: Mapping[tuple[str, str], str]
+    """Names of prepared claims by UID of the pod, and by all but the random end of a generated name.
+    The kubelet's Pod object lacks generated names: ``<pod>-<claim in the spec>-<5 random characters>``."""
 
     def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
         """Return the identity of the claim with a UID, with its name if that is known."""
@@ -173,8 +176,10 @@ def collect_identities(answers: SourceAnswers) -> Identities:
         for claim in claims.items:
             uids = {one.uid for one in claim.reserved if one.kind is ConsumerKind.POD and one.uid}
             reserved_for.setdefault(claim.ref.uid, set()).update(mirrors.get(uid, uid) for uid in uids)
+    named = UidsAndNames(_claims(answers))
+    pod_claims = ((pod, named.name_of(uid)) for uid, pods in sorted(prepared_for.items()) for pod in pods)
     return Identities(
-        UidsAndNames(_claims(answers)),
+        named,
         UidsAndNames(_pods(answers, lambda uid: mirrors.get(uid, uid))),
         mirrors,
         {uid: frozenset(pods) for uid, pods in prepared_for.items() if uid},
@@ -186,6 +191,7 @@ def collect_identities(answers: SourceAnswers) -> Identities:
             for pod in answer.items
             if pod.phase == "Pending"
         ),
+        {(pod, name[1][:-5]): name[1] for pod, name in pod_claims if name},
     )
 
 

@@ -29,7 +29,6 @@ from agent.model.claim_sources import (
     ConsumerKind,
     Origin,
     PodCgroup,
-    PodClaim,
     PodObject,
     PodRef,
     PreparedClaim,
@@ -122,20 +121,22 @@ def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.pods:
         for pod in answer.items:
             ref = names.pod_by_uid(pod.ref.uid)
-            named = {claim.name: claim for claim in pod.claims if claim.claim}
-            for one in named.values():
-                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
+            named = {
+                claim.name: name
+                for claim in pod.claims
+                if (name := claim.claim or names.generated.get((ref.uid, f"{pod.ref.name}-{claim.name}-")))
+            }
+            for name in named.values():
+                claim = names.claim_of_pod(pod.ref.namespace, name, ref.uid)
                 yield ClaimConsumerEdge(
                     claim, pod_consumer(ref), Relation.NAMED, answer.provenance, by_name=True
                 )
-            for container, one, requests in _container_claims(pod, named):
-                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
+            for container, name, requests in _container_claims(pod, named):
+                claim = names.claim_of_pod(pod.ref.namespace, name, ref.uid)
                 yield ContainerEdge(claim, ref, container, requests, answer.provenance, by_name=True)
 
 
-def _container_claims(
-    pod: PodObject, named: dict[str, PodClaim]
-) -> Iterator[tuple[str, PodClaim, tuple[str, ...]]]:
+def _container_claims(pod: PodObject, named: dict[str, str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for container in pod.containers:
         for use in container.claims:
             if use.name in named:
