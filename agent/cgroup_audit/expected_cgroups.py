@@ -395,11 +395,10 @@ def _has_quota_lifted(pod: Pod, container: PodContainer, exclusive: Sequence[Exc
 
     A container that shares the CPUs of its whole pod keeps its quota (gate PodLevelResourceManagers).
     """
-    if not any(one.by_kubelet and one.container == container.name for one in exclusive):
-        return False
-    limits, limit = container.limits, container.limits.get(CPU, ZERO)
+    is_given = any(one.by_kubelet and one.container == container.name for one in exclusive)
+    limits = container.limits
     own = all(limits.get(name) and limits[name] == container.requests.get(name) for name in (CPU, MEMORY))
-    return not pod.has_pod_level_resources or (own and limit.milli % 1000 == 0)
+    return is_given and (not pod.has_pod_level_resources or (own and limits[CPU].milli % 1000 == 0))
 
 
 def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:

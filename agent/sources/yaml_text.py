@@ -20,10 +20,8 @@ DEPTH_MAX: Final = 100
 SHARED_MAX: Final = 1_000_000
 """Largest number of values that the aliases of a YAML text may repeat: as many as 5,000 pods have."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
-_WORDS: Final = {"null": None, "true": True, "false": False}
-_CONSTANTS: Final = {"": None, "~": None} | {
-    spell(word): value for word, value in _WORDS.items() for spell in (str.lower, str.title, str.upper)
-}
+_WORDS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+_CONSTANTS: Final = {spell(word): _WORDS[word] for word in _WORDS for spell in (str, str.title, str.upper)}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
