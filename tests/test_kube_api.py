@@ -227,9 +227,25 @@ def test_unusable_kubeconfig_is_an_operator_error(tmp_path: Path, text: str, mes
     assert str(caught.value).startswith(f"kubeconfig {path}: ")
 
 
+def test_ca_data_with_a_comment_in_another_script_are_used(
+    tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
+) -> None:
+    kube_api.add_node(NODE)
+    data = "# Főtanúsítvány\n".encode() + certificate.read_bytes()
+    cluster = {"certificate-authority-data": base64.b64encode(data).decode()}
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, cluster=cluster))
+    assert drahealth.ApiServer(access).call("GET", f"{NODES}/{NODE}")["metadata"]["name"] == NODE
+    cluster = {"certificate-authority-data": base64.b64encode(b"\xff").decode()}
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, cluster=cluster))
+    with pytest.raises(drahealth.ConfigError, match="certificates cannot be used: "):
+        drahealth.ApiServer(access)
+
+
 def test_unsupported_credentials_are_named(tmp_path: Path, kube_api: FakeKubeApi) -> None:
     path = kubeconfig(tmp_path, kube_api, user={"exec": {"command": "aws"}})
-    with pytest.raises(drahealth.ConfigError, match=r"user 'u': exec: .* use a token: kubectl create token"):
+    with pytest.raises(
+        drahealth.ConfigError, match=r"user 'u': exec: .* use a tokenFile or a client certificate"
+    ):
         drahealth.find_api_access(path)
 
 

@@ -263,7 +263,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     for key, kind in UNSUPPORTED.items():
         if user.get(key):
             raise ValueError(
-                f"user {user_name!r}: {key}: {kind} is not supported; use a token: kubectl create token"
+                f"user {user_name!r}: {key}: {kind} is not supported; use a tokenFile or a client certificate"
             )
     if cluster.get("proxy-url"):
         raise ValueError("cluster: proxy-url: is not supported; use the API server's own address")
@@ -273,7 +273,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     return ApiAccess(
         get_text(cluster, "server", "cluster"),
         ca_file=directory / ca_file if ca_file else None,
-        ca_data=_decoded(cluster, "certificate-authority-data").decode(),
+        ca_data=_decoded(cluster, "certificate-authority-data").decode("ascii", "backslashreplace"),
         token_file=directory / token_file if token_file else None,
         token=get_text(user, "token", "user"),
         client_certificate=certificate,
