@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,6 +166,23 @@ def test_client_certificate_of_the_kubeconfig_is_sent(
     half = kubeconfig(tmp_path, kube_api, user={"client-key": str(certificate.with_suffix(".key"))})
     with pytest.raises(drahealth.ConfigError, match="only one of client-certificate and client-key is given"):
         drahealth.find_api_access(half)
+
+
+@pytest.mark.parametrize("suffix", ["", "-data"])
+def test_client_key_with_a_passphrase_is_refused_without_a_prompt(
+    tmp_path: Path, certificate: Path, kube_api: FakeKubeApi, suffix: str
+) -> None:
+    key = tmp_path / "client.key"
+    command = ["openssl", "pkcs8", "-topk8", "-passout", "pass:x", "-in", certificate.with_suffix(".key")]
+    subprocess.run([*command, "-out", key], check=True, capture_output=True)
+    files = {"client-certificate": certificate, "client-key": key}
+    user = {
+        f"{name}{suffix}": base64.b64encode(file.read_bytes()).decode() if suffix else str(file)
+        for name, file in files.items()
+    }
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, user=user))
+    with pytest.raises(drahealth.ConfigError, match="the client's key has a passphrase; remove it"):
+        drahealth.ApiServer(access)
 
 
 def test_renewed_client_certificate_is_used_by_the_next_call(

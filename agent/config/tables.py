@@ -161,7 +161,7 @@ def _limit(code: str, rules: Sequence[Rule], value: object) -> int:
             f"rule {without[0] if without else code} has no limit that can be set; remove the key limit"
         )
     most = 100 if any(rule.limit_in_view.endswith("percent") for rule in rules) else LIMIT_MAX
-    return _count(value, most)
+    return _count(most, value)
 
 
 # --- [[check]] ---------------------------------------------------------------------------------------------
@@ -323,15 +323,7 @@ def _repair(value: object) -> Repair:
         raise ValueError(f"{value!r} is not one of {', '.join(Repair)}") from None
 
 
-def _runs(value: object) -> int:
-    return _count(value, RUNS_MAX)
-
-
-def _processes(value: object) -> int:
-    return _count(value, PROCESSES_MAX)
-
-
-def _count(value: object, most: int) -> int:
+def _count(most: int, value: object) -> int:
     number = parse_count(value)
     number_within(1, most)(number)
     return number
@@ -362,11 +354,11 @@ _KEYS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "severity": ("severity", _severity),
     "advice": ("advice", _advice),
     "repair": ("repair", _repair),
-    "raise-after": ("raise_after", _runs),
-    "clear-after": ("clear_after", _runs),
+    "raise-after": ("raise_after", partial(_count, RUNS_MAX)),
+    "clear-after": ("clear_after", partial(_count, RUNS_MAX)),
     "user": ("user", _user),
     "memory": ("memory", _memory),
-    "processes": ("processes", _processes),
+    "processes": ("processes", partial(_count, PROCESSES_MAX)),
 }
 
 _RULE_KEYS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {

@@ -401,15 +401,20 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if access.client_certificate_files:
         certificate, key = access.client_certificate_files
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     elif access.client_certificate:
         fd = os.memfd_create("drahealth-certificate")  # ssl reads only files; this one is on no disk
         try:
             os.write(fd, access.client_certificate)
-            context.load_cert_chain(f"/proc/self/fd/{fd}")
+            context.load_cert_chain(f"/proc/self/fd/{fd}", password=_refuse_passphrase)
         finally:
             os.close(fd)
     return context
+
+
+def _refuse_passphrase() -> str:
+    """Raise ValueError instead of letting OpenSSL ask for the passphrase of a key on the terminal."""
+    raise ValueError("the client's key has a passphrase; remove it")
 
 
 def _protocol_error() -> type[Exception]:
