@@ -163,6 +163,8 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"address": "localhost"}, "value must be one of '0.0.0.0', '[::]'"),
         ({"runtimeDir": "run"}, "does not match pattern"),
         ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
+        ({"drivers": ["gpu..example.com"]}, "does not match pattern"),
+        ({"cluster": {"taintRules": [DRIVER, DRIVER]}}, "items at 0 and 1 are equal"),
         ({"cluster": {"conditionKinds": ["gpus"]}}, "value must be one of"),
         ({"nvsentinel": {"socket": "/run/c.sock"}}, "does not match pattern"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
