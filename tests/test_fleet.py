@@ -341,13 +341,14 @@ def test_file_without_a_token_is_refused(
     ("status", "body", "words"),
     [
         (404, b"not found", "the server did not answer as the query API: 404 Not Found; check the path"),
+        (401, b"Unauthorized", "query API: 401 Unauthorized; check user, password or token"),
         (200, b"<html>", "the server did not answer as the query API: another format"),
         (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
         (200, b'{"status": "\xe9"}', "another format"),
         (200, b'{"status": "", "data": {"result": [{"metric": {}, "value": [1, "x"]}]}}', "another format"),
         (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
     ],
-    ids=["path", "html", "sample", "latin-1", "value", "error"],
+    ids=["path", "credentials", "html", "sample", "latin-1", "value", "error"],
 )
 def test_answer_of_no_prometheus_exits_with_69(
     capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str

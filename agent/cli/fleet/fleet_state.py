@@ -140,9 +140,9 @@ class PrometheusClient:
         except (ValueError, RecursionError):  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
             is_ok = response.status == OK_STATUS
             text = "another format" if is_ok else f"{response.status} {response.reason}"
+            cause = "user, password or token" if response.status in (401, 403) else "the path of the URL"
             raise ApiUnreachableError(
-                f"Prometheus {self.url}: the server did not answer as the query API: {text}; check the path "
-                "of the URL"
+                f"Prometheus {self.url}: the server did not answer as the query API: {text}; check {cause}"
             ) from None
         if answer.status != "success":
             raise ApiError(
