@@ -1,6 +1,7 @@
 """Simulated nodes: no invariant is violated, and each one can be."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import agent.simulate.node_run as node_run
 from agent.devices import taints
 from agent.engine import step as engine
 from agent.health.gpu import state as gpu_state
-from agent.model.health import Severity
+from agent.model.health import Health, Severity, Taints
 from agent.prepare import prepare_ledger
 from agent.serve.health import service
 from agent.simulate import fault_model, main
@@ -138,6 +139,48 @@ def test_missing_recovery_leaves_a_gpu_unhealthy(monkeypatch):
     assert violated((600, "gpu-gsp", 0, 60)) in (CAUSE, CLEARS)
 
 
+def test_cause_that_outlasts_its_fault_is_found_while_another_fault_lasts(monkeypatch):
+    monkeypatch.setattr(gpu_state, "resolve_faults", lambda log, *_: (log, None))
+    assert violated((600, "gpu-gsp", 0, 60), (700, "gpu-hot", 0, 2200)) == CAUSE
+
+
+def change_devices(monkeypatch, change):
+    """Let each report have only the changed devices that are not None."""
+    real = node_run.step
+
+    def changed(*args, **options):
+        state, report = real(*args, **options)
+        devices = [changed for device in report.devices if (changed := change(device))]
+        return state, replace(report, devices=tuple(devices))
+
+    monkeypatch.setattr(node_run, "step", changed)
+
+
+def test_device_that_reports_lack_is_found(monkeypatch):
+    change_devices(monkeypatch, lambda device: None if device.device == "cpu-node0" else device)
+    assert violated() == CLEARS
+
+
+def test_fault_that_is_only_a_note_is_found(monkeypatch):
+    monkeypatch.setattr("agent.health.gpu.heat.Severity", type("S", (), {"DEGRADED": Severity.INFO}))
+    assert violated((600, "gpu-hot", 0, 600)) == BROKEN
+
+
+def test_broken_device_that_is_only_unknown_is_found(monkeypatch):
+    def unknown(device):
+        is_bad = device.health is Health.UNHEALTHY
+        return device._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN) if is_bad else device
+
+    change_devices(monkeypatch, unknown)
+    machine = MachineSpec(2, "H100", (), 1, 4, 512, False)
+    assert violated((600, "gpu-halted", 0, 600), machine=machine) == BROKEN
+
+
+def test_lease_that_is_too_long_is_found_before_a_stopped_agent_continues(monkeypatch):
+    change_devices(monkeypatch, lambda device: device._replace(timeout_s=45))
+    assert violated((600, "agent-stop", 0, 90), (610, "gpu-halted", 0, 600)) == BROKEN
+
+
 def test_unknown_cause_that_stays_is_found(monkeypatch):
     """A source that has resumed is never trusted again."""
     monkeypatch.setattr("agent.health.verdict.CLEAN_PASSES", 10**9)
@@ -173,6 +216,23 @@ def test_time_that_the_history_loses_is_found(monkeypatch):
     monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
     assert violated(*events, length=4000) == HISTORY
+
+
+def test_device_that_the_history_lacks_is_found(monkeypatch):
+    real = node_run.VerdictChangeLog.note_report
+
+    def forgetful(log, report, boot_s):
+        devices = [device for device in report.devices if device.device != "cpu-node0"]
+        real(log, replace(report, devices=tuple(devices)), boot_s)
+
+    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
+    assert violated() == HISTORY
+
+
+def test_device_without_a_taint_is_found(monkeypatch):
+    real = node_run.decide_taints
+    monkeypatch.setattr(node_run, "decide_taints", lambda *args: replace(real(*args), taints=Taints()))
+    assert violated((600, "gpu-halted", 0, 600)) == TAINTS
 
 
 def test_driver_fault_that_is_not_added_is_found(monkeypatch):

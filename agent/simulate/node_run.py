@@ -29,7 +29,6 @@ from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import DeviceHealth
 from agent.model.history import GONE, StoredVerdicts
 from agent.model.persistent_faults import PersistentState
-from agent.model.prepare import ErrorClass
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.time import NS
@@ -82,7 +81,6 @@ class NodeResult:
     evaluations: int = 0
     skipped: int = 0
     """Heartbeats that were computed and not evaluated."""
-    publications: int = 0
     checks: int = 0
     violation: InvariantViolation | None = None
     """First violation, with which the run ends; None: none."""
@@ -181,7 +179,7 @@ class NodeRun:
         """Advance the simulated time to the next event, evaluation, change of taints or expiry of a fault."""
         action_ns = self._actions[0][0] if self._actions else self._end_ns
         if not self._is_agent_running:
-            self._t_ns = min(action_ns, self._end_ns)
+            self._t_ns = min(action_ns, self._end_ns, self._t_ns + NS)
             self._check()
             self._run_actions()
             self._check()
@@ -307,7 +305,6 @@ class NodeRun:
             self._stored_checkpoint = self._checkpoint
 
     def _publish(self, report: Report) -> None:
-        self.result.publications += 1
         self._report = report
         boot_s = report.at.mono_ns / NS
         self._decide_taints(report)
@@ -735,9 +732,8 @@ class NodeRun:
         verdict = classify(FailedDeviceError(ref, "the device does not answer"), context)
         ledger, verdict = ledgers.with_failure(self._ledger, claim, fingerprint, verdict, now_s, VERSION)
         self._set_ledger(ledger)
-        if verdict.error_class is ErrorClass.FAILED_DEVICE:
-            self._evaluate(is_woken=True)
-            self._checker.check_prepare(self._report, str(ref), self._t_ns)
+        self._evaluate(is_woken=True)
+        self._checker.check_prepare(self._report, str(ref), self._t_ns)
         self._at(again, lambda: self._prepare(target, attempt + 1))
 
     def _health_of(self, ref: DeviceRef) -> DeviceHealth | None:
