@@ -1,6 +1,7 @@
 """Simulated nodes: no invariant is violated, and each one can be."""
 
 import json
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import agent.simulate.node_run as node_run
 from agent.devices import taints
 from agent.engine import step as engine
+from agent.errors import OutputError, OutputPipeClosed
 from agent.health.gpu import state as gpu_state
 from agent.model.health import Health, Severity, Taints
 from agent.prepare import prepare_ledger
@@ -112,6 +114,9 @@ def test_script_survives_a_file(tmp_path):
         ({"events": [{"at": 1, "kind": "gpu-hang", "target": 2}]}, "target 2"),
         ({"machine": {"gpus": 2, "migs": [1]}}, "migs has 1 numbers for 2 GPUs"),
         ({"machine": {"gpus": 2, "model": "A1"}}, "model 'A1'"),
+        ({"machine": {"gpus": 1, "migs": [8]}}, "<= 7 - at"),
+        ({"length": 10**12}, "<= 316224000"),
+        ({"events": [{"at": 1, "kind": "clock-step", "lasts": 10**18}]}, "<= 316224000"),
     ],
 )
 def test_invalid_script_is_refused_with_its_place(tmp_path, change, text):
@@ -293,3 +298,32 @@ def test_command_prints_and_saves_the_script_of_a_violation(monkeypatch, capsys,
 def test_command_refuses_values_out_of_range(arguments):
     with pytest.raises(SystemExit, match="2"):
         main.main(arguments)
+
+
+FLEET = ["--nodes", "1", "--days", "0.01", "--jobs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (OutputError("standard output: No space left on device"), 74, "No space left on device"),
+        (OutputPipeClosed("standard output: Broken pipe"), 141, ""),
+        (BrokenProcessPool("terminated abruptly"), 70, "a process was killed; lower --jobs"),
+    ],
+)
+def test_command_that_cannot_end_has_its_own_status(monkeypatch, capsys, error, status, text):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(main, "_print_sums", fail)
+    assert main.main(FLEET) == status
+    assert text in capsys.readouterr().err
+
+
+def test_violation_whose_script_cannot_be_saved_stays_a_violation(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu_state, "ingest_faults", lambda log, *_: log)
+    (tmp_path / "in.json").write_text(encode_script(script((600, "gpu-halted", 0, 600))))
+    assert main.main(["--script", str(tmp_path / "in.json"), "--save", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "gpu-halted" in out
+    assert f"file {tmp_path}: cannot be written: Is a directory" in err
