@@ -309,30 +309,24 @@ class InvariantChecker:
         """Check the health verdicts of a published report."""
         truth = self._truth
         found = {subject_of(device): device for device in report.devices}
-        faults: dict[str, list[TrueFault]] = {}
-        for fault in truth.faults:
-            for subject in fault.subjects:
-                faults.setdefault(subject, []).append(fault)
+        current = [fault for fault in truth.faults if not truth.is_over(fault, t_ns)]
+        hiding = [fault for fault in current if fault.kind.expected is Severity.UNKNOWN]
         # a source that hangs from the agent's start on keeps devices of other sources out of the report, too
-        subjects = () if any(self._hides(fault, t_ns) for fault in truth.faults) else self._machine.subjects
-        for subject in dict.fromkeys((*subjects, *found)):
-            device, known = found.get(subject), faults.get(subject, [])
-            current = [fault for fault in known if not truth.is_over(fault, t_ns)]
-            is_hidden = any(self._hides(fault, t_ns) for fault in current)
+        for subject in dict.fromkeys((*(() if hiding else self._machine.subjects), *found)):
+            device = found.get(subject)
+            is_hidden = any(subject in fault.subjects for fault in hiding)
+            known = [one for one in (truth.faults if is_hidden else current) if subject in one.subjects]
             if not is_hidden:
-                self._check_severity(device, subject, current, t_ns)
+                self._check_severity(device, subject, known, t_ns)
             if device is not None and device.health is Health.HEALTHY:
                 continue
             if device is not None and device.health is Health.UNHEALTHY:
-                self._check_cause(device, subject, known if is_hidden else current, t_ns)
-            if not current and t_ns > truth.watched_since_ns + START_S * NS:
+                self._check_cause(device, subject, known, t_ns)
+            if not known and t_ns > truth.watched_since_ns + START_S * NS:
                 codes = ", ".join(cause.code for cause in device.causes) if device else ""
                 text = f"{device.health.name} by {codes}" if device else "absent from the report"
                 raise InvariantViolation(CLEARS, t_ns, subject, f"{text} without a fault")
         truth.forget(t_ns)
-
-    def _hides(self, fault: TrueFault, t_ns: int) -> bool:
-        return fault.kind.expected is Severity.UNKNOWN and not self._truth.is_over(fault, t_ns)
 
     def _check_severity(
         self, device: DeviceHealth | None, subject: str, faults: Iterable[TrueFault], t_ns: int
