@@ -577,6 +577,15 @@ def test_write_error_is_logged_once(driver, caplog):
     assert tracker.cached_failure(claim("3"))
 
 
+def test_close_saves_what_could_not_be_written_before(driver):
+    driver.directory.write_text("a file")
+    tracker = driver.open()
+    fails(tracker, BadConfigError("no"))
+    driver.directory.unlink()
+    assert tracker.close(PATIENCE_S)
+    assert set(driver.saved()) == {"a"}
+
+
 def test_corrupt_file_is_set_aside_and_logged(driver, caplog):
     driver.directory.mkdir()
     (driver.directory / LEDGER_FILE).write_bytes(b"{")

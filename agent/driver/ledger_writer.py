@@ -157,6 +157,7 @@ class LedgerWriter:
             if self._directory is None:
                 self._changed.notify_all()
                 return True
+            self._revision += self._saved < self._revision  # one more try, also after a failed write
             revision = self._revision  # later changes are written, too, but not awaited
             self._ensure_thread()
             self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
