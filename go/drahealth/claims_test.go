@@ -229,6 +229,32 @@ func TestSuccessIsReportedWithoutWaiting(t *testing.T) {
 	})
 }
 
+func TestSuccessIsReportedBeforeTheClientIsClosed(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, answerReport
+		a.start()
+		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
+		began := time.Now()
+		c.Close()
+		if count, took := a.count("report"), time.Since(began); count != 1 || c.Undelivered() != 0 || took > 0 {
+			t.Errorf("%d reports, %d undelivered, after %s", count, c.Undelivered(), took)
+		}
+	})
+}
+
+func TestHungAgentDelaysCloseForTheBudget(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, hangs
+		a.start()
+		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
+		began := time.Now()
+		c.Close()
+		if took := time.Since(began); took != budget {
+			t.Errorf("closed after %s", took)
+		}
+	})
+}
+
 func TestHungAgentIsLeftForItsReplacement(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]

@@ -21,8 +21,8 @@
 // # What blocks
 //
 // Prepare and Unprepare wait for the agent for at most 500 ms in one call of the kubelet, StartPrepare and
-// Report together as well, and a failed fetch of KubeClient's claims too. They do not wait at all while the
-// agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
+// Report together as well, and a failed fetch of KubeClient's claims and Close too. They do not wait at all while
+// the agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
 // waits for the client's goroutines, but not for a check that ignores its context. All other functions return at once.
 //
 // # Errors
@@ -166,9 +166,13 @@ func New(driver string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close stops the client's goroutines and waits for them. It aborts pending calls of the agent;
-// WatchHealthStatus reports Unknown until its ctx is done. A second call does nothing.
+// Close stops the client's goroutines and waits for them. Reports that are not delivered yet get 500 ms, unless the
+// agent is known to be absent; all other calls of the agent are aborted. WatchHealthStatus reports Unknown until its
+// ctx is done. A second call does nothing.
 func (c *Client) Close() error {
+	if !c.absent() {
+		c.reports.wait(budget)
+	}
 	c.mu.Lock()
 	closed := c.closed
 	c.closed = true
