@@ -281,6 +281,24 @@ def test_code_prefix_shows_all_matches(capsys):
     assert len(output_of(capsys, "gpu.xid").splitlines()) == 1 + len(XIDS)
 
 
+def test_family_of_the_configuration_shows_its_checks(capsys):
+    assert output_of(capsys, "gpu.remap.*") == output_of(capsys, "gpu.remap")
+    assert output_of(capsys, "custom.*") == output_of(capsys, "custom")
+
+
+@pytest.mark.parametrize(
+    ("code", "listed"),
+    [
+        ("custom.fabric", "custom.<name>"),
+        ("custom.fabric.unknown", "custom.<name>.unknown"),
+        ("check.link.expired", "check.<name>.expired"),
+        ("check.link.unreadable", "check.<name>.unreadable"),
+    ],
+)
+def test_code_with_the_name_of_a_check_is_explained(capsys, code, listed):
+    assert output_of(capsys, code).startswith(f"{listed}  ")
+
+
 @pytest.mark.parametrize("word", ["nvlink", "NVLink", "pcie", "aer", "recovery_action"])
 def test_word_shows_all_codes_with_it(capsys, word):
     codes = [check["code"] for check in json.loads(output_of(capsys, word, "-o", "json"))["checks"]]

@@ -60,7 +60,6 @@ def main(args: Namespace) -> int:
         group_sick_devices,
         read_fleet,
     )
-    from agent.cli.output.text import clean
 
     label, select = check_label(args.node_label), check_select(args.select)
     server = PrometheusClient(args.prometheus, token_file=args.token_file, ca_file=args.ca_file)

@@ -325,9 +325,8 @@ VERB = Subcommand(
         "Lists what the agent has recorded: how the verdicts on devices changed, and which pod used which "
         "device, including pods that are gone. --summary computes the availability of each device. Reads a "
         "file and needs no running agent. Exits with 0 if the file was read, 64 if nothing is recorded for "
-        "the given "
-        "name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, 77 if this "
-        "user may not read it."
+        "the given name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, "
+        "77 if this user may not read it."
     ),
     examples=(
         ("drahealth history --device gpu-3 --since 7d", "what happened to a device, and which pods it had"),
