@@ -240,6 +240,17 @@ def test_operators_page_names_only_existing_codes_keys_and_links(name):
     assert all((PAGE.parent / link).exists() for link in re.findall(r"\]\(([a-z.-]+)\)", page))
 
 
+@pytest.mark.parametrize(
+    "name", ["cluster.md", "explain.md", "fleet.md", "history.md", "replay.md", "taints.md"]
+)
+def test_sample_output_names_only_existing_checks(name):
+    page = (PAGE.parent / name).read_text()
+    known = {*CHECKS, *(setting.key for setting in SETTINGS)}
+    found = set(re.findall(r"\b((?:gpu|mem|nic|pci|cgroup)\.[a-z_.-]*[a-z])\b", page))
+    names = {one for one in found if not one.startswith(("gpu.example.com", "gpu.md"))}
+    assert names <= known | {"gpu.xid"}
+
+
 def test_only_commands_are_formatted_as_commands():
     assert COMMAND.fullmatch("gpu 0 set remap.failure=1")
     assert COMMAND.fullmatch(CHECKS["node.pci.corrected"].try_command)
