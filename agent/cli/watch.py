@@ -62,7 +62,7 @@ def main(args: Namespace) -> int:
     else:
         asyncio.run(_print_updates(socket, args.output))
     raise AgentUnreachable(
-        f"socket {socket}: the agent ended the stream of health reports; it may be shutting down"
+        f"socket {socket}: the server ended the stream of health reports; it may be shutting down"
     )
 
 
@@ -77,7 +77,7 @@ async def _print_first_report(socket: Path, args: Namespace) -> int:
     except TimeoutError:
         raise AgentUnreachable(f"socket {socket}: no health report within {ONCE_S:g} s") from None
     if report is None:
-        raise AgentUnreachable(f"socket {socket}: the agent ended the stream before its first health report")
+        raise AgentUnreachable(f"socket {socket}: the server ended the stream before its first health report")
     print_result(
         args,
         lambda: report_document(report),

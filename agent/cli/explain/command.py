@@ -161,7 +161,8 @@ VERB = Subcommand(
         "the agent and its history, the kubelet, cgroups, drivers; and names the source of each fact. With "
         "--all it lists all claims on the node with their consumers, the worst devices first. Exits "
         "with 0 if the worst device concerned is healthy, 1 if it is degraded, 2 if it is unhealthy, 3 if it "
-        "is unknown; 64 if the name is not known, 69 if no source answers."
+        "is unknown; 64 if the name is not known, 69 if no source answers, 77 in place of both if this user "
+        "may not read some sources."
     ),
     examples=(
         ("drahealth explain gpu.example.com/node-1/gpu-3", "health of a device, and the pods that use it"),
