@@ -19,7 +19,7 @@ from agent.health.evaluation import Evaluation
 from agent.health.rules import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity, most_needed_first
 from agent.model.history import (
     CAUSES_MAX,
     GONE,
@@ -138,12 +138,12 @@ def truncate_utf8(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 def kubelet_message(causes: Sequence[Cause]) -> str:
     """Return a device's message for the kubelet; empty if the device has no cause above ``info``. The message
-    has the code and evidence of each cause above ``info``, worst first, and the advice of the worst."""
-    reported = [cause for cause in causes if cause.severity > Severity.INFO]
-    if not reported:
+    has code and evidence of each cause above ``info``, worst first, and the advice for the worst repair."""
+    urgent = most_needed_first(causes)
+    if not urgent:
         return ""
-    facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in reported)
-    return truncate_utf8(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
+    facts = "; ".join(f"{one.code}: {one.evidence}" for one in causes if one.severity > Severity.INFO)
+    return truncate_utf8(f"{facts}. Advice: {urgent[0].advice}" if urgent[0].advice else facts)
 
 
 class VerdictContext(NamedTuple):
