@@ -63,7 +63,7 @@ def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
         assert sampler.stop(PATIENCE_S)
 
 
-def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
+def until(sampler: Sampler, condition: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
     """Return the first snapshot for which the condition holds, after a wake or by polling."""
     poll = select.poll()
     poll.register(sampler.fileno(), select.POLLIN)
@@ -72,7 +72,7 @@ def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = 
         if poll.poll(1000 if woken else 5) or not woken:
             sampler.clear()
             snapshot = sampler.read()
-            if snapshot is not None and claim(snapshot):
+            if snapshot is not None and condition(snapshot):
                 return snapshot
     raise AssertionError("the condition never held")
 

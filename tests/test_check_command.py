@@ -469,7 +469,7 @@ async def test_changed_checks_keep_the_results_of_others() -> None:
         nursery.cancel_scope.cancel()
 
 
-def gpu(*attributes: tuple[str, str]) -> Report:
+def gpu_report(*attributes: tuple[str, str]) -> Report:
     """Return a report of one GPU with these attributes."""
     health = DeviceHealth("node-a", "gpu-0", "gpu", Health.HEALTHY, Severity.OK, "", at(1), at(1), 30)
     return report_of([health._replace(attributes=attributes)])
@@ -482,13 +482,13 @@ async def test_check_of_a_replaced_device_runs_again_at_once() -> None:
     uuid, bus, other_bus = ("uuid", "GPU-1"), ("pciBusId", "0000:3b:00.0"), ("pciBusId", "0000:5e:00.0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        runner.handle_report(gpu(bus))
+        runner.handle_report(gpu_report(bus))
         first = await results.wait("fabric", device="gpu-0")
-        for same in (gpu(uuid, bus), gpu(uuid, other_bus), gpu(), gpu(uuid, bus)):
+        for same in (gpu_report(uuid, bus), gpu_report(uuid, other_bus), gpu_report(), gpu_report(uuid, bus)):
             runner.handle_report(same)
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert results.newest["fabric", "gpu-0"] is first
-        runner.handle_report(gpu(("uuid", "GPU-2"), bus))
+        runner.handle_report(gpu_report(("uuid", "GPU-2"), bus))
         await trio.testing.wait_all_tasks_blocked()
         assert results.newest.get(("fabric", "gpu-0")) is not first
         second = await results.wait("fabric", device="gpu-0")

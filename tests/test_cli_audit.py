@@ -436,7 +436,7 @@ def test_exclusive_cpus_of_the_kubelet_lift_the_quota(capsys, tmp_path):
 
 
 @pytest.fixture
-def driven(tmp_path: Path) -> Node:
+def node_with_exclusive_cpus(tmp_path: Path) -> Node:
     """A node whose pod has exclusive CPUs 2-3 from a driver, as expected."""
     pod = kep_pod()
     pod["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
@@ -456,46 +456,48 @@ def driven(tmp_path: Path) -> Node:
     return node
 
 
-def test_exclusive_cpus_of_a_driver_are_expected(capsys, driven):
-    code, out = run(capsys, driven, "p")
+def test_exclusive_cpus_of_a_driver_are_expected(capsys, node_with_exclusive_cpus):
+    code, out = run(capsys, node_with_exclusive_cpus, "p")
     assert code == 0
     assert re.search(r"^    c1 +cpus +CPUs 2-3 +CPUs 2-3 +match$", out, re.MULTILINE)
     assert "      CPUs 2-3 from a driver\n" in out
     assert "not known" not in out
 
 
-def test_container_on_other_cpus_is_found(capsys, driven):
+def test_container_on_other_cpus_is_found(capsys, node_with_exclusive_cpus):
     write_cgroup(
-        driven.cgroups, systemd_path(UID, CONTAINER), {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"}
+        node_with_exclusive_cpus.cgroups,
+        systemd_path(UID, CONTAINER),
+        {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"},
     )
-    code, out = run(capsys, driven)
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 1
     assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in out
     assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in out
     assert "→ the cgroup runs on CPUs allocated to others" in out
 
 
-def test_throttled_exclusive_cpus_are_a_risk(capsys, driven):
+def test_throttled_exclusive_cpus_are_a_risk(capsys, node_with_exclusive_cpus):
     stat = "usage_usec 1\nnr_periods 9\nnr_throttled 7"
-    write_cgroup(driven.cgroups, systemd_path(UID, CONTAINER), {"cpu.stat": stat})
-    code, out = run(capsys, driven)
+    write_cgroup(node_with_exclusive_cpus.cgroups, systemd_path(UID, CONTAINER), {"cpu.stat": stat})
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 0
     assert "● default/p" in out
     assert "    cpus.exclusive_throttled  c1: throttled at " in out
 
 
-def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, driven):
-    (driven.top / "kubelet/dra_manager_state").unlink()
-    code, out = run(capsys, driven)
+def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, node_with_exclusive_cpus):
+    (node_with_exclusive_cpus.top / "kubelet/dra_manager_state").unlink()
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 0
     assert "exclusive CPUs of drivers: " in out
     assert "dra_manager_state: No such file or directory" in " ".join(out.split())
 
 
-def test_invalid_declaration_is_named(capsys, driven):
-    (driven.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
-    out = " ".join(run(capsys, driven)[1].split())
-    path = f"{driven.top}/run/devices.d/{DRIVER}.toml"
+def test_invalid_declaration_is_named(capsys, node_with_exclusive_cpus):
+    (node_with_exclusive_cpus.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
+    out = " ".join(run(capsys, node_with_exclusive_cpus)[1].split())
+    path = f"{node_with_exclusive_cpus.top}/run/devices.d/{DRIVER}.toml"
     assert f"exclusive CPUs of drivers: declaration file {path}: file format version 7" in out
 
 

@@ -19,8 +19,8 @@ from cli_reports import (
     THROTTLED,
     device,
     gpu,
-    instance,
     instant,
+    mig_instance,
     report,
     source,
 )
@@ -192,9 +192,9 @@ def test_change_is_one_printable_line():
 
 
 def test_fault_of_a_gpu_and_its_instances_is_one_line():
-    healthy = report(gpu(1), *(instance(n, 1) for n in range(7)))
+    healthy = report(gpu(1), *(mig_instance(n, 1) for n in range(7)))
     (change,) = changes_between_reports(
-        healthy, report(gpu(1, LOST), *(instance(n, 1, LOST) for n in range(7)))
+        healthy, report(gpu(1, LOST), *(mig_instance(n, 1, LOST) for n in range(7)))
     )
     assert change.subject == "gpu-1"
     assert change.text == (
@@ -204,10 +204,13 @@ def test_fault_of_a_gpu_and_its_instances_is_one_line():
 
 
 def test_instance_worse_than_its_gpu_has_its_own_line():
-    before, now = report(gpu(1), instance(1, 1)), report(gpu(1, LOST), instance(1, 1, LOST, CONTAINED))
+    before, now = (
+        report(gpu(1), mig_instance(1, 1)),
+        report(gpu(1, LOST), mig_instance(1, 1, LOST, CONTAINED)),
+    )
     assert [change.subject for change in changes_between_reports(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
     (change,) = changes_between_reports(
-        report(gpu(1), instance(1, 1)), report(gpu(1), instance(1, 1, CONTAINED))
+        report(gpu(1), mig_instance(1, 1)), report(gpu(1), mig_instance(1, 1, CONTAINED))
     )
     assert change.subject == "gpu-1-mig-1-0"
 
@@ -221,7 +224,7 @@ def test_first_report_has_one_line_per_healthy_gpu():
 
 
 def test_gone_instances_share_the_line_of_their_gone_gpu():
-    without_mig, with_mig = report(gpu(1)), report(gpu(1), instance(1, 1), instance(2, 1))
+    without_mig, with_mig = report(gpu(1)), report(gpu(1), mig_instance(1, 1), mig_instance(2, 1))
     assert [c.text for c in changes_between_reports(with_mig, without_mig)] == [
         f"gpu-1-mig-{n}-0 gone no longer reported" for n in (1, 2)
     ]

@@ -64,7 +64,7 @@ NOTHING = session_record(
 )
 
 
-def shown(record: SessionRecord, **style: object) -> str:
+def render_record(record: SessionRecord, **style: object) -> str:
     return render(record, run_checks(record), TextStyle(**style))
 
 
@@ -72,7 +72,7 @@ def shown(record: SessionRecord, **style: object) -> str:
 
 
 def test_failed_check_comes_first_with_effect_and_advice():
-    assert shown(BAD).startswith(
+    assert render_record(BAD).startswith(
         f"{SOCKET}  recorded for 40s\n"
         "\n"
         "✖ health.utf8            fail  node-a/gpu-0: its message is not UTF-8\n"
@@ -87,41 +87,44 @@ def test_failed_check_comes_first_with_effect_and_advice():
 
 
 def test_last_line_counts_the_verdicts_that_occur():
-    assert shown(BAD).endswith("\n\n68 checks: 27 passed, 1 warning, 1 failed, 39 skipped\n")
-    assert shown(GOOD).endswith("\n\n68 checks: 40 passed, 28 skipped\n")
-    assert shown(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
+    assert render_record(BAD).endswith("\n\n68 checks: 27 passed, 1 warning, 1 failed, 39 skipped\n")
+    assert render_record(GOOD).endswith("\n\n68 checks: 40 passed, 28 skipped\n")
+    assert render_record(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
 
 
 def test_duration_shows_recorded_and_requested_time():
-    assert shown(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
+    assert render_record(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
 
 
 def test_session_without_a_connection_states_it():
-    assert shown(NOTHING).startswith("no service socket  no connection\n")
+    assert render_record(NOTHING).startswith("no service socket  no connection\n")
 
 
 def test_skipped_checks_are_grouped_by_reason():
-    line, other = [line for line in shown(ALONE).splitlines() if line.startswith("○")]
+    line, other = [line for line in render_record(ALONE).splitlines() if line.startswith("○")]
     assert other.startswith("○ skipped, claims are prepared with --prepare only: prepare.first, ")
     assert line.startswith("○ skipped, registration is tested with --plugin-dir only: registration.socket, ")
     assert line.count("registration.") == 12
 
 
 def test_table_is_ascii_or_coloured_as_the_style_is():
-    plain, painted = shown(BAD, unicode=False), shown(BAD, colour=True)
+    plain, painted = render_record(BAD, unicode=False), render_record(BAD, colour=True)
     assert plain.isascii()
     assert "\x1b[31mfail\x1b[0m" in painted
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(BAD)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_record(BAD)
 
 
 def test_lines_fit_the_terminal():
-    lines = [*shown(BAD, width=100).splitlines(), *render_checks(CHECKS, TextStyle(width=100)).splitlines()]
+    lines = [
+        *render_record(BAD, width=100).splitlines(),
+        *render_checks(CHECKS, TextStyle(width=100)).splitlines(),
+    ]
     assert max(map(len, lines)) < 100
 
 
 def test_driver_text_with_control_characters_is_cleaned():
     odd = both_versions(health_list(0.1, device(name=b"\x1b[2J\n", message=b"\x07\xff")))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown(session_record(versions=odd)))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", render_record(session_record(versions=odd)))
 
 
 # --- exit codes and programs -------------------------------------------------------------------------------

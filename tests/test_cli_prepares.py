@@ -87,7 +87,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def shown(ledger: PrepareLedger, **style: object) -> str:
+def render_ledger(ledger: PrepareLedger, **style: object) -> str:
     found = [LedgerFileContent(DRIVER, "1.2", ledger)]
     return render(prepare_records(found), found, TextStyle(**style), now_s=NOW + 100, whole=False)
 
@@ -96,7 +96,7 @@ def shown(ledger: PrepareLedger, **style: object) -> str:
 
 
 def test_failing_claims_come_first_with_advice():
-    assert shown(MANY) == (
+    assert render_ledger(MANY) == (
         "4 claims: 1 failing for good, 1 failing, 1 prepared, 1 over\n"
         "\n"
         "  DRIVER           CLAIM        CLASS          CODE            COUNT  SINCE  LAST\n"
@@ -117,21 +117,25 @@ def test_failing_claims_come_first_with_advice():
 
 
 def test_list_is_ascii_or_coloured_as_the_style_is():
-    plain, painted = shown(MANY, unicode=False), shown(MANY, colour=True)
+    plain, painted = render_ledger(MANY, unicode=False), render_ledger(MANY, colour=True)
     assert plain.isascii()
     assert "\x1b[31mfailed-device\x1b[0m" in painted
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(MANY)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_ledger(MANY)
 
 
 def test_driver_text_with_control_characters_is_cleaned():
     odd = replace(XID, code="a.b", summary="\x1b[2J\nno", advice="\x07", evidence=("\x1b",))
-    assert "\x1b" not in shown(ledger_of(("x", odd)))
-    assert "\x07" not in shown(ledger_of(("x", odd)))
+    assert "\x1b" not in render_ledger(ledger_of(("x", odd)))
+    assert "\x07" not in render_ledger(ledger_of(("x", odd)))
 
 
 def test_lines_fit_the_terminal():
     long = replace(XID, summary="word " * 60, advice="more " * 60)
-    body = [line for line in shown(ledger_of(("x", long)), width=80).splitlines() if line.startswith("    ")]
+    body = [
+        line
+        for line in render_ledger(ledger_of(("x", long)), width=80).splitlines()
+        if line.startswith("    ")
+    ]
     assert len(body) > 6
     assert max(map(len, body)) < 80
 

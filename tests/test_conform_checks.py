@@ -1343,34 +1343,34 @@ def silent_file(file: str) -> RegistrationFile:
 GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("disk.example.com", "CSIPlugin")
 
 
-def chosen(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
+def chosen_paths(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
     return [
         one.path.removeprefix("/registry/") for one in choose_driver_files(found, socket, driver, "/registry")
     ]
 
 
 def test_choose_returns_the_only_dra_driver():
-    assert chosen(DISK, GPU, silent_file("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
+    assert chosen_paths(DISK, GPU, silent_file("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
 
 
 def test_choose_includes_silent_socket_named_like_the_driver():
-    assert chosen(GPU, silent_file(".gpu.example.com-old-reg.sock")) == [
+    assert chosen_paths(GPU, silent_file(".gpu.example.com-old-reg.sock")) == [
         "gpu.example.com-reg.sock",
         ".gpu.example.com-old-reg.sock",
     ]
 
 
 def test_choose_selects_driver_by_name_or_endpoint():
-    assert chosen(GPU, NIC, driver="nic.example.com") == ["nic.example.com-reg.sock"]
+    assert chosen_paths(GPU, NIC, driver="nic.example.com") == ["nic.example.com-reg.sock"]
     other = plugin("other.example.com", endpoint="/other.sock")
-    assert chosen(GPU, other, socket="/other.sock") == ["other.example.com-reg.sock"]
+    assert chosen_paths(GPU, other, socket="/other.sock") == ["other.example.com-reg.sock"]
 
 
 def test_choose_without_dra_driver_returns_all_sockets():
     files = [
         silent_file(name)._replace(is_socket=False, get_info=None) for name in ("notes.txt", "file.sock")
     ]
-    assert chosen(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
+    assert chosen_paths(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
         "disk.example.com-reg.sock",
         "x-reg.sock",
         "no-suffix",
@@ -1381,23 +1381,23 @@ def test_choose_without_dra_driver_returns_all_sockets():
 def test_choose_several_plugins_of_other_types_raises_usage_error():
     tape = plugin("tape.example.com", "CSIPlugin", endpoint="/tape.sock")
     with pytest.raises(UsageError, match=r"no DRA driver, .* 'disk.example.com' \(CSIPlugin\), 'tape\.ex"):
-        chosen(DISK, tape, silent_file("x-reg.sock"))
-    assert chosen(DISK, tape, driver="tape.example.com") == ["tape.example.com-reg.sock"]
-    assert chosen(DISK, tape, socket="/tape.sock") == ["tape.example.com-reg.sock"]
+        chosen_paths(DISK, tape, silent_file("x-reg.sock"))
+    assert chosen_paths(DISK, tape, driver="tape.example.com") == ["tape.example.com-reg.sock"]
+    assert chosen_paths(DISK, tape, socket="/tape.sock") == ["tape.example.com-reg.sock"]
 
 
 def test_choose_several_or_unknown_drivers_raises_usage_error():
     with pytest.raises(UsageError, match=r"--driver: 'gpu\.example\.com', 'nic\.example\.com'"):
-        chosen(GPU, NIC)
+        chosen_paths(GPU, NIC)
     with pytest.raises(
         UsageError, match=r"no driver 'gpu\.exampel\.com'; did you mean 'gpu\.example\.com'\?"
     ):
-        chosen(GPU, NIC, driver="gpu.exampel.com")
+        chosen_paths(GPU, NIC, driver="gpu.exampel.com")
     with pytest.raises(UsageError, match=r"there are: none"):
-        chosen(DISK, driver="gpu.example.com")
+        chosen_paths(DISK, driver="gpu.example.com")
 
 
 def test_names_that_others_choose_cannot_move_the_cursor():
     with pytest.raises(UsageError) as raised:
-        chosen(GPU, plugin("\x1b[2J"))
+        chosen_paths(GPU, plugin("\x1b[2J"))
     assert "\x1b" not in str(raised.value)

@@ -637,10 +637,12 @@ def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
         *("dh-history", "dh-kmsg", "dh-machine", "dh-nvml", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
 
-    def begun() -> list[str]:  # Python 3.14 gives the threads of Trio and of the log their names, too
+    def started_threads() -> list[
+        str
+    ]:  # Python 3.14 gives the threads of Trio and of the log their names, too
         return sorted(name for name in thread_names(agent.pid).values() if name in jobs)
 
-    eventually(lambda: begun() == jobs, lambda: str(thread_names(agent.pid)))
+    eventually(lambda: started_threads() == jobs, lambda: str(thread_names(agent.pid)))
     # main, I/O, the log, and two of Trio's for what is slow; others run for a moment
     eventually(lambda: len(thread_names(agent.pid)) - len(jobs) <= 5, lambda: str(thread_names(agent.pid)))
 

@@ -76,15 +76,15 @@ class Follower:
             nursery.cancel_scope.cancel()
 
 
-async def until(claim: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(PATIENCE_S):
-        while not claim():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
-async def jump_until(claim: Callable[[], object]) -> None:
+async def jump_until(condition: Callable[[], object]) -> None:
     """Advance the mock clock; threads run in real time."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
 
@@ -371,22 +371,22 @@ async def test_slow_read_is_followed_by_pause_of_four_times_its_duration(
         with hung.holding() as is_read:
             nursery.start_soon(follower.watch.run, follower.wake)
             while not is_read.is_set():
-                await settled()
+                await wait_until_idle()
             mock_clock.jump(100)
             hung.let_go()
             while follower.state is not SourceState.OK:
-                await settled()
+                await wait_until_idle()
         write(directory, text("a"))
-        await settled()
+        await wait_until_idle()
         mock_clock.jump(MAX_DUTY_CYCLE * 100 - 1)
-        await settled()
+        await wait_until_idle()
         assert follower.names == []
         mock_clock.jump(1)
         while follower.names != ["a"]:
-            await settled()
+            await wait_until_idle()
         nursery.cancel_scope.cancel()
 
 
-async def settled() -> None:
+async def wait_until_idle() -> None:
     """Wait in real time until nothing happens without the clock."""
     await trio.testing.wait_all_tasks_blocked(0.1)

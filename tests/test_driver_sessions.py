@@ -82,7 +82,7 @@ def host() -> Iterator[Host]:
     os.close(made.descriptor)
 
 
-def opened(host: Host) -> HostAndDriverSource:
+def open_source(host: Host) -> HostAndDriverSource:
     source = HostAndDriverSource()
     source.open(host)
     host.opened.append(source)
@@ -99,7 +99,7 @@ def fault(driver: str, number: int = 1) -> DriverFault:
 
 
 def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     assert source.read() is host.snapshot
     source.set_driver_faults(A, [fault(A)])
     assert host.is_woken()
@@ -107,7 +107,7 @@ def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> 
 
 
 def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     source.set_driver_faults(A, [fault(A)])
     source.set_driver_faults(B, [fault(B), fault(B, 2)])
     source.set_driver_faults(A, [])
@@ -118,13 +118,13 @@ def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
 
 def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
     host.snapshot = None
-    source = opened(host)
+    source = open_source(host)
     source.set_driver_faults(A, [fault(A)])
     assert source.read() is None
 
 
 def test_closed_source_wakes_no_descriptor(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     source.close()
     source.set_driver_faults(A, [fault(A)])
     assert not host.is_woken()
@@ -170,7 +170,7 @@ class Agent:
     def __init__(self, directory: Path, host: Host, *, declares: bool = True) -> None:
         self.host = host
         self.hub = ReportHub()
-        self.source = opened(host)
+        self.source = open_source(host)
         self.config = Config(node_name=NODE, runtime_dir=directory, state_dir=directory / "state")
         self.declarations: Declarations = ()
         self.made: list[str] = []

@@ -236,11 +236,11 @@ class Looking:
         return {check.subject.rpartition("/")[2]: check for check in snapshot.checks}
 
     async def until(
-        self, claim: Callable[[dict[str, DriverCheckSample]], object]
+        self, condition: Callable[[dict[str, DriverCheckSample]], object]
     ) -> dict[str, DriverCheckSample]:
         """Wait until the samples satisfy a condition; they are read once per wake of the core."""
         with trio.fail_after(PATIENCE_S):
-            while not claim(found := self.checks()):
+            while not condition(found := self.checks()):
                 await trio.lowlevel.wait_readable(self.source.fileno())
                 self.source.clear()
         return found

@@ -389,11 +389,11 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
 def test_invalid_answer_is_a_driver_bug(
     monitor: Monitor, kubelet_dir: Path, answer: object, words: str
 ) -> None:
-    class Wrong(Driver):
+    class DriverWithInvalidAnswer(Driver):
         def prepare(self, of: Claim) -> Any:
             return answer
 
-    with serving(monitor, Wrong(), kubelet_dir) as kubelet:
+    with serving(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
         error = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver.bug.answer" in error
     assert words in error

@@ -131,7 +131,7 @@ def run_pod(
     return pod
 
 
-def shown(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
+def wait_for_pod_message(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
     """The message of a pod's only device, once its status has it as that."""
 
     def found() -> list[str]:
@@ -152,11 +152,11 @@ def test_trio_program_prepares_checks_and_ends_in_its_own_loop(root: Path, kubel
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)
         assert json.loads((root / "cdi" / f"{CARD}-card_uid-a.json").read_text())["kind"] == f"{CARD}/card"
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         (root / "card-0").write_text("down\n")
-        assert shown(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
+        assert wait_for_pod_message(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
         (root / "card-0").write_text("up\n")
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         kubelet.wait_health(CARD, NODE, "card-1", "Healthy")
         kubelet.delete_pod(pod)
         kubelet.wait_gone(pod)
@@ -204,7 +204,7 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
         assert (call.error, call.response.claims["uid-a"].error) == ("", "")
         assert call.took_s >= 30
         kubelet.wait_running(pod)
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         code, errors = driver.end()
         assert code == 0
         # asyncio's own word; on a busy machine also of other steps, which it calls slow from 0.1 s on
@@ -251,7 +251,7 @@ def test_plain_program_ends_on_a_signal_and_removes_its_sockets(
         kubelet.wait_running(pod)
         assert (root / "held" / "uid-a").read_text() == "a"
         sysfs.resize(4)
-        assert "mem.hugepages.pool_shrunk" in shown(kubelet, pod, "Unhealthy")
+        assert "mem.hugepages.pool_shrunk" in wait_for_pod_message(kubelet, pod, "Unhealthy")
         second = run_pod(kubelet, "b", "pages-0", PAGES)
         [event] = kubelet.wait_for(lambda: kubelet.events_of(second), "an event")
         assert "class=failed-device code=mem.hugepages.pool_shrunk" in event.message
@@ -279,7 +279,7 @@ def test_driver_with_all_its_work_at_the_api_server(
     with Program(root, "cluster_driver.py") as driver:
         kubelet.wait_registered(CARD)
         pod = run_pod(kubelet, "a", "card-0")
-        shown(kubelet, pod, "Healthy")
+        wait_for_pod_message(kubelet, pod, "Healthy")
         kubelet.wait_for(lambda: kube_api.slices(CARD), "slice")
         (root / "card-1").write_text("down\n")
         failed = run_pod(kubelet, "b", "card-1")
@@ -330,7 +330,7 @@ def test_own_server_serves_health_next_to_its_own_messages(
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)
         (root / "card-0").write_text("down\n")
-        assert shown(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
+        assert wait_for_pod_message(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
         wrong = run_pod(kubelet, "wrong", "card-0", parameters={"mode": "fast"})
         [event] = kubelet.wait_for(lambda: kubelet.events_of(wrong), "an event")
         assert "class=bad-config code=config.invalid" in event.message

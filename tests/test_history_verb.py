@@ -43,7 +43,7 @@ RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
 RUNS = device_usage(4, active=True, before=True)
 
 
-def shown(*uses: PodDeviceUsage, **more: Any) -> str:
+def render_uses(*uses: PodDeviceUsage, **more: Any) -> str:
     return render(uses, TextStyle(), now_s=NOW_S, left_s=NOW_S - 30, **more)
 
 
@@ -51,7 +51,7 @@ def shown(*uses: PodDeviceUsage, **more: Any) -> str:
 
 
 def test_table_has_a_row_per_use_and_its_findings() -> None:
-    assert shown(RUNS, BROKE, RECOVERED, TRAINED) == (
+    assert render_uses(RUNS, BROKE, RECOVERED, TRAINED) == (
         "4 uses of devices: 1 running, 3 ended, 1 of them with a device that was not healthy at the end\n"
         "\n"
         "  ENDED    LASTED  POD             OWNER      CLAIM        DEVICE                        "
@@ -77,14 +77,14 @@ def test_running_use_is_not_counted_as_ended() -> None:
 
 
 def test_end_without_a_running_agent_shows_both_times() -> None:
-    text = shown(ended(1, UsageEndKind.AWAY))
+    text = render_uses(ended(1, UsageEndKind.AWAY))
     assert "ended between 2023-11-14T23:13:15Z and 2023-11-14T23:13:20Z, while the agent did not run" in text
 
 
 def test_possible_pod_name_has_a_question_mark() -> None:
-    text = shown(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
+    text = render_uses(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
     assert "team-a/web-0? or team-a/web-1?" in text
-    assert "pod p-1" in shown(ended(1, pod=PodRef("", "", "p-1")))
+    assert "pod p-1" in render_uses(ended(1, pod=PodRef("", "", "p-1")))
 
 
 def test_every_ending_has_a_text() -> None:
@@ -201,7 +201,7 @@ def test_table_shows_the_newest_and_counts_the_others(node: Recorded) -> None:
     node.store(*(ended(number) for number in range(100)))
     _, out, _ = node.run()
     assert "the newest 40 of 100 uses" in out
-    assert "60 uses: shown with --all" in out
+    assert "60 uses: render_uses with --all" in out
     assert "train-59 " not in out
     _, out, _ = node.run("--all")
     assert "train-0 " in out

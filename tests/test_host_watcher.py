@@ -207,9 +207,9 @@ class PciWatcher:
             nursery.cancel_scope.cancel()
 
 
-async def until(claim: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Wait in real time, or with a mock clock until the threads are done."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(0.01)
 
 

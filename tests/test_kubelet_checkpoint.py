@@ -93,7 +93,7 @@ def only(data: bytes) -> PreparedClaim:
     return found
 
 
-def refused(data: bytes) -> str:
+def parse_error(data: bytes) -> str:
     with pytest.raises(ValueError, match=r"\w") as caught:
         parse_claims_checkpoint(data)
     return str(caught.value)
@@ -205,7 +205,8 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
     assert (
-        refused(sealed('{"kind":"CPUCheckpoint"}')) == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
+        parse_error(sealed('{"kind":"CPUCheckpoint"}'))
+        == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
     )
 
 
@@ -214,7 +215,7 @@ def test_other_checkpoint_kind_is_refused_by_name() -> None:
     [b"[]", b'{"version":"v1","entries":[],"checksum":3}', b'{"Data":7,"Checksum":7}', b"[" * 100_000],
 )
 def test_other_json_is_refused(data: bytes) -> None:
-    assert refused(data)
+    assert parse_error(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])

@@ -94,7 +94,7 @@ def taints_of(*names: str) -> drahealth.Taints:
     return drahealth.Taints({drahealth.DeviceRef(DRIVER, NODE, name): TAINTS for name in names})
 
 
-def tainted(server: RealKubeApi) -> dict[str, list[str]]:
+def taint_effects_by_device(server: RealKubeApi) -> dict[str, list[str]]:
     devices = [device for obj in slices(server) for device in obj["spec"]["devices"]]
     return {one["name"]: [taint["effect"] for taint in one["taints"]] for one in devices if one.get("taints")}
 
@@ -114,18 +114,18 @@ def test_slices_are_accepted_updated_and_left_alone(
     publisher.publish(drahealth.Taints())
     assert versions(server) == before
     publisher.publish(taints_of("card-69"))
-    assert tainted(server) == {"card-69": ["None", "NoSchedule", "NoExecute"]}
+    assert taint_effects_by_device(server) == {"card-69": ["None", "NoSchedule", "NoExecute"]}
     assert versions(server)[0] == before[0]
     assert slices(server)[1]["spec"]["pool"]["generation"] == 1
     publisher.publish(drahealth.Taints())
-    assert tainted(server) == {}
+    assert taint_effects_by_device(server) == {}
 
 
 def test_taint_on_each_device_of_a_full_slice_is_accepted(
     server: RealKubeApi, publisher: drahealth.SlicePublisher
 ) -> None:
     publisher.publish(taints_of(*(f"card-{number}" for number in range(70))))
-    assert len(tainted(server)) == 70
+    assert len(taint_effects_by_device(server)) == 70
 
 
 def test_second_publisher_takes_over_without_a_change(
@@ -150,7 +150,7 @@ def test_deleted_and_changed_slices_are_restored(
     (changed, _) = slices(server)
     changed["spec"]["devices"][0]["taints"] = []
     admin.call("PUT", f"{SLICES}/{changed['metadata']['name']}", changed)
-    eventually(lambda: "card-0" in tainted(server), "taint is published again")
+    eventually(lambda: "card-0" in taint_effects_by_device(server), "taint is published again")
 
 
 def test_slices_are_repaired_after_a_restart_of_the_api_server(
@@ -162,7 +162,9 @@ def test_slices_are_repaired_after_a_restart_of_the_api_server(
         publisher.publish(taints_of("card-0"))
     server.start_server()
     server.admin.call("DELETE", f"{SLICES}?fieldSelector=spec.driver%3D{DRIVER}")
-    eventually(lambda: "card-0" in tainted(server), "slices are published again", 3 * PATIENCE_S)
+    eventually(
+        lambda: "card-0" in taint_effects_by_device(server), "slices are published again", 3 * PATIENCE_S
+    )
 
 
 def test_missing_verb_is_named_as_in_the_role(server: RealKubeApi, tmp_path: Path) -> None:

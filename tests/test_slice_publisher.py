@@ -47,7 +47,7 @@ def taints_of(*names: str, taint: drahealth.Taint = XID, pool: str = NODE) -> dr
     return drahealth.Taints({drahealth.DeviceRef(DRIVER, pool, name): (taint,) for name in names})
 
 
-def tainted(kube_api: FakeKubeApi) -> list[str]:
+def tainted_devices(kube_api: FakeKubeApi) -> list[str]:
     slices = kube_api.all_slices().values()
     return [device["name"] for obj in slices for device in obj["spec"]["devices"] if device.get("taints")]
 
@@ -124,7 +124,7 @@ def test_only_changed_slices_are_written(
     assert kube_api.writes() == []
     publisher.publish(taints_of("card-64"))
     assert kube_api.writes() == ["PUT"]
-    assert tainted(kube_api) == ["card-64"]
+    assert tainted_devices(kube_api) == ["card-64"]
 
 
 def generations(kube_api: FakeKubeApi) -> set[tuple[str, int, int]]:
@@ -173,7 +173,7 @@ def test_pools_have_generations_of_their_own(
     publisher.set_devices([CARDS[1], shelf])
     publisher.publish(taints_of("card-0", pool="shelf"))
     assert generations(kube_api) == {(NODE, 2, 1), ("shelf", 1, 1)}
-    assert tainted(kube_api) == ["card-0"]
+    assert tainted_devices(kube_api) == ["card-0"]
     publisher.set_devices([shelf])
     publisher.publish(drahealth.Taints())
     assert generations(kube_api) == {("shelf", 1, 1)}
@@ -237,7 +237,7 @@ def test_attribute_or_taint_that_is_gone_is_removed(
     publisher = drahealth.SlicePublisher(api, monitor, [device])
     publisher.publish(taints_of("card-0"))
     publisher.publish(drahealth.Taints())
-    assert tainted(kube_api) == []
+    assert tainted_devices(kube_api) == []
     publisher.set_devices(CARDS[:1])
     publisher.publish(drahealth.Taints())
     assert [obj["spec"]["devices"] for obj in kube_api.all_slices().values()] == [[{"name": "card-0"}]]
@@ -306,7 +306,7 @@ def test_conflict_is_resolved_by_reading_again(
     kube_api.refuse = change_first
     publisher.publish(taints_of("card-0"))
     assert not conflicts
-    assert tainted(kube_api) == ["card-0"]
+    assert tainted_devices(kube_api) == ["card-0"]
     assert kube_api.get(f"{SLICES}/{NAME}-0")["metadata"]["labels"] == {"changed": "0"}
 
 
@@ -357,7 +357,7 @@ def test_old_api_server_gets_only_taints_that_it_accepts(
     informing = XID._replace(effect=drahealth.Effect.NONE)
     taints = taints_of("card-0", taint=informing).devices | taints_of("card-1").devices
     publisher.publish(drahealth.Taints(taints))
-    assert tainted(kube_api) == ["card-1"]
+    assert tainted_devices(kube_api) == ["card-1"]
     assert "published without taints of effect None" in caplog.text
 
 
@@ -413,7 +413,7 @@ def test_slices_that_the_kubelet_deletes_return(
 ) -> None:
     for _ in range(2):
         kube_api.wipe(DRIVER)
-        eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+        eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
 
 
 def test_slices_that_others_change_are_restored(
@@ -422,7 +422,7 @@ def test_slices_that_others_change_are_restored(
     found = json.loads(json.dumps(kube_api.get(f"{SLICES}/{NAME}-0")))
     found["spec"]["devices"] = []
     kube_api.update(f"{SLICES}/{NAME}-0", found)
-    eventually(lambda: tainted(kube_api) == ["card-0"], "devices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "devices are published again")
 
 
 def test_new_devices_are_published_without_a_change_of_taints(
@@ -491,7 +491,7 @@ def test_repair_is_tried_until_the_api_server_answers(
     kube_api.wipe(DRIVER)
     eventually(lambda: [call.method for call in kube_api.calls].count("POST") > 2, "several attempts")
     kube_api.refuse = lambda call: None
-    eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
     assert caplog.text.count("ResourceSlices not compared with the API server: 503") == 1
 
 
@@ -544,7 +544,7 @@ def test_repair_continues_after_answers_of_another_program(
     assert not [call for call in kube_api.calls if call.method == "DELETE"]
     kube_api.garbage = None
     kube_api.wipe(DRIVER)
-    eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
 
 
 def test_stop_ends_both_threads_and_keeps_the_slices(
@@ -589,7 +589,7 @@ def test_taint_is_published_before_a_failed_device_is_answered(
         eventually(lambda: len(kube_api.all_slices()) == 1, "first publication")
         with pytest.raises(drahealth.PrepareError) as caught:
             prepare(claim)
-        assert tainted(kube_api) == ["card-0"]
+        assert tainted_devices(kube_api) == ["card-0"]
     assert caught.value.verdict.code == "card.link"
 
 
@@ -619,9 +619,9 @@ def test_hanging_api_server_delays_the_error_and_does_not_prevent_it(
         kube_api.refuse = hang
         with suppress(drahealth.PrepareError):
             prepare(claim)
-        assert not tainted(kube_api)
+        assert not tainted_devices(kube_api)
         release.set()
-        eventually(lambda: tainted(kube_api) == ["card-0"], "taint is published later")
+        eventually(lambda: tainted_devices(kube_api) == ["card-0"], "taint is published later")
 
 
 def test_publisher_is_created_before_the_start_of_the_monitor(

@@ -115,7 +115,7 @@ def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
     return [(one.device.device, one.before, one.verdict.state) for one in recorded(agent.path).changes]
 
 
-def lasted(agent: Agent) -> list[tuple[str, float]]:
+def listed_states(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
     stored = recorded(agent.path)
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
@@ -134,7 +134,7 @@ def test_changes_are_recorded_with_causes_and_durations(agent: Agent) -> None:
         ("gpu-3", "healthy", "unhealthy"),
         ("gpu-3", "unhealthy", "healthy"),
     ]
-    assert lasted(agent) == [("unhealthy", 20), ("healthy", 0)]
+    assert listed_states(agent) == [("unhealthy", 20), ("healthy", 0)]
     (cause,) = recorded(agent.path).changes[1].verdict.causes
     assert cause == (BAD, Severity.UNHEALTHY, "1 time")
 
@@ -257,11 +257,11 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
     keys = [(change.period, change.number) for change in after.changes]
     assert len(set(keys)) == len(keys)
     assert after.periods[:-1] == before.periods
-    begins = [one.begin_s for one in lasting(after, following)]
+    begins = [one.begin_s for one in spans_of(after, following)]
     assert begins == sorted(begins)
 
 
-def lasting(stored: StoredVerdicts, agent: Agent) -> list:
+def spans_of(stored: StoredVerdicts, agent: Agent) -> list:
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     return [one for known in verdict_spans(stored, timeline).values() for one in known]
 
@@ -353,7 +353,7 @@ def test_wall_clock_that_is_set_changes_no_duration(agent: Agent, step_s: float)
     agent.wall_step_s = step_s
     agent.follow(BAD, OK, OK)
     agent.stop()
-    assert lasted(agent) == [("unhealthy", 20), ("healthy", 10)]
+    assert listed_states(agent) == [("unhealthy", 20), ("healthy", 10)]
 
 
 # --- disks -------------------------------------------------------------------------------------------------

@@ -30,12 +30,12 @@ class Cards:
         ids = await trio.to_thread.run_sync(write, directory, f"{NAME}/card", claim.uid, cards)
         return [
             drahealth.PreparedDevice(
-                requests=(one.request,),
-                pool=one.pool,
-                device=one.device,
+                requests=(device.request,),
+                pool=device.pool,
+                device=device.device,
                 cdi_ids=(id_,),
             )
-            for one, id_ in zip(claim.devices, ids, strict=True)
+            for device, id_ in zip(claim.devices, ids, strict=True)
         ]
 
     async def unprepare(self, ref: drahealth.ClaimRef) -> None:
