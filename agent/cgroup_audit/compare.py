@@ -49,20 +49,18 @@ def tighter_pod_limits(
     tight = {}
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
     containers = [group for group in groups if (group.cgroup.level, group.cgroup.pod_uid) == mine_are]
-    for setting in (setting.setting for setting in pod.settings if setting.setting.kind in _POD_WIDE_LIMITS):
-        of_pod = _expected_and_actual(pod, setting, actual)
+    for setting in (limit.setting for limit in pod.settings if limit.setting.kind in _POD_WIDE_LIMITS):
+        own = _expected_and_actual(pod, setting, actual)
         pairs = [
             _without_unlimited(pair)
             for container in containers
             if (pair := _expected_and_actual(container, setting, actual))
         ]
-        if of_pod is None or not pairs:
+        if own is None or not pairs:
             continue
         for words, combine in (("one of its containers has", max), ("its containers together have", _sum)):
             most = combine([pair.actual for pair in pairs])
-            if of_pod.actual < most and of_pod.expected >= combine(
-                [Fraction(pair.expected) for pair in pairs]
-            ):
+            if own.actual < most and own.expected >= combine([Fraction(pair.expected) for pair in pairs]):
                 tight[setting] = f"{words} {format_setting_value(setting.kind, int(most))}"
                 break
     return tight

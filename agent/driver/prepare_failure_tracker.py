@@ -265,7 +265,7 @@ class PrepareFailureTracker:
 
     def end_faults(self, ended: Sequence[DriverFault]) -> None:
         """End driver-reported faults that an operator cleared, or whose device was replaced. Never blocks."""
-        self._writer.update(lambda ledger, now: (ledgers.with_expired_faults(ledger, ended, now), None))
+        self._writer.update(lambda ledger, now: (ledgers.with_ended_faults(ledger, ended, now), None))
         self._report_faults()
 
     # --- unprepares ----------------------------------------------------------------------------------------

@@ -195,14 +195,14 @@ It computes the growth again.
 """
 
 
-def _resized_window(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
+def _resized(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
     """Return the readings of a counter after the operator changed the length of the counter's window. If the
     window became shorter, only the newest reading is kept."""
     return window if after_s >= before_s else window[-1:]
 
 
 def _resized_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
-    return counter._replace(window=_resized_window(counter.window, before_s, after_s))
+    return counter._replace(window=_resized(counter.window, before_s, after_s))
 
 
 # --- the host -----------------------------------------------------------------------------------------------
@@ -259,8 +259,7 @@ def _edac_state_with_settings(state: EdacState, before: HostLimits, after: HostL
     if window_s[0] == window_s[1]:
         return state
     counters = {
-        key: total._replace(window=_resized_window(total.window, *window_s))
-        for key, total in state.counters.items()
+        key: total._replace(window=_resized(total.window, *window_s)) for key, total in state.counters.items()
     }
     return state._replace(sources=(), counters=counters)  # without sources: computed again
 
@@ -305,9 +304,7 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
         number: replace(
             gpu,
             read_ns=_UNREAD_NS,
-            windows={
-                field: _resized_window(window, *windows_s[field]) for field, window in gpu.windows.items()
-            },
+            windows={field: _resized(window, *windows_s[field]) for field, window in gpu.windows.items()},
         )
         for number, gpu in state.per_gpu.items()
     }

@@ -397,7 +397,7 @@ def with_success(
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
 
 
-def with_expired_faults(
+def with_ended_faults(
     ledger: PrepareLedger, ended: Collection[DriverFault], now_wall_s: float
 ) -> PrepareLedger:
     """Return the prepare ledger with the driver-reported faults ``ended`` expired.

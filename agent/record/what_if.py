@@ -69,11 +69,9 @@ class HealthIntervals:
         """Add the verdicts that devices have from the time ``at_s`` on, until the next call."""
         if verdicts != self._last:
             causes = {(one.subject, code): severity for one in verdicts for code, severity in one.causes}
-            unhealthy = {
-                one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY
-            }
+            bad = {one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY}
             _update(self._open_causes, causes, self.causes, at_s)
-            _update(self._open_unhealthy, unhealthy, self.unhealthy, at_s)
+            _update(self._open_unhealthy, bad, self.unhealthy, at_s)
             self._last = verdicts
         if self._open_unhealthy and pods is not None:
             for uid, devices in pods.uses.items():

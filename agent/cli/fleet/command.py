@@ -91,14 +91,8 @@ VERB = Subcommand(
         "and 69 if it did not."
     ),
     examples=(
-        (
-            "drahealth fleet --prometheus http://prometheus:9090",
-            "devices that are not healthy, rules and versions",
-        ),
-        (
-            "drahealth fleet --prometheus http://prometheus:9090 --by node",
-            "nodes with most devices that are not healthy",
-        ),
+        ("drahealth fleet --prometheus http://prometheus:9090", "devices with faults, rules, versions"),
+        ("drahealth fleet --prometheus http://prometheus:9090 --by node", "nodes with most faulty devices"),
     ),
     add_arguments=add_arguments,
     main=main,

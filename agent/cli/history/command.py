@@ -144,11 +144,7 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     changes: list[VerdictSpan] = []
     if wants_changes and verdicts:
         found = listed_changes(verdict_spans(verdicts, timeline), now.since_s)
-        changes = [
-            change
-            for change in found
-            if _is_selected(change.change.device, devices) and _is_bad(args, change)
-        ]
+        changes = [row for row in found if _is_selected(row.change.device, devices) and _is_bad(args, row)]
     if args.output == "csv":
         sys.stdout.write(changes_csv(changes, timeline) if args.changes else uses_csv(uses))
         return

@@ -137,7 +137,7 @@ class XidConditionResult(NamedTuple):
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 
 
-def _by_driver_action(
+def _for_action(
     facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
 ) -> XidConditionResult:
     """Return the severity that follows from the recovery action which the driver requests for the GPU.
@@ -169,7 +169,7 @@ def _always_degraded(_: XidRow, __: XidOccurrences, ___: XidReadings) -> XidCond
 
 def _not_expected(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     # a requested action is a finding of its own, so the XID does not make the device Unhealthy
-    return _by_driver_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
+    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
 
 
 def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
@@ -178,11 +178,11 @@ def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidCondition
 
 
 def _recovery_action(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_driver_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+    return _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
 def _requested_only(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_driver_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
+    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
 
 
 def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -191,13 +191,11 @@ def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCondi
     action = announced_action(fault.lines)
     if action is None:
         return XidConditionResult(_DEGRADED, "the action is not known")
-    return _by_driver_action(
-        XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED
-    )
+    return _for_action(XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
 def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_driver_action(
+    return _for_action(
         facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
     )
 
@@ -241,7 +239,7 @@ def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditio
 def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if not (facts.remap_pending or facts.page_pending):
         return XidConditionResult(_DEGRADED)
-    result = _by_driver_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    result = _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     return result._replace(why=f"remapping pending, {result.why}")
 
 
@@ -249,7 +247,7 @@ def _contained(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCondi
     if facts.remap_pending:
         return XidConditionResult(_UNHEALTHY, "a row remapping is pending")
     if facts.requested_action:
-        return _by_driver_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     if fault.bursts >= MIN_BURSTS or fault.times >= MIN_STORM_ERRORS:
         return XidConditionResult(_UNHEALTHY, "it recurs")
     return XidConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
@@ -278,7 +276,7 @@ def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> Xid
     if facts.links_down:
         return XidConditionResult(_UNHEALTHY, "links are down")
     if worst is None or grade_registers(worst.registers) is Nvlink4Grade.NONE:
-        return _by_driver_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     if grade_registers(worst.registers) is Nvlink4Grade.SYMPATHETIC and not facts.has_root:
         return XidConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
     return XidConditionResult(_INFO, f"link {worst.link}, benign")
@@ -290,7 +288,7 @@ def _link_words(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCo
         return max(results, key=lambda result: result.severity)
     if row.effect is XidEffect.NEVER:
         return XidConditionResult(_INFO)
-    result = _by_driver_action(
+    result = _for_action(
         facts, requested=_UNHEALTHY, none=_unlisted_severity(row), unknown=_unlisted_severity(row)
     )
     return result._replace(why=f"the kernel log has no line with the error, {result.why}")
@@ -308,7 +306,7 @@ def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> X
         words = f"{status.intr_info:#x} {status.error_status:#x}"
         return XidConditionResult(_unlisted_severity(row), f"{unit_text}, unknown words {words}")
     if decoded.required is RequiredAction.FOLLOW_154 and (facts.has_action or facts.requested_action):
-        result = _by_driver_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        result = _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
         return result._replace(why=f"{unit_text}, {result.why}")
     return XidConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
 
@@ -329,7 +327,7 @@ def _links_down(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditi
 def _reset_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.remap_pending or facts.page_pending or facts.requested_action is None:
         return XidConditionResult(_UNHEALTHY, "the GPU was not reset yet")
-    return _by_driver_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
+    return _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
 
 
 def _dram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -345,7 +343,7 @@ def _detail_of_48(facts: XidReadings, worse: bool, why: str) -> XidConditionResu
         return XidConditionResult(_UNHEALTHY, why)
     if facts.has_root:
         return XidConditionResult(_INFO, "another XID reports the same error", XidAdvice.FIND_ROOT)
-    return _by_driver_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
 
 
 def _capacity_cut(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
