@@ -194,9 +194,7 @@ def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
 
 
 @pytest.mark.parametrize(("device", "address"), [("nic-0", NIC), ("pci-0", FUNCTION)])
-def test_cleared_line_about_a_nic_does_not_count_after_a_restart(
-    device: str, address: str
-) -> None:
+def test_cleared_line_about_a_nic_does_not_count_after_a_restart(device: str, address: str) -> None:
     node = Node()
     line = f"mlx5_core {address}: synd 0x8: unrecoverable hardware error"
     node.next(4)

@@ -123,7 +123,7 @@ def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> No
     cpus = report(device("cpu-node0", kind="cpu"))
     for state, status in ((SourceState.STARTING, "Unknown"), (SourceState.ABSENT, "True")):
         nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        agent.publisher.note_report(replace(cpus, sources=(nvml,)))
+        agent.publisher.handle_report(replace(cpus, sources=(nvml,)))
         agent.run_for(20)
         assert condition_of(api)[0] == status
 

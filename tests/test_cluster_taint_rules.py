@@ -153,7 +153,7 @@ def test_rule_of_a_gpu_not_listed_by_nvml_after_a_restart_is_kept(api: ClusterAp
     second = agent_of(api, clock=first.clock, drivers=(DRIVER,))
     for state, expected in ((SourceState.STALLED, {"gpu-0"}), (SourceState.ABSENT, set())):
         nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        second.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        second.publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
         second.run_for(QUIET_S + 20)
         assert set(rules(api)) == expected
 

@@ -399,7 +399,7 @@ def test_logged_xid_belongs_to_the_gpu_that_has_the_address_now() -> None:
 
 
 @pytest.mark.parametrize("state", [SourceState.OK, SourceState.STARTING])
-def test_xid_logged_before_nvml_is_read_belongs_to_the_gpu_with_the_address_in_this_boot(
+def test_xid_logged_before_nvml_is_read_is_of_the_gpu_of_this_boot(
     state: SourceState,
 ) -> None:
     """An added card has moved the PCI addresses of the GPUs since the last boot."""
@@ -422,7 +422,7 @@ def test_xid_logged_before_nvml_is_read_belongs_to_the_gpu_with_the_address_in_t
     assert (node.codes("gpu-0"), node.codes("gpu-1")) == (["gpu.xid.79"], [])
 
 
-def test_xid_of_a_gpu_that_hangs_while_it_is_identified_is_reported_after_the_deadline() -> None:
+def test_xid_of_a_gpu_that_hangs_at_first_is_reported_after_the_deadline() -> None:
     node = GpuNode()
     node.rest(5)
     node.restart(boot_id=SECOND_BOOT, evaluate=False)

@@ -201,7 +201,7 @@ def test_table_shows_the_newest_and_counts_the_others(node: Recorded) -> None:
     node.store(*(ended(number) for number in range(100)))
     _, out, _ = node.run()
     assert "the newest 40 of 100 uses" in out
-    assert "60 uses: render_uses with --all" in out
+    assert "60 uses: shown with --all" in out
     assert "train-59 " not in out
     _, out, _ = node.run("--all")
     assert "train-0 " in out

@@ -219,14 +219,14 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_fault(
 ) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     publisher.step()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
     connector.events()
     healthy = {SourceState.STALLED: [], SourceState.ABSENT: [True]}
     for state, sent in healthy.items():
         nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
         publisher.step()
         clock.advance(MISSING_S)
         publisher.step()

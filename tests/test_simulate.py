@@ -224,13 +224,13 @@ def test_time_that_the_history_loses_is_found(monkeypatch):
 
 
 def test_device_that_the_history_lacks_is_found(monkeypatch):
-    real = node_run.VerdictChangeLog.note_report
+    real = node_run.VerdictChangeLog.handle_report
 
     def forgetful(log, report, boot_s):
         devices = [device for device in report.devices if device.device != "cpu-node0"]
         real(log, replace(report, devices=tuple(devices)), boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
     assert violated() == HISTORY
 
 
