@@ -21,7 +21,7 @@ from agent.version import VERSION
 
 VERBS: Final = {
     "run": "run",
-    "scan": "scan.command",
+    "scan": "scan",
     "watch": "watch",
     "status": "status",
     "explain": "explain.command",
