@@ -35,7 +35,7 @@ VERBS: Final = {
     "fleet": "fleet.command",
     "classify": "prepares.classify",
     "checks": "checks.command",
-    "conform": "conform.command",
+    "conform": "conform",
     "new-driver": "new_driver.command",
     "bundle": "bundle",
     "config": "config",
