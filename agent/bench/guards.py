@@ -52,7 +52,6 @@ from agent.bench.publication_counts import (
     count_publication_opcodes,
     measure_publication_ratio,
 )
-from agent.bench.python_readers import sweep_files
 from agent.bench.result import BUDGETS_FILE, MeasurementError, load_budgets
 from agent.bench.suites import poll
 from agent.bench.suites.report_path import health_entries
@@ -573,7 +572,7 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
         stack.callback(sampler.stop, 1.0)
         if tree:
             sampler.run_sweep()
-            files = sweep_files(tree, poll.read_snapshot(sampler))
+            files = poll.sweep_files(tree, poll.read_snapshot(sampler))
             contenders = poll.cgroup_contenders(tree, sampler, files, stack)
         else:
             contenders = [
