@@ -63,12 +63,7 @@ from agent.bench.suites.poll import (
     sweep_values,
 )
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
-from agent.bench.suites.report_path import (
-    declare_cpus,
-    snapshot_time,
-    tail_ratio,
-    without_lowest_cpu,
-)
+from agent.bench.suites.report_path import declare_cpus, snapshot_time, tail_ratio, without_lowest_cpu
 from agent.bench.suites.scale import burstable_pods, describe_fit, fit_line, measure_explain_and_audit
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField

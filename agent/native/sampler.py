@@ -16,13 +16,7 @@ from typing import Any, Final
 from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import CpuSet
 from agent.model.gpu import SamplerField, WakeCondition
-from agent.model.reading import (
-    DURATION_BOUNDS_S,
-    Missing,
-    PassDurations,
-    SourceSample,
-    return_code_text,
-)
+from agent.model.reading import DURATION_BOUNDS_S, Missing, PassDurations, SourceSample, return_code_text
 from agent.model.snapshot import (
     CgroupKind,
     CgroupSample,
