@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import match_pattern
 from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
 from own_process import in_own_process, resident
@@ -32,7 +33,7 @@ from agent.health.host.machine.rules import LOG_RULES
 from agent.health.kernel_log.facts import compile_pattern
 from agent.model.machine_samples import LogSample
 from agent.model.reading import SourceState
-from agent.native.kernel_events import KernelLogReader, match_pattern
+from agent.native.kernel_events import KernelLogReader
 
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")

@@ -25,24 +25,8 @@ from agent.native.published_tables import (
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
 _LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")
-_KEY_CAP: Final = lib.DH_LOG_KEY
 
 check_record_size("dh_log_line", _LINE)
-
-
-def match_pattern(pattern: str, text: str) -> tuple[str, ...] | None:
-    """Match a kernel log line against a pattern; return the values of its fields except ``%*``.
-
-    Returns None if the line does not match.
-
-    The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
-    """
-    key = ffi.new("char[]", _KEY_CAP)
-    line = text.encode("ascii", "backslashreplace")
-    used = lib.dh_pattern_match(_pattern_bytes(pattern), line, len(line), key, _KEY_CAP)
-    if used < 0:
-        return None
-    return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()
 
 
 class KernelLogReader:
