@@ -88,14 +88,18 @@ def use(
     return AllocatedDevice(DeviceRef(driver, pool, name), requests, share)
 
 
+def claims_in(data: bytes) -> tuple[PreparedClaim, ...]:
+    return parse_claims_checkpoint(data)[0]
+
+
 def only(data: bytes) -> PreparedClaim:
-    (found,) = parse_claims_checkpoint(data)
+    (found,) = claims_in(data)
     return found
 
 
 def refused(data: bytes) -> str:
     with pytest.raises(ValueError, match=r"\w") as caught:
-        parse_claims_checkpoint(data)
+        claims_in(data)
     return str(caught.value)
 
 
@@ -107,7 +111,7 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     claims, more, checksum = UPSTREAM[name]
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
-    found = parse_claims_checkpoint(data)
+    found = claims_in(data)
     assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
         (one["ClaimUID"], one["ClaimName"], (_POD,)) for one in claims
     ]
@@ -117,7 +121,7 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
 
 
 def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
-    train, none = parse_claims_checkpoint(CHECKPOINT.encode())
+    train, none = claims_in(CHECKPOINT.encode())
     assert train == PreparedClaim(
         ref=ClaimRef("team-a", "train", "u-1"),
         devices=(use("gpu-0", "big", share="aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"),),
@@ -127,15 +131,13 @@ def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
         cdi_ids=(("example.com/gpu=<0&1>\u2028\u00e9", use("gpu-0").device),),
     )
     assert none == PreparedClaim(ClaimRef("team-a", "none", "u-2"))
-    assert parse_claims_checkpoint(EMPTY_CHECKPOINT.encode()) == ()
+    assert claims_in(EMPTY_CHECKPOINT.encode()) == ()
 
 
 def test_checksum_covers_the_text_and_not_its_escaping() -> None:
     envelope = json.loads(CHECKPOINT)
     assert crc32(envelope["Data"].encode()) == envelope["Checksum"]
-    assert parse_claims_checkpoint(
-        json.dumps(envelope, ensure_ascii=True).encode()
-    ) == parse_claims_checkpoint(CHECKPOINT.encode())
+    assert claims_in(json.dumps(envelope, ensure_ascii=True).encode()) == claims_in(CHECKPOINT.encode())
 
 
 def test_claim_before_prepare_has_waiting_driver() -> None:
@@ -174,7 +176,7 @@ def test_duplicate_claim_entries_are_merged() -> None:
 
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
-    found = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
+    found = claims_in(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
     assert [one.ref.uid for one in found] == ["u-1", "u-2"]
 
 
@@ -190,7 +192,7 @@ def test_unknown_fields_and_versions_are_ignored() -> None:
 @given(st.integers(0, len(CHECKPOINT.encode()) - 1))
 def test_truncated_file_is_torn_at_any_length(size: int) -> None:
     with pytest.raises(IncompleteCheckpoint):
-        parse_claims_checkpoint(CHECKPOINT.encode()[:size])
+        claims_in(CHECKPOINT.encode()[:size])
 
 
 def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
@@ -200,7 +202,7 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     with pytest.raises(
         IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file says {right + 1}"
     ):
-        parse_claims_checkpoint(wrong)
+        claims_in(wrong)
 
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
@@ -220,7 +222,7 @@ def test_other_json_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
 def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
     with pytest.raises(ValueError, match="key Data cannot be parsed: ") as caught:
-        parse_claims_checkpoint(sealed(text))
+        claims_in(sealed(text))
     assert not isinstance(caught.value, IncompleteCheckpoint)
 
 

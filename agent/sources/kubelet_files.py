@@ -134,7 +134,7 @@ def read_claims_checkpoint(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             file = read_bounded(path, CLAIMS_MAX_BYTES)
-            claims, entries, left_out = _parse_claims(file.data)
+            claims, entries, left_out = parse_claims_checkpoint(file.data)
         except ReadError as error:
             return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), error.absence, str(error))
         except IncompleteCheckpoint as error:
@@ -155,21 +155,15 @@ def read_claims_checkpoint(
     return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), Absence.UNREADABLE, reason)
 
 
-def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
-    """Parse the claims in a claims checkpoint that are within the limits; entries of one claim are merged.
+def parse_claims_checkpoint(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
+    """Parse a claims checkpoint; entries of one claim are merged.
+
+    Returns the claims, the number of entries, and how many of them are left out: beyond CLAIMS_MAX,
+    CLAIM_MAX_BYTES or CLAIM_PARTS_MAX.
 
     Raises:
         IncompleteCheckpoint: The file is incomplete, or its checksum is wrong; the text has both checksums.
         ValueError: The file is another checkpoint, or has an unknown format.
-    """
-    return _parse_claims(data)[0]
-
-
-def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
-    """Parse a claims checkpoint as :func:`parse_claims_checkpoint` does.
-
-    Returns the claims, the number of entries, and how many of them are left out: beyond CLAIMS_MAX,
-    CLAIM_MAX_BYTES or CLAIM_PARTS_MAX.
     """
     try:
         checkpoint = msgspec.json.decode(data, type=_Checkpoint)  # makes no objects of other values
