@@ -114,11 +114,6 @@ class PassCounter:
         if self._stopped_ns is not None:
             self._base, self._stopped_ns = (self.at(t_ns)[0] + 1, t_ns), None
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the source hangs."""
-        return self._stopped_ns is not None
-
 
 class Machine:
     """Readings of one machine and of the agent's sources on it. Times count from the start of the script."""
