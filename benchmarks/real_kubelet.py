@@ -49,8 +49,8 @@ class Cards:
 
     def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
         return [
-            drahealth.PreparedDevice(requests=(one.request,), pool=one.pool, device=one.device)
-            for one in claim.devices
+            drahealth.PreparedDevice(requests=(device.request,), pool=device.pool, device=device.device)
+            for device in claim.devices
         ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:

@@ -293,7 +293,7 @@ def stream_end(watcher: Watcher) -> tuple[grpc.StatusCode, str]:
 
 def entry(message: Any, name: str) -> Any:
     """Return the entry of a device in a health list; None if it has none."""
-    return next((one for one in message.devices if one.device.device_name == name), None)
+    return next((device for device in message.devices if device.device.device_name == name), None)
 
 
 def without_stalls(message: Any) -> list[Any]:
@@ -301,7 +301,7 @@ def without_stalls(message: Any) -> list[Any]:
 
     No thread of a busy machine is promised that it runs.
     """
-    return [one for one in message.devices if not one.message.startswith("source.stalled: ")]
+    return [device for device in message.devices if not device.message.startswith("source.stalled: ")]
 
 
 def wait_for_health(watcher: Watcher, name: str, health: int) -> Any:

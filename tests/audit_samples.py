@@ -133,9 +133,9 @@ def v2_tree(root: Path, pods: Iterable[Object], burstable: int) -> Path:
     write_cgroup(root, "kubepods.slice", KUBEPODS_KNOBS)
     write_cgroup(root, "kubepods.slice/kubepods-besteffort.slice", CLASS_KNOBS)
     write_cgroup(root, "kubepods.slice/kubepods-burstable.slice", {**CLASS_KNOBS, "cpu.weight": burstable})
-    for one in pods:
-        uid = one["metadata"]["uid"]
-        ident = one["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+    for pod in pods:
+        uid = pod["metadata"]["uid"]
+        ident = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
         write_cgroup(root, systemd_path(uid), POD_KNOBS)
         write_cgroup(root, systemd_path(uid, ident), CONTAINER_KNOBS)
     return root
@@ -162,7 +162,7 @@ def procfs_tree(root: Path, config: str = "", *flags: str, swap_kib: int = 0) ->
     (root / "meminfo").write_text(f"MemTotal:       {64 << 20} kB\nSwapTotal:      {swap_kib} kB\n")
     (root / "77/comm").write_text("kubelet\n")
     arguments = ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", *flags)
-    (root / "77/cmdline").write_bytes(b"".join(one.encode() + b"\0" for one in arguments))
+    (root / "77/cmdline").write_bytes(b"".join(argument.encode() + b"\0" for argument in arguments))
     (root / "77/root/var/lib/kubelet").mkdir(parents=True)
     text = f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{config}"
     (root / "77/root/var/lib/kubelet/config.yaml").write_text(text)

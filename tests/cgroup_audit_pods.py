@@ -94,11 +94,11 @@ def knob(
     """Return the expected value of one knob of the pod, or of one container of the pod."""
     level = CgroupLevel.CONTAINER if container else CgroupLevel.POD
     (found,) = [
-        one
+        setting
         for group in groups
         if group.cgroup.level is level and group.cgroup.container == container
-        for one in group.settings
-        if one.setting == CgroupSettingId(kind, size_kib)
+        for setting in group.settings
+        if setting.setting == CgroupSettingId(kind, size_kib)
     ]
     return found
 

@@ -131,7 +131,7 @@ def gpu(number: int, *causes: Cause) -> DeviceHealth:
     )
 
 
-def instance(number: int, of: int, *causes: Cause) -> DeviceHealth:
+def mig_instance(number: int, of: int, *causes: Cause) -> DeviceHealth:
     return device(
         f"gpu-{of}-mig-{number}-0",
         *causes,
@@ -145,13 +145,13 @@ def instance(number: int, of: int, *causes: Cause) -> DeviceHealth:
 
 GPUS = report(
     gpu(0),
-    *(instance(n, 0) for n in range(1, 8)),
+    *(mig_instance(n, 0) for n in range(1, 8)),
     gpu(1, LOST),
-    *(instance(n, 1, LOST) for n in range(1, 8)),
+    *(mig_instance(n, 1, LOST) for n in range(1, 8)),
     gpu(2),
-    instance(1, 2, CONTAINED),
-    instance(2, 2, FAULT),
-    instance(3, 2),
+    mig_instance(1, 2, CONTAINED),
+    mig_instance(2, 2, FAULT),
+    mig_instance(3, 2),
     gpu(3),
     sources=(
         source("cpus"),

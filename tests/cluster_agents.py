@@ -61,7 +61,7 @@ def device(
 
 def report(*devices: DeviceHealth, starting: bool = False) -> Report:
     """Return a report of devices; those of a driver are declared."""
-    declaring = tuple(sorted({one.driver for one in devices if one.driver}))
+    declaring = tuple(sorted({device.driver for device in devices if device.driver}))
     return Report(NODE, Instant(NS, BOOT_S), devices, starting=starting, declaring=declaring)
 
 
@@ -87,7 +87,7 @@ class SteppedAgent:
 
     def show(self, *devices: DeviceHealth) -> float:
         """Give the publisher a report of devices, and run one step. Return the time until the next."""
-        self.publisher.note_report(report(*devices))
+        self.publisher.handle_report(report(*devices))
         return self.publisher.step()
 
     def run_for(self, seconds: float, each: Callable[[], Sequence[DeviceHealth]] | None = None) -> None:

@@ -174,7 +174,7 @@ class ClusterApi:
     def writes(self) -> list[Request]:
         """Return the requests that change something, and forget all requests."""
         with self._lock:
-            found, self.requests = [one for one in self.requests if one.method != "GET"], []
+            found, self.requests = [request for request in self.requests if request.method != "GET"], []
         return found
 
     def put(self, path: str, obj: Mapping[str, Any]) -> dict[str, Any]:

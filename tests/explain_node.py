@@ -31,7 +31,7 @@ GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "work
 
 def results(*devices: str, request: str = "gpus") -> list[dict[str, str]]:
     """Return the results of a claim's allocation."""
-    return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": one} for one in devices]
+    return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": device} for device in devices]
 
 
 def reserved(*pods: str) -> list[dict[str, str]]:
@@ -65,9 +65,9 @@ def pod_object(name: str, *claims: str, uid: str = "", group: str = "", owner: s
         },
         "spec": {
             "nodeName": "node-1",
-            "resourceClaims": [{"name": f"n-{one}", "resourceClaimName": one} for one in claims],
+            "resourceClaims": [{"name": f"n-{claim}", "resourceClaimName": claim} for claim in claims],
             "containers": [
-                {"name": "main", "resources": {"claims": [{"name": f"n-{one}"} for one in claims]}}
+                {"name": "main", "resources": {"claims": [{"name": f"n-{claim}"} for claim in claims]}}
             ],
             **scheduling,
         },
@@ -128,7 +128,7 @@ class Node:
     def runs(self, uid: str, *containers: str, running: bool = True) -> None:
         """Create the cgroups of a pod and its containers, in version 2."""
         pod = self.cgroups / "kubepods" / "burstable" / f"pod{uid}"
-        for group in (pod, *(pod / one for one in containers)):
+        for group in (pod, *(pod / container for container in containers)):
             group.mkdir(parents=True, exist_ok=True)
             (group / "cgroup.events").write_text(f"populated {running:d}\nfrozen 0\n")
 

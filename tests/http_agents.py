@@ -94,7 +94,7 @@ class FakeAgent:
 
     def publish(self, report: Report) -> None:
         """Publish a report that differs from the last one."""
-        self.view.totals.note_report(report)
+        self.view.totals.handle_report(report)
         if (snapshot := self.view.snapshot()) is not None and snapshot.gpus is not None:
             self.view.totals.count_xids(snapshot.gpus.gpus)
         self.view.latest.publish(report)

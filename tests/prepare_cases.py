@@ -46,7 +46,7 @@ def ref(name: str) -> DeviceRef:
 
 
 def claim_of(*names: str, configs: tuple[ClaimConfig, ...] = (), name: str = "claim-a") -> Claim:
-    devices = tuple(ClaimDevice(f"r-{one}", DRIVER, "node1", one) for one in names)
+    devices = tuple(ClaimDevice(f"r-{name}", DRIVER, "node1", name) for name in names)
     return Claim("ns", name, f"uid-{name}", devices=devices, configs=configs)
 
 
@@ -110,7 +110,7 @@ def failing(number: int, operation: Operation | None, path: str = "") -> Callabl
     return act
 
 
-def no_name(_: Path) -> None:
+def resolve_invalid_address(_: Path) -> None:
     """Raise the resolver's error for an invalid address, without a query."""
     socket.getaddrinfo("no address", 443, flags=socket.AI_NUMERICHOST)
 
@@ -322,8 +322,8 @@ CASES = [
     Case("api.timeout", T, api(504, "Timeout")),
     Case("api.timeout", T, while_(Operation.API, asyncio_timeout)),
     Case("api.unreachable", T, failing(errno.ECONNREFUSED, Operation.API)),
-    Case("api.unreachable", T, while_(Operation.API, no_name)),
-    Case("os.unconnected", T, no_name),
+    Case("api.unreachable", T, while_(Operation.API, resolve_invalid_address)),
+    Case("os.unconnected", T, resolve_invalid_address),
     Case("api.conflict", T, api(409, "Conflict")),
     Case("api.429", T, api(429)),
     Case("api.5xx", T, api(503)),

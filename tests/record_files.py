@@ -31,7 +31,7 @@ SCENARIOS: Final = (
 )
 
 
-def record_path(scenario: str) -> Path:
+def parse_record_path(scenario: str) -> Path:
     """Return the directory of a scenario's record."""
     return DIRECTORY / re.sub("[^a-z0-9]+", "-", scenario.lower())[:40].strip("-")
 
@@ -44,13 +44,15 @@ def write_record(scenario: str) -> None:
         record = directory / "record"
         failure = play(replace(row, flags=(*row.flags, "--record-dir", str(record))), directory)
         assert not failure, failure
-        assert command_line(["record", str(record), "--to", str(record_path(scenario)), "--redact"]) == 0
+        assert (
+            command_line(["record", str(record), "--to", str(parse_record_path(scenario)), "--redact"]) == 0
+        )
 
 
 def main() -> None:
     """Write the records that are missing."""
     for scenario in SCENARIOS:
-        if not record_path(scenario).exists():
+        if not parse_record_path(scenario).exists():
             sys.stdout.write(f"{scenario}\n")
             write_record(scenario)
 

@@ -70,7 +70,7 @@ def host_day(seed: int, events: int = 25) -> list[Step]:
     node = RecordedHost()
     node.evaluate()
     for _ in range(events):
-        stories._happens(draw, node)
+        stories._apply_random_event(draw, node)
         node.next(draw.randrange(1, 5))
     return node.steps
 

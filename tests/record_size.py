@@ -30,7 +30,7 @@ from agent.model.reading import SourceSample
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
 from agent.model.time import NS, Instant
-from agent.record.events import RecordedStep, SegmentHead, report_verdicts
+from agent.record.events import RecordedStep, SegmentHead, recorded_verdicts
 from agent.record.segment_file import SegmentWriter, segment_path, segment_paths
 from agent.record.what_if import compare_record
 
@@ -217,7 +217,7 @@ def write_quiet_day(directory: Path, seconds: int, day: Day = Day.QUIET) -> tupl
                 writer.close()
             begun_ns = report.at.mono_ns
             writer = SegmentWriter(segment_path(directory, count), SegmentHead("", "node-a", ""), before)
-        writer.append([RecordedStep(snapshot, report.at, use, report_verdicts(report))])
+        writer.append([RecordedStep(snapshot, report.at, use, recorded_verdicts(report))])
         spent_s += time.process_time() - start_s
         count += 1
     assert writer is not None

@@ -32,44 +32,44 @@ DRIVER: Final = VERSION.partition("/")[0]
 ABSENT: Final = object()
 
 
-def given(kind: str, **fields: object) -> dict[str, Any]:
+def api_object(kind: str, **fields: object) -> dict[str, Any]:
     return {"apiVersion": VERSION, "kind": kind, **fields}
 
 
 PARAMETERS: Final[Mapping[str, object]] = {
-    "pages": given("HugepagesParameters", pages=3),
-    "no field": given("HugepagesParameters"),
-    "all pages": given("HugepagesParameters", pages=None, size=""),
-    "size": given("HugepagesParameters", size="1Gi"),
-    "no pages": given("HugepagesParameters", pages=0),
-    "negative pages": given("HugepagesParameters", pages=-1),
-    "half a page": given("HugepagesParameters", pages=1.5),
-    "pages as text": given("HugepagesParameters", pages="3"),
-    "pages as a boolean": given("HugepagesParameters", pages=True),
-    "size without a unit": given("HugepagesParameters", size="2"),
-    "size in bytes": given("HugepagesParameters", size=2_097_152),
-    "size of zero": given("HugepagesParameters", size="0Mi"),
-    "size with a fraction": given("HugepagesParameters", size="1.5Gi"),
-    "size of two lines": given("HugepagesParameters", size="2Mi\n"),
-    "size that is null": given("HugepagesParameters", size=None),
-    "unknown field": given("HugepagesParameters", page=3),
-    "field of another kind": given("HugepagesParameters", cpus="0"),
-    "CPUs": given("CpuParameters", cpus="0-3,8", exclusive=False),
-    "all CPUs": given("CpuParameters", cpus=None),
-    "CPUs as a number": given("CpuParameters", cpus=3),
-    "CPUs as a list": given("CpuParameters", cpus=[0, 1]),
-    "exclusive as text": given("CpuParameters", exclusive="yes"),
-    "exclusive that is null": given("CpuParameters", exclusive=None),
-    "CPUs with a typo": given("CpuParameters", cpu="0"),
-    "GPU": given("GpuParameters"),
-    "GPU with a field": given("GpuParameters", mig=True),
-    "unknown kind": given("HugepageParameters"),
+    "pages": api_object("HugepagesParameters", pages=3),
+    "no field": api_object("HugepagesParameters"),
+    "all pages": api_object("HugepagesParameters", pages=None, size=""),
+    "size": api_object("HugepagesParameters", size="1Gi"),
+    "no pages": api_object("HugepagesParameters", pages=0),
+    "negative pages": api_object("HugepagesParameters", pages=-1),
+    "half a page": api_object("HugepagesParameters", pages=1.5),
+    "pages as text": api_object("HugepagesParameters", pages="3"),
+    "pages as a boolean": api_object("HugepagesParameters", pages=True),
+    "size without a unit": api_object("HugepagesParameters", size="2"),
+    "size in bytes": api_object("HugepagesParameters", size=2_097_152),
+    "size of zero": api_object("HugepagesParameters", size="0Mi"),
+    "size with a fraction": api_object("HugepagesParameters", size="1.5Gi"),
+    "size of two lines": api_object("HugepagesParameters", size="2Mi\n"),
+    "size that is null": api_object("HugepagesParameters", size=None),
+    "unknown field": api_object("HugepagesParameters", page=3),
+    "field of another kind": api_object("HugepagesParameters", cpus="0"),
+    "CPUs": api_object("CpuParameters", cpus="0-3,8", exclusive=False),
+    "all CPUs": api_object("CpuParameters", cpus=None),
+    "CPUs as a number": api_object("CpuParameters", cpus=3),
+    "CPUs as a list": api_object("CpuParameters", cpus=[0, 1]),
+    "exclusive as text": api_object("CpuParameters", exclusive="yes"),
+    "exclusive that is null": api_object("CpuParameters", exclusive=None),
+    "CPUs with a typo": api_object("CpuParameters", cpu="0"),
+    "GPU": api_object("GpuParameters"),
+    "GPU with a field": api_object("GpuParameters", mig=True),
+    "unknown kind": api_object("HugepageParameters"),
     "kind that is a number": {"apiVersion": VERSION, "kind": 1},
     "no kind": {"apiVersion": VERSION, "pages": 3},
-    "another version": {**given("CpuParameters"), "apiVersion": f"{DRIVER}/v2"},
+    "another version": {**api_object("CpuParameters"), "apiVersion": f"{DRIVER}/v2"},
     "no version": {"kind": "CpuParameters"},
     "empty object": {},
-    "list": [given("CpuParameters")],
+    "list": [api_object("CpuParameters")],
     "text": "CpuParameters",
     "null": None,
     "absent": ABSENT,
@@ -158,12 +158,12 @@ def test_policy_covers_all_objects_with_parameters(policy: Mapping[str, Any]) ->
     assert (rule["apiGroups"], sorted(rule["resources"])) == (["resource.k8s.io"], sorted(RESOURCES))
     assert found[1]["kind"] == "ValidatingAdmissionPolicyBinding"
     assert found[1]["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
-    assert all(one["message"].isprintable() for one in policy["spec"]["validations"])
+    assert all(validation["message"].isprintable() for validation in policy["spec"]["validations"])
 
 
 def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any]) -> None:
     """Also without Go, a new field of a type needs a change of the policy."""
-    rules = "\n".join(one["expression"] for one in policy["spec"]["validations"])
+    rules = "\n".join(validation["expression"] for validation in policy["spec"]["validations"])
     lists = [sorted(re.findall(r"'(\w+)'", found)) for found in re.findall(r" in \[([^]]*)\]", rules)]
     kinds = {name.rpartition("/")[2]: kind for name, kind in KINDS.items()}
     fields = [
@@ -178,7 +178,7 @@ def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_policy_refuses_what_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
+def test_policy_refuses_objects_that_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
     requests = {name: request(resource, config(one)) for name, one in PARAMETERS.items()}
     results = evaluate(list(requests.values()))
     allowed = {name: set(result) == {"true"} for name, result in zip(requests, results, strict=True)}
@@ -191,10 +191,13 @@ def test_policy_ignores_other_drivers_and_objects_without_parameters(
     evaluate: Evaluate, resource: str
 ) -> None:
     wrong = config({"any": "thing"}, "gpu.example.com")
-    good = config(given("CpuParameters"))
+    good = config(api_object("CpuParameters"))
     requests = [request(resource), request(resource, {}), request(resource, wrong, good)]
     assert [set(result) for result in evaluate(requests)] == [{"true"}] * 3
-    assert "false" in evaluate([request(resource, good, config(given("GpuParameters", mig=True)), wrong)])[0]
+    assert (
+        "false"
+        in evaluate([request(resource, good, config(api_object("GpuParameters", mig=True)), wrong)])[0]
+    )
 
 
 def test_policy_names_one_reason_for_each_mistake(evaluate: Evaluate) -> None:
@@ -262,7 +265,7 @@ REFUSED_UPDATES: Final = (
 def test_agent_may_write_only_conditions_of_its_own_node(
     agent_policy: Mapping[str, Any], evaluate_policy: EvaluatePolicy
 ) -> None:
-    messages = [one["message"] for one in agent_policy["spec"]["validations"]]
+    messages = [validation["message"] for validation in agent_policy["spec"]["validations"]]
     results = evaluate_policy(agent_policy, [*ALLOWED_UPDATES, *(update for update, _ in REFUSED_UPDATES)])
     refusals = [
         [message for message, text in zip(messages, result, strict=True) if text == "false"]
@@ -277,6 +280,6 @@ def test_agent_may_write_only_conditions_of_its_own_node(
 
 def test_chart_and_manifest_have_the_same_rules(agent_policy: Mapping[str, Any]) -> None:
     text = " ".join(CHART_FILE.read_text().split())
-    for one in (*agent_policy["spec"]["variables"], *agent_policy["spec"]["validations"]):
-        assert one["expression"] in text
-        assert one.get("message", "") in text
+    for variable in (*agent_policy["spec"]["variables"], *agent_policy["spec"]["validations"]):
+        assert variable["expression"] in text
+        assert variable.get("message", "") in text

@@ -148,7 +148,7 @@ def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
             assert knobs.throttled == 0
             assert knobs.cpus == cpus(path, "cpuset.cpus")
             assert knobs.effective == cpus(path, "cpuset.effective_cpus")
-            assert [(one.size_kib, one.max, one.rsvd_max) for one in knobs.pages] == [
+            assert [(page.size_kib, page.max, page.rsvd_max) for page in knobs.pages] == [
                 (2048, 64 * MIB, 64 * MIB),
                 (1048576, 0, 0),
             ]
@@ -245,7 +245,7 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
             return reader.read(path, own_cpus)
 
         judged = audit_pod_cgroups(parsed(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
-    verdicts = {(one.cgroup.container, one.verdict) for one in judged.comparisons}
+    verdicts = {(comparison.cgroup.container, comparison.verdict) for comparison in judged.comparisons}
     assert {verdict for name, verdict in verdicts if name == "c1"} == {AuditVerdict.VANISHED}
     assert {verdict for name, verdict in verdicts if not name} <= {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
 
@@ -295,7 +295,7 @@ def test_pods_without_hugetlb_controller_have_no_hugepage_findings(tmp_path: Pat
         assert not [knob for knob in document["pods"][0]["knobs"] if knob["sizeKiB"]]
         assert "hugepages: pods have no hugetlb controller, so no limit applies" in document["notKnown"]
         _, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT), "--all")
-    missing = [one["sizeKiB"] for one in document["pods"][0]["knobs"] if one["verdict"] == "missing"]
+    missing = [knob["sizeKiB"] for knob in document["pods"][0]["knobs"] if knob["verdict"] == "missing"]
     assert missing == [2048] * 4
 
 

@@ -36,7 +36,7 @@ def summary_of(node: SimulatedNode, last_s: float | None = None) -> Availability
 
 
 def availability(node: SimulatedNode, last_s: float | None = None) -> DeviceAvailability:
-    (one,) = (one for one in summary_of(node, last_s).devices if one.device == GPU)
+    (one,) = (device for device in summary_of(node, last_s).devices if device.device == GPU)
     return one
 
 

@@ -17,10 +17,10 @@ from agent.cli.output.terminal import TextStyle
 from agent.cli.scan import (
     CHANGING_FIELDS,
     FieldAgreement,
-    check_document,
     compare_gpus,
     compare_readings,
     confirm_moved,
+    crosscheck_document,
     gpu_documents,
     read_within,
     render_check,
@@ -120,7 +120,7 @@ def test_difference_names_gpu_field_and_both_values():
         "  differs   GPU-0 ecc_correctable: native 5, pynvml 7",
         "  moved     GPU-0 temp: native 40, pynvml 44",
     ]
-    document = check_document(check)
+    document = crosscheck_document(check)
     assert (document["agrees"], document["differs"], document["moved"]) == (0, 1, 1)
     assert document["fields"][0] == {
         "gpu": "GPU-0",
@@ -177,7 +177,7 @@ def test_gpu_without_uuid_is_matched_by_its_index():
     seen = native(gpu(0, temp=40), gpu(1))
     check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, uuid="")], seen)
     assert not check.differs
-    assert {one.gpu for one in check.comparisons} == {"GPU-0", "GPU 1"}
+    assert {comparison.gpu for comparison in check.comparisons} == {"GPU-0", "GPU 1"}
 
 
 def test_gpu_seen_by_one_reader_only_is_a_difference():
@@ -311,7 +311,7 @@ CHECK = """
 import itertools, json, sys
 from pathlib import Path
 from agent.cli.scan import cross_check
-from agent.cli.scan import check_document
+from agent.cli.scan import crosscheck_document
 from agent.config.config import Config
 config = Config(
     node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=int(sys.argv[3])
@@ -321,7 +321,7 @@ if len(sys.argv) > 4:
     from agent.sources.nvml_reference import READERS
     values = itertools.count(int(sys.argv[4]), int(sys.argv[5]))
     READERS[GpuField.TEMP] = lambda gpu: next(values)
-print(json.dumps(check_document(cross_check(config))))
+print(json.dumps(crosscheck_document(cross_check(config))))
 """
 
 
@@ -388,7 +388,7 @@ def test_field_that_differs_between_readers_exits_3(tmp_path):
     """The native core reads by field id, pynvml by function; here the driver answers only one of the two."""
     fake = fake_nvml(tmp_path, "profile h100", "gpu 0 fail nvmlDeviceGetRemappedRows 999")
     code, document = scan(fake, "--backend", "both")
-    differing = [one["field"] for one in document["backends"]["fields"]]
+    differing = [field["field"] for field in document["backends"]["fields"]]
     assert differing == ["remap_correctable", "remap_uncorrectable", "remap_pending", "remap_failure"]
     assert document["backends"]["fields"][0]["pynvml"] == "unknown (999)"
     assert code == 3

@@ -243,7 +243,7 @@ def test_goal_on_unknown_percentile_is_undecided() -> None:
 def test_row_with_ratio_and_two_goals_has_three_verdicts() -> None:
     goal = {"median": 2.0, "max": 0.5, "why": "so"}
     verdicts = evaluate_budgets(ratio_row(1.0, 1.0, 1.0), {"ratio": {"a.b": 1.10}, "goal": {"a.b": goal}})
-    assert [(one.text, one.met) for one in verdicts] == [
+    assert [(verdict.text, verdict.met) for verdict in verdicts] == [
         ("1.10x", True),
         ("2.00 s", True),
         ("max 500 ms", False),

@@ -123,7 +123,7 @@ def test_connection_to_fake_nvml_of_an_ended_agent_raises_how_it_ended() -> None
             raise AssertionError("nothing listens")
 
 
-def test_any_exception_after_the_end_of_the_agent_is_its_end() -> None:
+def test_exception_after_the_end_of_the_agent_reports_how_it_ended() -> None:
     """The files of an ended process in /proc cannot be read."""
 
     def read_files(agent: StartedProcess) -> None:

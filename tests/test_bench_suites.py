@@ -62,7 +62,7 @@ from agent.bench.suites.poll import (
     sweep_files,
     sweep_values,
 )
-from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
+from agent.bench.suites.poll_gpus import GpuValues, check_equal, count_pass_calls
 from agent.bench.suites.report_path import declare_cpus, snapshot_time, tail_ratio, without_lowest_cpu
 from agent.bench.suites.scale import burstable_pods, describe_fit, fit_line, measure_explain_and_audit
 from agent.engine.step import EngineState, step
@@ -235,9 +235,9 @@ def test_check_equal_different_gpu_value_raises_and_names_it() -> None:
 
 
 def test_check_calls_different_number_raises() -> None:
-    assert check_call_counts(8, 8) == 8
+    assert count_pass_calls(8, 8) == 8
     with pytest.raises(ResultMismatch, match="the C core makes 8 NVML calls, the lower bound 7"):
-        check_call_counts(8, 7)
+        count_pass_calls(8, 7)
 
 
 def test_check_equal_varying_gpu_value_needs_only_exist() -> None:

@@ -140,7 +140,7 @@ def test_scan_with_a_broken_library_ends_with_an_unknown_gpu(
 
 @pytest.mark.parametrize("backend", ["both", "pynvml"])
 @pytest.mark.parametrize(("make", "reason"), LIBRARIES.values(), ids=list(LIBRARIES))
-def test_comparison_of_readers_with_a_broken_library_ends_with_an_exit_code(
+def test_backend_comparison_with_a_crashing_library_ends_with_an_exit_code(
     machine: MachineFiles, tmp_path: Path, make: Callable[[Path], Path], reason: str, backend: str
 ) -> None:
     make(tmp_path / "libnvidia-ml.so.1")
@@ -183,7 +183,7 @@ def test_scan_exits_as_unknown_while_nvml_has_not_listed_gpus(tmp_path: Path) ->
     assert (ran.returncode, ran.stderr) == (3, f"drahealth: scan: {NO_LIST}")
     document = json.loads(ran.stdout)
     assert {device["health"] for device in document["devices"]} == {"Healthy"}
-    assert {one["name"]: one["state"] for one in document["sources"]}["nvml"] == "starting"
+    assert {source["name"]: source["state"] for source in document["sources"]}["nvml"] == "starting"
     ran = scan(machine, "-o", "table", "--exit-style", "npd")
     assert (ran.returncode, ran.stdout) == (2, f"unknown: {NO_LIST}")
 
@@ -196,7 +196,7 @@ def test_scan_exits_as_unknown_while_nvml_has_not_listed_gpus(tmp_path: Path) ->
         ("pynvml", "pynvml: no answer within 30 s; NVML hangs"),
     ],
 )
-def test_comparison_of_readers_with_a_hanging_library_ends_with_its_reason(
+def test_backend_comparison_with_a_hanging_library_ends_with_the_reason(
     machine: MachineFiles, tmp_path: Path, backend: str, reason: str
 ) -> None:
     HANG(tmp_path / "libnvidia-ml.so.1")
@@ -218,7 +218,7 @@ def test_scan_with_endless_texts_ends_with_a_verdict(machine: MachineFiles, back
 
 @pytest.mark.parametrize("backend", ["native", "both", "pynvml"])
 @pytest.mark.parametrize("command", ["crash segv", "crash bus", "crash abort", "crash exit 0", "leak 600"])
-def test_scan_with_a_library_that_ends_its_process_later_ends_with_an_exit_code(
+def test_scan_with_a_library_that_crashes_late_ends_with_an_exit_code(
     machine: MachineFiles, backend: str, command: str
 ) -> None:
     machine.scenario(f"at 20ms {command}")

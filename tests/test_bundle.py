@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from agent.cli import bundle
 from agent.cli.bundle import REDACTED, BundleFile, collect_files, redact
 from agent.cli.main import main
+from agent.errors import OutputError
 
 FILES = [
     *("manifest.json", "versions.json", "config.toml", "status.json", "report.json", "history.json"),
@@ -75,6 +79,16 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-
         f"curl -H 'Authorization: AWS4-HMAC-SHA256 Signature={SECRET}' -v",
         f"cookie: a=b; c={SECRET}",
         f"https://user:p@{SECRET}@example.com/path",
+        f"https://{SECRET}@example.com/path",
+        f'passwords = ["a]b", "{SECRET}"]',
+        f"passwords = ['a]b', '{SECRET}']",
+        f'tokens = [["a"], ["{SECRET}"]]',
+        f'tokens = [\n  "a", # ] of "b\n  "{SECRET}",\n]',
+        f'credentials = {{ aws = {{ id = "{SECRET}" }} }}',
+        f'credentials = {{ aws = {{ id = "{SECRET}"',
+        f'token => "{SECRET}"',
+        f'token := "{SECRET}"',
+        f"token == {SECRET}",
     ],
 )
 def test_secret_is_replaced_and_json_stays_json(text: str) -> None:
@@ -107,6 +121,12 @@ def test_json_text_is_redacted_value_by_value(document: Any, expected: Any, inde
     assert count == (document != expected)
 
 
+def test_text_after_a_secret_table_is_kept() -> None:
+    line = '{"msg": "secret: {\\"a\\": \\"b\\"} of gpu-0", "code": "x"}\n'
+    text = f"{line}{line}"  # two documents are no JSON
+    assert redact(text) == (text.replace('{\\"a\\": \\"b\\"}', REDACTED), 2)
+
+
 def test_text_after_a_secret_block_is_kept() -> None:
     text = f"  token: |\n    {SECRET}\n\n  period: 1s\n"
     assert redact(text) == (f"  token: {REDACTED}\n\n  period: 1s\n", 1)
@@ -136,6 +156,7 @@ def test_secret_is_known_by_its_form(secret: str) -> None:
         '{"device": {"driver": "gpu.example.com", "pool": "node-1"}, "uuid": "GPU-0f3c1d2e"}',
         'period = "1s"  # [stream] lease',
         "see https://example.com/docs: basic checks",
+        "image https://example.com/agent@sha256:0f3c1d2e",
     ],
 )
 def test_text_without_secrets_is_unchanged(text: str) -> None:
@@ -187,7 +208,7 @@ class Machine:
             "DRAHEALTH_RUNTIME_DIR": str(self.root / runtime_dir),
             "DRAHEALTH_CONFIG": str(self.config),
         }
-        return {one.name: one for one in collect_files(self.config, environ, **options)}
+        return {file.name: file for file in collect_files(self.config, environ, **options)}
 
 
 @pytest.fixture
@@ -219,7 +240,7 @@ def test_archive_has_the_listed_files_without_secrets(machine: Machine) -> None:
     assert SECRET.encode() not in b"".join(found.values())
     assert b'period = "2s"' in found["config.toml"]
     assert b"the end" in found["log.txt"]
-    manifest = {one["name"]: one for one in json.loads(found["manifest.json"])["files"]}
+    manifest = {file["name"]: file for file in json.loads(found["manifest.json"])["files"]}
     assert manifest["log.txt"]["redacted"] == 1
     assert json.loads(found["versions.json"])["packages"]["trio"]
     assert json.loads(found["history.json"])["uses"] == []
@@ -242,7 +263,7 @@ def test_commands_run_no_code_of_the_working_directory(
     monkeypatch.delenv("PYTHONPATH")
     files = machine.files()
     assert json.loads(files["history.json"].data)["uses"] == []
-    assert not any("code of" in remark for one in files.values() for remark in one.remarks)
+    assert not any("code of" in remark for file in files.values() for remark in file.remarks)
 
 
 def test_list_writes_nothing(machine: Machine) -> None:
@@ -305,3 +326,66 @@ def test_command_that_hangs_is_killed_and_listed(machine: Machine) -> None:
     machine.journal("exec /bin/sleep 3600")
     files = machine.files(timeout_s=0.01)
     assert "no answer within 0.01 s" in files["log.txt"].remarks
+
+
+def test_commands_need_no_writable_directory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root file system of the agent's container is read-only, and has no other directory for files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(machine.root / "missing"))
+    assert json.loads(machine.files()["history.json"].data)["uses"] == []
+
+
+def test_lower_limit_of_file_sizes_stays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert json.loads(machine.files()["history.json"].data)["uses"] == []
+
+
+def test_interrupted_collection_kills_its_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            started.append(self)
+            raise KeyboardInterrupt
+
+    machine.journal("exec /bin/sleep 60")
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle._Collector(os.environ, 60.0).log()
+    assert started[0].poll() == -signal.SIGKILL
+
+
+def test_existing_file_is_refused_before_the_collection(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "collect_files", pytest.fail)
+    (machine.root / "made.tar.gz").write_text("mine")
+    assert machine.run("made.tar.gz")[0] == 74
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "code"),
+    [
+        ("agent.system.output.write_all", OutputError("bundle made.tar.gz: No space left on device"), 74),
+        ("agent.cli.bundle.collect_files", KeyboardInterrupt(), 130),
+    ],
+)
+def test_archive_that_is_not_complete_is_removed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, code: int
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    assert machine.run("made.tar.gz")[0] == code
+    assert not (machine.root / "made.tar.gz").exists()
+
+
+def test_empty_path_of_the_archive_is_refused(machine: Machine) -> None:
+    code, _, err = machine.run("")
+    assert (code, err) == (64, "drahealth: FILE: the path is empty; name a file or omit it\n")
+    assert not list(machine.root.glob("*.tar.gz"))

@@ -44,7 +44,7 @@ def correct_groups(groups: tuple[ExpectedCgroup, ...], rounded: bool = False) ->
     """Return cgroups with expected values: the first accepted value, or the last if ``rounded``."""
     return {
         group.cgroup: ActualCgroup(
-            {one.setting: one.accepted[-1 if rounded else 0].value for one in group.settings}
+            {setting.setting: setting.accepted[-1 if rounded else 0].value for setting in group.settings}
         )
         for group in groups
     }
@@ -189,18 +189,18 @@ def test_limit_where_none_is_expected_is_limited() -> None:
 def test_huge_page_limit_of_a_qos_class_counts_as_none() -> None:
     groups = expected_qos_cgroups([V08], V2)
     actual = correct_groups(groups)
-    pages = {one.setting: 2**62 for one in groups[0].settings if one.setting.size_kib}
+    pages = {setting.setting: 2**62 for setting in groups[0].settings if setting.setting.size_kib}
     actual[groups[0].cgroup] = ActualCgroup({**actual[groups[0].cgroup].values, **pages})
-    assert {one.verdict for one in compare_cgroups(groups, actual, 2)} == {AuditVerdict.MATCH}
+    assert {comparison.verdict for comparison in compare_cgroups(groups, actual, 2)} == {AuditVerdict.MATCH}
 
 
 def test_rounded_form_of_the_expected_value_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1255m memory=1G", "cpu=1255m memory=1G"))
     groups = expected_pod_cgroups(mine, SYSTEMD)
     found = {
-        one.setting.kind: one
-        for one in compare_cgroups(groups, correct_groups(groups, rounded=True), 2)
-        if one.cgroup.container
+        comparison.setting.kind: comparison
+        for comparison in compare_cgroups(groups, correct_groups(groups, rounded=True), 2)
+        if comparison.cgroup.container
     }
     assert found[SettingKind.QUOTA].verdict is found[SettingKind.MEMORY].verdict is AuditVerdict.ROUNDED
     assert "126000 us, expected 125500 us: 1255m (limit)" in found[SettingKind.QUOTA].reason
@@ -223,7 +223,7 @@ def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
         "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims; one of its containers has 420000 us"
     )
-    assert compared.consequence == "it is throttled before it uses its allocation"
+    assert compared.consequence == "the cgroup is throttled before it uses its allocation"
 
 
 def test_quota_over_another_period_is_scaled_and_matches() -> None:
@@ -235,7 +235,7 @@ def test_quota_over_another_period_is_scaled_and_matches() -> None:
     assert found[CgroupSettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
     assert (
         found[CgroupSettingId(SettingKind.PERIOD)].consequence
-        == "it is throttled more often, for shorter times"
+        == "the cgroup is throttled more often, for shorter times"
     )
 
 
@@ -382,7 +382,7 @@ def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
 # --- missing values ----------------------------------------------------------------------------------------
 
 
-def test_knob_of_a_disabled_controller_is_missing() -> None:
+def test_setting_of_a_disabled_controller_is_missing() -> None:
     found = compare_v08({CgroupSettingId(SettingKind.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
     compared = found[CgroupSettingId(SettingKind.MEMORY)]
     assert (compared.verdict, compared.reason) == (
@@ -412,14 +412,14 @@ def test_disabled_controller_is_missing_only_for_known_requests(
 
 
 @pytest.mark.parametrize(("facts", "file"), [(V1, "memory.limit_in_bytes"), (V2, "memory.max")])
-def test_knob_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
+def test_setting_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
     compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[
         CgroupSettingId(SettingKind.MEMORY)
     ]
     assert (compared.verdict, compared.reason) == (AuditVerdict.MISSING, f"there is no {file}")
 
 
-def test_unreadable_knob_is_missing_with_the_error() -> None:
+def test_unreadable_setting_is_missing_with_the_error() -> None:
     missing = Missing(Absence.UNREADABLE, errno.EACCES)
     compared = compare_v08({CgroupSettingId(SettingKind.MEMORY): missing}, "c1")[
         CgroupSettingId(SettingKind.MEMORY)
@@ -438,8 +438,8 @@ def test_absent_limit_where_none_is_expected_is_not_missed() -> None:
         CgroupSettingId(SettingKind.WEIGHT): ABSENT,
     }
     found = {
-        one.setting.kind: one
-        for one in compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
+        comparison.setting.kind: comparison
+        for comparison in compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
     }
     assert found[SettingKind.MEMORY].verdict is found[SettingKind.QUOTA].verdict is AuditVerdict.NOT_MISSED
     assert found[SettingKind.WEIGHT].verdict is AuditVerdict.MISSING
@@ -451,14 +451,14 @@ def test_absent_reservation_limit_of_an_old_kernel_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT])
-def test_knob_of_a_cgroup_that_vanished_during_the_read_is_vanished(number: int) -> None:
+def test_setting_of_a_cgroup_that_vanished_during_the_read_is_vanished(number: int) -> None:
     missing = Missing(Absence.UNREADABLE, number)
     assert (
         verdict(SettingKind.MEMORY, missing) is verdict(SettingKind.QUOTA, missing) is AuditVerdict.VANISHED
     )
 
 
-def test_knobs_of_a_removed_cgroup_are_vanished() -> None:
+def test_settings_of_a_removed_cgroup_are_vanished() -> None:
     groups = expected_pod_cgroups(V08, V2)
     found = compare_cgroups(
         groups, {**correct_groups(groups), groups[1].cgroup: ActualCgroup(is_gone=True)}, 2
@@ -467,15 +467,15 @@ def test_knobs_of_a_removed_cgroup_are_vanished() -> None:
     assert {one.verdict for one in found if not one.cgroup.container} == {AuditVerdict.MATCH}
 
 
-def test_unread_knobs_are_unknown() -> None:
+def test_unread_settings_are_unknown() -> None:
     groups = expected_pod_cgroups(V08, V2)
-    assert {one.verdict for one in compare_cgroups(groups, {}, 2)} == {AuditVerdict.UNKNOWN}
-    assert {one.verdict for one in compare_cgroups(groups, {groups[0].cgroup: ActualCgroup()}, 2)} == {
-        AuditVerdict.UNKNOWN
-    }
+    assert {comparison.verdict for comparison in compare_cgroups(groups, {}, 2)} == {AuditVerdict.UNKNOWN}
+    assert {
+        comparison.verdict for comparison in compare_cgroups(groups, {groups[0].cgroup: ActualCgroup()}, 2)
+    } == {AuditVerdict.UNKNOWN}
 
 
-def test_knob_with_unknown_expected_value_is_unknown() -> None:
+def test_setting_with_unknown_expected_value_is_unknown() -> None:
     unknown_claim = pod(container("c1", "cpu=1"), claims=[{"resourceClaimName": "x", "shape": "of 1.40"}])
     groups = expected_pod_cgroups(unknown_claim, V2)
     (weight, *_) = compare_cgroups(
@@ -537,7 +537,7 @@ def test_time_since_change_counts_from_last_start_or_resize() -> None:
 # --- completeness ------------------------------------------------------------------------------------------
 
 
-def test_every_drift_verdict_has_a_consequence_for_each_knob() -> None:
+def test_every_drift_verdict_has_a_consequence_for_each_setting() -> None:
     assert CONSEQUENCES.keys() == DRIFT_VERDICTS
     for one in DRIFT_VERDICTS - {AuditVerdict.PARENT_TIGHTER}:
         assert CONSEQUENCES[one].keys() == set(SettingKind)

@@ -293,7 +293,7 @@ def test_container_without_page_limit_is_unlimited_if_others_have_one() -> None:
     assert AuditVerdict.UNLIMITED in verdicts(found)
 
 
-def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
+def test_missing_setting_keeps_its_absence_in_the_actual_values() -> None:
     assert actual_cgroup(None, 1.0) is VANISHED_CGROUP
     lost = Missing(Absence.UNREADABLE, 5)
     found = actual_cgroup(knobs(memory=lost), None)
@@ -301,6 +301,6 @@ def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
     assert found.values[CgroupSettingId(SettingKind.RESERVED, 1048576)] == 0
 
 
-def test_actual_values_have_every_knob() -> None:
+def test_actual_values_have_every_setting() -> None:
     found = set(actual_cgroup(knobs(), None).values)
     assert {known.kind for known in found} == set(SettingKind)

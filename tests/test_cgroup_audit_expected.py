@@ -49,7 +49,7 @@ FULL = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi")
 CPUS = parse_cpus("2-5")
 
 
-def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
+def test_every_cgroup_has_an_expected_value_for_every_setting() -> None:
     knobs = {
         CgroupSettingId(SettingKind.WEIGHT),
         CgroupSettingId(SettingKind.QUOTA),
@@ -62,7 +62,7 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
         ),
     }
     for group in expected_pod_cgroups(pod(FULL), SYSTEMD):
-        assert {one.setting for one in group.settings} == knobs
+        assert {setting.setting for setting in group.settings} == knobs
         assert len(group.settings) == len(knobs)
         assert group.quiet_s == QUIET_S
 
@@ -92,7 +92,7 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
         ),
     ],
 )
-def test_knob_has_its_controller_and_file_in_v1_and_v2(
+def test_setting_has_its_controller_and_file_in_v1_and_v2(
     kind: CgroupSettingId, first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     assert (setting_file(kind, 1), setting_file(kind, 2)) == (SettingFile(*first), SettingFile(*second))
@@ -182,7 +182,7 @@ def test_value_without_claims_is_explained_and_not_accepted() -> None:
         (SettingKind.PAGES, 0, SIZES[0]),
     ):
         expected = knob(groups, kind, "", size)
-        assert [one.value for one in expected.explained_wrong_values] == [wrong]
+        assert [value.value for value in expected.explained_wrong_values] == [wrong]
         assert wrong not in values(expected)
     assert knob(groups, SettingKind.MEMORY).explained_wrong_values == ()
 
@@ -224,26 +224,47 @@ def test_gate_decides_whether_exclusive_cpus_lift_the_quota(
         assert values(knob(groups, SettingKind.QUOTA, name)) == accepted
 
 
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (container("c2"), [400_000, NO_LIMIT, 400_000]),
+        (container("c2", "cpu=1 memory=1Gi", "cpu=2 memory=1Gi"), [400_000, NO_LIMIT, 200_000]),
+        (container("c2", "cpu=1500m memory=1Gi", "cpu=1500m memory=1Gi"), [400_000, NO_LIMIT, 150_000]),
+        (container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), [NO_LIMIT] * 3),
+    ],
+    ids=["no-limit", "burstable", "fraction", "own-cpus"],
+)
+def test_container_that_shares_the_cpus_of_its_pod_keeps_its_quota(
+    second: dict[str, object], expected: list[int]
+) -> None:
+    level = {kind: {"cpu": "4", "memory": "4Gi"} for kind in ("requests", "limits")}
+    mine = pod(container("c1", "cpu=2 memory=1Gi", "cpu=2 memory=1Gi"), second, level=level)
+    exclusive = [ExclusiveCpus(name, CPUS, by_kubelet=True) for name in ("c1", "c2")]
+    facts = replace(V2, kubelet=KubeletConfig("file"))
+    groups = expected_pod_cgroups(mine, facts, exclusive)
+    assert [exact(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
+
+
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
     groups = expected_pod_cgroups(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
     assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == 200_000
     for kind in (SettingKind.CPUS, SettingKind.EFFECTIVE):
         assert values(knob(groups, kind, "c1")) == [CPUS]
-    assert all(one.setting.kind is not SettingKind.CPUS for one in groups[0].settings)
+    assert all(setting.setting.kind is not SettingKind.CPUS for setting in groups[0].settings)
 
 
 # --- unknown amounts ---------------------------------------------------------------------------------------
 
 
 def unknown_knobs(groups: tuple[ExpectedCgroup, ...], level: CgroupLevel) -> set[SettingKind]:
-    (group,) = [one for one in groups if one.cgroup.level is level]
-    for one in group.settings:
-        assert bool(one.accepted) is not bool(one.unknown_reason)
-    return {one.setting.kind for one in group.settings if one.unknown_reason}
+    (group,) = [group for group in groups if group.cgroup.level is level]
+    for setting in group.settings:
+        assert bool(setting.accepted) is not bool(setting.unknown_reason)
+    return {setting.setting.kind for setting in group.settings if setting.unknown_reason}
 
 
-def test_unknown_claim_amount_makes_only_dependent_knobs_unknown() -> None:
+def test_unknown_claim_amount_makes_only_dependent_settings_unknown() -> None:
     status_entry = {"resourceClaimName": "cpus", "containers": ["c1"], "shape": "of 1.40"}
     groups = expected_pod_cgroups(pod(FULL, claims=[status_entry]), V2)
     depends = {
@@ -283,7 +304,7 @@ def test_pods_api_without_claim_amounts_gives_lower_bounds() -> None:
     del made["status"]["nodeAllocatableResourceClaimStatuses"]
     groups = expected_pod_cgroups(parse_pod(made, from_kubelet=True), V2)
     bounds = [knob(groups, kind) for kind in (SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY)]
-    assert [(values(one), one.at_least) for one in bounds] == [([], 39), ([], 200_000), ([], 2 << 30)]
+    assert [(values(bound), bound.at_least) for bound in bounds] == [([], 39), ([], 200_000), ([], 2 << 30)]
     assert "pods API does not list the amounts of claims" in bounds[0].unknown_reason
     assert "drahealth audit --pods FILE" in bounds[0].unknown_reason
     from_server = expected_pod_cgroups(parse_pod(made), V2)
@@ -331,7 +352,7 @@ def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
         pages = [
             one for one in group.settings if one.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
         ]
-        assert [values(one) for one in pages] == [[NO_LIMIT]] * 4
+        assert [values(page) for page in pages] == [[NO_LIMIT]] * 4
         assert (group.cgroup.level, group.quiet_s) == (CgroupLevel.QOS, QOS_QUIET_S)
 
 
@@ -397,7 +418,7 @@ def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: N
         (SettingKind.PAGES, SIZES[0]),
         (SettingKind.RESERVED, SIZES[0]),
     ):
-        largest = max(values(knob(groups, kind, one.name, size)) for one in mine.containers)
+        largest = max(values(knob(groups, kind, container.name, size)) for container in mine.containers)
         assert values(knob(groups, kind, "", size))[0] >= largest[0]
         assert max(values(knob(groups, kind, "", size))) >= max(largest)
 

@@ -53,8 +53,8 @@ def test_finding_has_code_resource_size_and_numbers() -> None:
         ("cgroup.higher", Resource.MEMORY, 0),
         ("cgroup.higher", Resource.HUGEPAGES, 2048),
     }
-    assert {one.pod_uid for one in findings} == {UID}
-    evidence = {one.resource: one.evidence for one in findings if one.container == "c1"}
+    assert {finding.pod_uid for finding in findings} == {UID}
+    evidence = {finding.resource: finding.evidence for finding in findings if finding.container == "c1"}
     assert evidence[Resource.CPU].startswith("cpu quota: 50000 us, expected 100000 us: ")
     assert evidence[Resource.MEMORY].startswith("memory limit: 1Gi, expected 512Mi: ")
     assert evidence[Resource.HUGEPAGES].startswith("2MB hugepages limit: 4Mi, expected 0: ")
@@ -62,8 +62,8 @@ def test_finding_has_code_resource_size_and_numbers() -> None:
 
 def test_missing_file_is_a_finding_with_its_reason() -> None:
     without = knobs(controllers=frozenset({"cpu", "hugetlb", "cpuset"}), memory=NEVER_READ)
-    findings = [one for one in findings_of_tree({POD: knobs(), SCOPE: without}) if one.container]
-    assert [(one.code, one.resource) for one in findings] == [("cgroup.missing", Resource.MEMORY)]
+    findings = [finding for finding in findings_of_tree({POD: knobs(), SCOPE: without}) if finding.container]
+    assert [(finding.code, finding.resource) for finding in findings] == [("cgroup.missing", Resource.MEMORY)]
     assert findings[0].evidence == "memory limit: the controller memory is not enabled"
 
 
@@ -87,9 +87,9 @@ def test_pod_level_risk_has_no_resource() -> None:
             phase="Running",
         )
     )
-    risks = [one for one in findings_of_tree({}, pod) if one.code.startswith("claim.")]
-    assert [(one.code, one.container, one.resource) for one in risks] == [("claim.best_effort", "", None)]
+    risks = [finding for finding in findings_of_tree({}, pod) if finding.code.startswith("claim.")]
+    assert [(risk.code, risk.container, risk.resource) for risk in risks] == [("claim.best_effort", "", None)]
 
 
-def test_every_knob_but_the_oom_score_has_a_resource() -> None:
+def test_every_setting_but_the_oom_score_has_a_resource() -> None:
     assert RESOURCE_BY_SETTING.keys() == set(SettingKind) - {SettingKind.OOM_SCORE}

@@ -60,11 +60,11 @@ def groups_of(pod: Pod, facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
 
 
 def kinds_of(group: ExpectedCgroup) -> set[SettingKind]:
-    return {one.setting.kind for one in group.settings}
+    return {setting.setting.kind for setting in group.settings}
 
 
 def setting_of(group: ExpectedCgroup, kind: SettingKind) -> ExpectedSetting:
-    return next(one for one in group.settings if one.setting == CgroupSettingId(kind))
+    return next(setting for setting in group.settings if setting.setting == CgroupSettingId(kind))
 
 
 BURSTABLE: Final = container("c1", "memory=256Mi", "memory=512Mi")
@@ -86,7 +86,7 @@ def test_throttling_factor_of_one_is_the_limit() -> None:
     assert exact(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
 
 
-def test_throttling_limit_without_a_memory_limit_follows_the_allocatable_memory() -> None:
+def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None:
     config = {**THROTTLED, "kubeReserved": {"memory": "1Gi"}, "systemReserved": {"memory": "1Gi"}}
     expected = knob(groups_of(pod_of(container("c1", "memory=1Gi")), facts_of(config)), HIGH, "c1")
     assert values(expected) == [int((GI + 5 * GI * 0.9) // 4096) * 4096]
@@ -110,7 +110,7 @@ def test_best_effort_container_is_throttled_from_137_on_only() -> None:
     assert expected.accepted[1].note == "as kubelets up to 1.36 leave it without a request"
 
 
-def test_claim_does_not_throttle_a_container_whose_request_equals_its_limit() -> None:
+def test_claim_sets_no_memory_high_if_the_request_equals_the_limit() -> None:
     equal = container("c1", "memory=1Gi", "memory=1Gi")
     mine = pod_of(equal, container("c2"), claims=[claim("m", "c1", "memory=1Gi")])
     assert values(knob(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")) == [NO_LIMIT]
@@ -123,8 +123,10 @@ def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
     )
 
 
-def test_throttling_limit_of_pod_level_memory_is_unknown() -> None:
-    level = {"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+@pytest.mark.parametrize("cpu_and_request", [{"memory": "1Gi"}, {"cpu": "1", "memory": "2Gi"}])
+def test_throttling_limit_of_pod_level_memory_is_unknown(cpu_and_request: dict[str, str]) -> None:
+    """Also of a Guaranteed pod, whose containers may have limits above their requests."""
+    level = {"requests": cpu_and_request, "limits": {**cpu_and_request, "memory": "2Gi"}}
     expected = knob(groups_of(pod_of(BURSTABLE, level=level), facts_of(THROTTLED)), HIGH, "c1")
     assert expected.accepted == ()
     assert expected.unknown_reason == "kubelets differ for pods with pod-level memory"
@@ -170,7 +172,7 @@ def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
     )
     groups = groups_of(mine, facts_of(TIERED))
     assert exact(groups, LOW) == (256 + 128 + 64 + 8) * MI
-    assert [one.value for one in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
+    assert [value.value for value in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
     assert values(knob(groups, LOW, "c1")) == [256 * MI, 320 * MI]
     assert values(knob(groups, LOW, "c2")) == [128 * MI]
 
@@ -350,6 +352,22 @@ def test_sidecar_is_killed_no_earlier_than_the_app_containers() -> None:
     assert score(larger, "s1") == [500]
 
 
+def test_oom_score_of_a_sidecar_counts_the_claims_of_the_app_containers() -> None:
+    given = claim("m", "c1 c2", "memory=4Gi")
+    mine = pod_of(
+        container("c1", "memory=1Gi"), container("c2", "memory=2Gi"), init=[sidecar("s1")], claims=[given]
+    )
+    assert score(mine, "s1") == score(mine, "c1") == [1000 - 1000 * 3072 // 8192]
+
+
+def test_rest_of_a_pod_level_request_excludes_the_memory_of_claims() -> None:
+    level = {"requests": {"memory": "6Gi"}}
+    given = claim("m", "c1", "memory=2Gi")
+    mine = pod_of(container("c1", "memory=1Gi"), container("c2"), level=level, claims=[given])
+    assert score(mine) == [1000 - 1000 * (1024 + 2048 + 1536) // 8192]
+    assert score(mine, "c2") == [1000 - 1000 * 1536 // 8192]
+
+
 @pytest.mark.parametrize(("score", "verdict"), [(969, AuditVerdict.MATCH), (900, AuditVerdict.UNKNOWN)])
 def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: AuditVerdict) -> None:
     groups = groups_of(pod_of(BURSTABLE, metadata={"generation": 2}), facts_of(None))
@@ -374,9 +392,9 @@ def test_wrong_oom_score_is_no_finding_of_a_device_resource() -> None:
     groups = groups_of(mine, facts_of({}))
     actual = ActualCgroup({CgroupSettingId(SCORE): 1000, CgroupSettingId(HIGH): GI})
     compared = [
-        one
-        for one in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
-        if one.setting.kind in {SCORE, HIGH}
+        comparison
+        for comparison in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
+        if comparison.setting.kind in {SCORE, HIGH}
     ]
     assert {one.verdict for one in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
     found = list(audit_findings(PodAudit(mine, tuple(compared), (), ())))
@@ -425,7 +443,7 @@ RESERVED: Final = {
 }
 
 
-def test_kubepods_gets_what_is_not_reserved() -> None:
+def test_kubepods_limit_is_the_machine_less_reservations() -> None:
     (kubepods,) = expected_node_cgroups(None, facts_of(RESERVED))
     assert kubepods.cgroup.name == "kubepods"
     assert values(setting_of(kubepods, SettingKind.MEMORY)) == [6 * GI]
@@ -469,7 +487,7 @@ def test_reserved_cgroups_have_limits_if_they_are_enforced() -> None:
 def test_one_cgroup_for_both_reservations_is_not_compared() -> None:
     enforced = {**RESERVED, "enforceNodeAllocatable": ["pods", "kube-reserved", "system-reserved"]}
     both = {**enforced, "kubeReservedCgroup": "/r.slice", "systemReservedCgroup": "/r.slice"}
-    assert [one.cgroup.name for one in expected_node_cgroups(None, facts_of(both))] == ["kubepods"]
+    assert [cgroup.cgroup.name for cgroup in expected_node_cgroups(None, facts_of(both))] == ["kubepods"]
 
 
 def test_unknown_configuration_expects_no_node_cgroups() -> None:

@@ -31,7 +31,7 @@ NONE: dict[str, Any] = {}
 
 def test_containers_are_listed_in_start_order() -> None:
     parsed_pod = pod(container("app"), init=[container("first"), sidecar("proxy"), container("last")])
-    assert [(one.name, one.role) for one in parsed_pod.containers] == [
+    assert [(container.name, container.role) for container in parsed_pod.containers] == [
         ("first", ContainerRole.INIT),
         ("proxy", ContainerRole.SIDECAR),
         ("last", ContainerRole.INIT),
@@ -210,7 +210,7 @@ def test_each_field_that_the_parser_reads_is_decoded_from_the_kubelet() -> None:
     assert {path for path in read - {"kind"} if not is_decoded(path)} <= of_the_kep
 
 
-def test_kubelets_pod_with_a_prepared_claim_for_an_extended_resource_has_unknown_amounts() -> None:
+def test_extended_resource_claim_of_the_kubelets_pod_has_unknown_amounts() -> None:
     obj = pod_object(container("app", "example.com/gpu=1", "example.com/gpu=1"), phase="Running")
     del obj["status"]["nodeAllocatableResourceClaimStatuses"]
     assert parse_pod(obj, from_kubelet=True).claim_resources == ()
@@ -230,7 +230,7 @@ def test_claim_amounts_of_three_versions_parse_alike() -> None:
         {**head, "direct": [{"name": "cpu", "quantity": "2"}]},
         {**head, "mapping": [{"name": "cpu", "quantity": "2"}]},
     ]
-    grants = {json.dumps(one): pod(container("c1"), claims=[one]).claim_resources for one in shapes}
+    grants = {json.dumps(shape): pod(container("c1"), claims=[shape]).claim_resources for shape in shapes}
     assert list(grants.values()) == [(ClaimResources("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
 
 

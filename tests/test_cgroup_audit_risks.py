@@ -56,8 +56,8 @@ def test_pod_level_resources_below_the_claims_are_a_risk() -> None:
         claims=[claim("x", "c1", "cpu=2 memory=2Gi")],
     )
     assert [risk.description for risk in pod_risks(mine, V2)] == [
-        "cpu: the pod level request is 1000m, its claims give 2000m",
-        "memory: the pod level limit is 1Gi, its claims give 2Gi",
+        "cpu: the pod-level request is 1000m, claims give 2000m",
+        "memory: the pod-level limit is 1Gi, claims give 2Gi",
     ]
 
 
@@ -92,7 +92,7 @@ def test_quota_below_exclusive_cpus_from_a_driver_is_a_risk(
 def test_claim_that_raises_the_quota_above_the_cpus_is_no_risk() -> None:
     mine = pod(LIMITED_CONTAINER, claims=[claim("x", "c1", "cpu=2")])
     assert codes(pod_risks(mine, V2, EXCLUSIVE)) == []
-    (quota,) = [one for one in pod_risks(mine, NodeFacts(counts_claims=False), EXCLUSIVE) if one.container]
+    (quota,) = [risk for risk in pod_risks(mine, NodeFacts(counts_claims=False), EXCLUSIVE) if risk.container]
     assert quota.description == "exclusive CPUs 2-5 are 4000m; the quota is 2000m (limit)"
 
 

@@ -41,7 +41,7 @@ CONTAINER: Final = group_sample(2, hugetlb_sample())
 SLOW: Final = CpuThrottling(throttled=6, periods=20, evaluations=2)
 
 
-def hit(
+def hugepage_hits(
     *hits: int, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT, pod: Reading = NO_LIMIT
 ) -> CgroupRuleInput:
     """Return a container with one page size per count of hits."""
@@ -57,7 +57,7 @@ def v1(size: HugetlbSample) -> HugetlbSample:
     return size._replace(rsvd_failed=0)
 
 
-def refused(hits: int, refusals: int) -> CgroupRuleInput:
+def v1_pages(hits: int, refusals: int) -> CgroupRuleInput:
     """Return a container of cgroup v1."""
     size = v1(hugetlb_sample(limit=8 * MIB, rsvd=4 * MIB))
     return CgroupRuleInput(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
@@ -67,7 +67,7 @@ def of(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
     return view._replace(**members)
 
 
-def alone(cpus: str, evaluations: int = 2) -> CgroupRuleInput:
+def pinned(cpus: str, evaluations: int = 2) -> CgroupRuleInput:
     """Return a container on CPUs that a driver declares as exclusive."""
     group = CONTAINER._replace(cpus=parse_cpus(cpus))
     return CgroupRuleInput(
@@ -88,23 +88,23 @@ SHARE: Final = "throttled in more than 25 % of its CPU periods in 60 s"
 TEN_TIMES: Final = "hit its memory limit at least 10 times in 60 s"
 CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     # --- hugepages
-    (HIT, hit(0, 0), OK),
-    (HIT, hit(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
-    (HIT, hit(7, 2, limit=8 * MIB, rsvd=6 * MIB),
+    (HIT, hugepage_hits(0, 0), OK),
+    (HIT, hugepage_hits(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, hugepage_hits(7, 2, limit=8 * MIB, rsvd=6 * MIB),
      info(HIT, "2mi pages hit the limit (limit 6 MiB), 1gi pages hit the limit (limit 6 MiB)")),
-    (HIT, hit(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
-    (HIT, hit(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
-    (HIT, hit(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
-    (HIT, of(hit(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
-    (HIT, of(hit(1), pod=None), info(HIT, "2mi pages hit the limit")),
-    (HIT, refused(0, 1),
+    (HIT, hugepage_hits(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
+    (HIT, hugepage_hits(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
+    (HIT, hugepage_hits(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
+    (HIT, of(hugepage_hits(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
+    (HIT, of(hugepage_hits(1), pod=None), info(HIT, "2mi pages hit the limit")),
+    (HIT, v1_pages(0, 1),
      info(HIT, "2mi pages could not be reserved, mmap failed with ENOMEM (limit 4 MiB)")),
-    (HIT, refused(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
-    (HIT, refused(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
+    (HIT, v1_pages(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, v1_pages(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
                                    "mmap failed with ENOMEM (limit 4 MiB)")),
     (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
-    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), OK),
-    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
+    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hugepage_hits(1),)), OK),
+    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hugepage_hits(0),)),
      info(HIT, "2mi pages hit the limit")),
     # --- CPU time
     (THROTTLED, SIZES, OK),
@@ -117,11 +117,11 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
      info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
     (THROTTLED, CgroupRuleInput(POD, throttling=SLOW), info(THROTTLED, SHARE)),
     (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
-    (EXCLUSIVE, alone("2-3", 1), OK),
-    (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
-    (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), OK),
-    (EXCLUSIVE, of(alone("2-3"), exclusive=()), OK),
-    (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
+    (EXCLUSIVE, pinned("2-3", 1), OK),
+    (EXCLUSIVE, pinned("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
+    (EXCLUSIVE, of(pinned("2-3"), containers=(pinned("2-3"),)), OK),
+    (EXCLUSIVE, of(pinned("2-3"), exclusive=()), OK),
+    (EXCLUSIVE, of(pinned("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
     # --- memory
     (KILL, memory(32 * MIB), OK),
     (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed: out of memory (limit 32 MiB)")),
@@ -173,7 +173,7 @@ def test_every_cgroup_rule_has_good_and_bad_cases(code: str) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 * MIB, "3 MiB"), (5 << 30, "5 GiB")],
 )
 def test_limit_text_uses_the_largest_whole_unit(size: int, text: str) -> None:
-    answer = detect_hugepage_limit_hit(hit(1, limit=size))
+    answer = detect_hugepage_limit_hit(hugepage_hits(1, limit=size))
     assert isinstance(answer, Finding)
     assert answer.evidence == f"2mi pages hit the limit (limit {text})"
 

@@ -52,7 +52,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Kubepods]:
         yield made
 
 
-def seen(tree: Kubepods) -> tuple[PodCgroup, ...]:
+def live_pods(tree: Kubepods) -> tuple[PodCgroup, ...]:
     answer = read_live_pods(CGROUPFS, tree.cgroup_root, NOW)
     assert answer.is_complete
     return answer.items
@@ -63,13 +63,13 @@ def test_pod_runs_while_a_container_has_a_process(tree: Kubepods) -> None:
     group = tree.make("burstable", POD, ID)
     tree.make("burstable", POD, OTHER)
     with process_in(group):
-        assert seen(tree) == (
+        assert live_pods(tree) == (
             PodCgroup(STATIC, False),
             PodCgroup(POD, True, (ContainerCgroup(ID, True), ContainerCgroup(OTHER, False))),
         )
-    assert [pod.running for pod in seen(tree)] == [False, False]
+    assert [pod.running for pod in live_pods(tree)] == [False, False]
     tree.remove("burstable", POD)
-    assert [pod.uid for pod in seen(tree)] == [STATIC]
+    assert [pod.uid for pod in live_pods(tree)] == [STATIC]
 
 
 def test_processes_in_child_cgroups_count_for_the_container(tree: Kubepods) -> None:
@@ -77,15 +77,15 @@ def test_processes_in_child_cgroups_count_for_the_container(tree: Kubepods) -> N
     below = tree.make("", POD, ID) / "container"
     below.mkdir()
     with process_in(below):
-        assert seen(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
+        assert live_pods(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
 
 
 def test_systemd_cgroup_names_are_parsed() -> None:
     with kubepods_tree("memory", unified=False, systemd=True) as tree:
         with process_in(tree.make("burstable", POD, ID)):
-            assert seen(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
+            assert live_pods(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
         tree.make("", STATIC)
-        assert [pod.uid for pod in seen(tree)] == [STATIC, POD]
+        assert [pod.uid for pod in live_pods(tree)] == [STATIC, POD]
 
 
 def test_pods_of_another_kubelet_are_ignored(tree: Kubepods) -> None:

@@ -63,7 +63,7 @@ def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
         assert sampler.stop(PATIENCE_S)
 
 
-def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
+def until(sampler: Sampler, condition: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
     """Return the first snapshot for which the condition holds, after a wake or by polling."""
     poll = select.poll()
     poll.register(sampler.fileno(), select.POLLIN)
@@ -72,7 +72,7 @@ def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = 
         if poll.poll(1000 if woken else 5) or not woken:
             sampler.clear()
             snapshot = sampler.read()
-            if snapshot is not None and claim(snapshot):
+            if snapshot is not None and condition(snapshot):
                 return snapshot
     raise AssertionError("the condition never held")
 
@@ -263,7 +263,7 @@ def sweep_once(sampler: Sampler) -> tuple[Snapshot, int]:
     return after, after.core.opens - before.core.opens
 
 
-def test_held_descriptor_reads_what_the_kernel_has_now() -> None:
+def test_held_descriptor_reads_the_kernels_current_value() -> None:
     with kubepods_tree("memory", "freezer", unified=False) as tree:
         memory = tree.make(QOS, POD, CONTAINER)
         freezer = tree.roots[1] / tree.directory(QOS, POD, CONTAINER)
@@ -338,7 +338,7 @@ def check_kernel_memory(own_group: str, cgroup_root: str) -> None:
     assert 0.85 < estimate / charged < 1.15, (estimate, charged)
 
 
-def test_estimated_memory_of_held_descriptors_is_what_the_kernel_charges() -> None:
+def test_estimated_memory_of_held_descriptors_equals_the_kernels_charge() -> None:
     with kubepods_tree("memory", unified=False) as tree:
         for number in range(GROUPS - 1):
             tree.make(QOS, POD, f"{number:064}")

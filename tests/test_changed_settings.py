@@ -225,7 +225,7 @@ def test_probation_removed_ends_a_begun_one() -> None:
     assert node.health() is Health.HEALTHY
 
 
-def test_gpu_counter_with_a_shorter_window_keeps_its_raised_fault_until_full() -> None:
+def test_gpu_counter_with_a_shorter_window_keeps_the_fault_until_full() -> None:
     node = GpuNode(correctable_window_s=600, correctable_errors=5)
     node.rest(700)
     node.set_readings(0, ecc_correctable=9)

@@ -152,7 +152,7 @@ def test_command_has_no_descriptors_rights_or_environment_of_the_agent(tmp_path:
     os.set_inheritable(inheritable, True)
     try:
         result = run(
-            "ls -l /proc/self/fd | wc -l; pwd; env; ps -o sid= -p $$ | tr -d ' '; echo $$; umask; ulimit -c;"
+            "ls -l /proc/self/fd | wc -l; pwd; env; cut -d' ' -f6 /proc/$$/stat; echo $$; umask; ulimit -c;"
             "grep -E '^(NoNewPrivs|SigIgn|SigBlk)' /proc/self/status",
             GREETING="hello",
         )
@@ -415,6 +415,17 @@ async def test_end_of_a_command_is_a_result(script: str, finding: str | None, re
         assert (result.finding.code, result.finding.advice) == ("custom.fabric", "restart it")
 
 
+@pytest.mark.parametrize("exit_code", [0, 1, 3])
+async def test_results_of_a_check_count_its_equal_runs(exit_code: int) -> None:
+    results, check = Results(), shell("fabric", f"exit {exit_code}")
+    runner = CustomCheckRunner([check], "node-a", results.set, lambda: (None, ""))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        result = await results.wait("fabric", 2)
+        nursery.cancel_scope.cancel()
+    assert result.equal_passes == result.passes
+
+
 async def test_hung_check_delays_no_other() -> None:
     results = Results()
     checks = [shell("hung", "sleep 1000", period_s=100, timeout_s=100), shell("fast", "exit 0")]
@@ -458,7 +469,7 @@ async def test_changed_checks_keep_the_results_of_others() -> None:
         nursery.cancel_scope.cancel()
 
 
-def gpu(*attributes: tuple[str, str]) -> Report:
+def gpu_report(*attributes: tuple[str, str]) -> Report:
     """Return a report of one GPU with these attributes."""
     health = DeviceHealth("node-a", "gpu-0", "gpu", Health.HEALTHY, Severity.OK, "", at(1), at(1), 30)
     return report_of([health._replace(attributes=attributes)])
@@ -471,13 +482,13 @@ async def test_check_of_a_replaced_device_runs_again_at_once() -> None:
     uuid, bus, other_bus = ("uuid", "GPU-1"), ("pciBusId", "0000:3b:00.0"), ("pciBusId", "0000:5e:00.0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        runner.note_report(gpu(bus))
+        runner.handle_report(gpu_report(bus))
         first = await results.wait("fabric", device="gpu-0")
-        for same in (gpu(uuid, bus), gpu(uuid, other_bus), gpu(), gpu(uuid, bus)):
-            runner.note_report(same)
+        for same in (gpu_report(uuid, bus), gpu_report(uuid, other_bus), gpu_report(), gpu_report(uuid, bus)):
+            runner.handle_report(same)
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert results.newest["fabric", "gpu-0"] is first
-        runner.note_report(gpu(("uuid", "GPU-2"), bus))
+        runner.handle_report(gpu_report(("uuid", "GPU-2"), bus))
         await trio.testing.wait_all_tasks_blocked()
         assert results.newest.get(("fabric", "gpu-0")) is not first
         second = await results.wait("fabric", device="gpu-0")

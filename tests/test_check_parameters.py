@@ -108,7 +108,7 @@ def test_each_kind_of_object_is_checked_at_its_path(make: Make, path: str) -> No
     ]
 
 
-def test_without_types_only_what_holds_for_every_driver_is_checked() -> None:
+def test_parameters_without_types_are_checked_for_size_version_and_kind() -> None:
     large = {**GOOD, "mode": "x" * 10_241}
     size = len(json.dumps(large, separators=(",", ":")))
     checks = check_parameters(claim(*map(config, [GOOD, parameters(), {"mode": "fast"}, large])))

@@ -154,7 +154,7 @@ def test_own_file_that_is_a_link_is_not_read(directory: Path) -> None:
         read_bounded(directory / "link", 10, is_own=True)
 
 
-def test_state_in_a_directory_that_all_may_write_to_is_neither_read_nor_changed(directory: Path) -> None:
+def test_state_in_a_world_writable_directory_is_not_used(directory: Path) -> None:
     save_taints(directory / TAINTS_FILE, Taints())
     before = {path: path.read_bytes() for path in directory.iterdir()}
     directory.chmod(0o777)

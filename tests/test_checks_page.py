@@ -1,4 +1,4 @@
-"""Catalogue of checks: complete, with the right severities, current in docs/, and found by its verb."""
+"""Catalog of checks: complete, with the right severities, current in docs/, and found by its verb."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent.health
-from agent.cli.checks.catalog import LOG_LINES, CheckDescription, check_sections
+from agent.cli.checks.catalog import LOG_LINES, CheckDescription, checks_by_section
 from agent.cli.checks.command import COMMAND, markdown
 from agent.cli.main import main
 from agent.config.config import SETTINGS
@@ -34,11 +34,11 @@ from agent.model.settings import GpuLimits
 
 LIMITS = GpuLimits()
 PAGE = Path(__file__).parent.parent / "docs" / "checks.md"
-GROUPS = check_sections(LIMITS)
+GROUPS = checks_by_section(LIMITS)
 CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------
+# --- the catalog -----------------------------------------------------------------------------------------
 
 
 def test_every_cause_is_listed_once():
@@ -72,7 +72,7 @@ def test_threshold_names_its_unit_and_existing_settings():
 
 
 def test_documented_numbers_match_the_limits():
-    strict = {c.code: c for group in check_sections(GpuLimits(correctable_errors=7)) for c in group.checks}
+    strict = {c.code: c for group in checks_by_section(GpuLimits(correctable_errors=7)) for c in group.checks}
     assert " 7 in 1 h" in strict["gpu.ecc.correctable_rate"].threshold
 
 
@@ -138,7 +138,7 @@ def test_sxid_is_as_severe_as_its_row():
         assert CHECKS[f"gpu.fabric.sxid.{code}"].severity is decide_sxid(row, None).severity
 
 
-def test_try_it_kernel_log_lines_are_parsed():
+def test_kernel_log_lines_in_try_it_texts_are_parsed():
     kinds = {
         fault_log.INIT_FAILED: xid_lines.InitFailedLine,
         fault_log.LINK_SETUP_FAILED: xid_lines.LinkSetupFailedLine,
@@ -153,7 +153,7 @@ def test_try_it_kernel_log_lines_are_parsed():
         assert (line.code, line.fatal, line.link) == (code, *stated)
 
 
-def test_try_it_host_lines_match_their_rules():
+def test_host_log_lines_in_try_it_texts_raise_their_checks():
     written = {
         check.code: text.replace("<address>", "0000:3b:00.0")
         for check in CHECKS.values()
@@ -232,12 +232,23 @@ def test_no_text_breaks_a_table_of_the_checks_page():
 
 
 @pytest.mark.parametrize("name", ["gpu.md", "host.md", "declared-devices.md"])
-def test_operators_page_names_only_existing_things(name):
+def test_operators_page_names_only_existing_codes_keys_and_links(name):
     page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
     heads = "|".join({one.partition(".")[0] for one in known})
     assert set(re.findall(rf"`((?:{heads})\.(?!example)[a-z_.-]+)`", page)) <= known
     assert all((PAGE.parent / link).exists() for link in re.findall(r"\]\(([a-z.-]+)\)", page))
+
+
+@pytest.mark.parametrize(
+    "name", ["cluster.md", "explain.md", "fleet.md", "history.md", "replay.md", "taints.md"]
+)
+def test_sample_output_names_only_existing_checks(name):
+    page = (PAGE.parent / name).read_text()
+    known = {*CHECKS, *(setting.key for setting in SETTINGS)}
+    found = set(re.findall(r"\b((?:gpu|mem|nic|pci|cgroup)\.[a-z_.-]*[a-z])\b", page))
+    names = {one for one in found if not one.startswith(("gpu.example.com", "gpu.md"))}
+    assert names <= known | {"gpu.xid"}
 
 
 def test_only_commands_are_formatted_as_commands():
@@ -279,6 +290,24 @@ def test_code_prefix_shows_all_matches(capsys):
     codes = re.findall(r"^  (\S+)", output_of(capsys, "gpu.remap"), re.MULTILINE)
     assert codes == ["gpu.remap.failure", "gpu.remap.pending"]
     assert len(output_of(capsys, "gpu.xid").splitlines()) == 1 + len(XIDS)
+
+
+def test_family_of_the_configuration_shows_its_checks(capsys):
+    assert output_of(capsys, "gpu.remap.*") == output_of(capsys, "gpu.remap")
+    assert output_of(capsys, "custom.*") == output_of(capsys, "custom")
+
+
+@pytest.mark.parametrize(
+    ("code", "listed"),
+    [
+        ("custom.fabric", "custom.<name>"),
+        ("custom.fabric.unknown", "custom.<name>.unknown"),
+        ("check.link.expired", "check.<name>.expired"),
+        ("check.link.unreadable", "check.<name>.unreadable"),
+    ],
+)
+def test_code_with_the_name_of_a_check_is_explained(capsys, code, listed):
+    assert output_of(capsys, code).startswith(f"{listed}  ")
 
 
 @pytest.mark.parametrize("word", ["nvlink", "NVLink", "pcie", "aer", "recovery_action"])

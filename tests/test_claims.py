@@ -56,7 +56,7 @@ def claim_of(results: list[Any], configs: list[Any] | None = None, version: str 
     }
 
 
-def refused(obj: Any, ref: ClaimRef | None = None) -> DriverError:
+def parse_error(obj: Any, ref: ClaimRef | None = None) -> DriverError:
     with pytest.raises(DriverError) as caught:
         parse_claim(obj, DRIVER, ref)
     return caught.value
@@ -131,13 +131,13 @@ def test_null_fields_count_as_missing() -> None:
 @pytest.mark.parametrize("status", [None, {}, {"allocation": None}, {"reservedFor": []}])
 def test_claim_without_allocation_is_transient(status: Any) -> None:
     obj = claim_of([]) | {"status": status}
-    error = refused(obj)
+    error = parse_error(obj)
     assert isinstance(error, TransientError)
     assert error.code == "claim.unallocated"
 
 
 def test_recreated_claim_is_transient() -> None:
-    error = refused(claim_of([result("g", "gpu-3")]), REF._replace(uid="another"))
+    error = parse_error(claim_of([result("g", "gpu-3")]), REF._replace(uid="another"))
     assert isinstance(error, TransientError)
     assert error.code == "claim.uid_mismatch"
     assert "another" in error.summary
@@ -145,14 +145,14 @@ def test_recreated_claim_is_transient() -> None:
 
 
 def test_claim_of_another_name_is_malformed() -> None:
-    error = refused(claim_of([result("g", "gpu-3")]), REF._replace(name="serve"))
+    error = parse_error(claim_of([result("g", "gpu-3")]), REF._replace(name="serve"))
     assert error.code == "claim.malformed"
     assert error.summary == "metadata: is of claim team-a/train, but the kubelet requested team-a/serve"
 
 
 @pytest.mark.parametrize("results", [[], [result("n", "nic-0", "nic.example.com")]])
 def test_claim_without_result_for_the_driver_is_transient(results: list[Any]) -> None:
-    error = refused(claim_of(results))
+    error = parse_error(claim_of(results))
     assert isinstance(error, TransientError)
     assert error.code == "claim.no_result_for_driver"
 
@@ -221,7 +221,7 @@ def test_malformed_claim_is_transient_and_names_the_field(
     for key in place[:-1]:
         at = at[key]
     at[place[-1]] = value
-    error = refused(obj)
+    error = parse_error(obj)
     assert isinstance(error, TransientError)
     assert error.code == "claim.malformed"
     assert error.summary == text
@@ -240,7 +240,7 @@ def test_malformed_claim_is_transient_and_names_the_field(
     ],
 )
 def test_invalid_parameters_are_bad_config(parameters: Any, text: str) -> None:
-    error = refused(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
+    error = parse_error(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
     assert isinstance(error, BadConfigError)
     assert error.code == "config.decode"
     assert error.summary == f"status.allocation.devices.config[0].opaque.parameters: {text}"
@@ -257,7 +257,7 @@ def test_deeply_nested_parameters_are_rejected(depth: int) -> None:
     parameters: dict[str, Any] = {}
     for _ in range(depth):
         parameters = {"a": parameters}
-    error = refused(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
+    error = parse_error(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
     assert error.summary.endswith(f"is nested deeper than {DEPTH_MAX} levels")
 
 

@@ -132,7 +132,7 @@ def test_clear_of_one_gpu_keeps_faults_of_another() -> None:
     assert node.health("gpu-1") is Health.UNHEALTHY
 
 
-@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver"])
+@pytest.mark.parametrize("name", ["uuid", "bus", "PCI:{}", "0000{}", "driver", "pool"])
 def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node = ClearNode()
     gpu = node.gpus[1]
@@ -141,6 +141,7 @@ def test_device_is_found_by_each_of_its_names(name: str) -> None:
     node.rest(30)
     assert node.health("a") is Health.UNHEALTHY
     names = {"uuid": gpu.uuid, "bus": gpu.bus.upper(), "driver": f"{DRIVER}/p/a"}
+    names["pool"] = f"{node.settings.node}/gpu-1"
     assert cleared(node.clear(names.get(name) or name.format(gpu.bus))) == [("gpu-1", "gpu.xid.62")]
     assert node.health("a") is node.health("gpu-1") is Health.HEALTHY
     assert node.report is not None
@@ -355,7 +356,7 @@ def test_clear_of_shared_fault_is_refused_while_other_gpu_is_lost() -> None:
         ("cpu-node0", "", ClearRefusal.UNKNOWN, "cpu-node0 has no latched fault"),
     ],
 )
-def test_refusal_names_what_cannot_be_cleared(
+def test_refused_clear_names_the_fault_that_cannot_be_cleared(
     device: str, code: str, refusal: ClearRefusal, text: str
 ) -> None:
     node = ClearNode()
@@ -487,7 +488,7 @@ def test_fault_that_driver_without_devices_reports_is_of_host_device() -> None:
     assert node.health("gpu-0") is Health.HEALTHY
 
 
-def test_fault_of_gpu_driver_reaches_all_gpus_that_driver_without_devices_serves() -> None:
+def test_fault_reported_without_declared_devices_reaches_the_host_gpus() -> None:
     node = ClearNode()
     node.report_fault("gpu-0", "gpu.driver.init", pool=node.settings.node)
     node.next()
@@ -517,7 +518,7 @@ def test_fault_of_host_device_moves_to_device_that_driver_declares_later() -> No
     node.declared = (DriverDevice(DRIVER, node.settings.node, "gpu-0", part, 0),)
     node.rest(5)
     assert node.open_codes("gpu-0") == []
-    found = next(one for one in node.evaluate().devices if one.driver == DRIVER)
+    found = next(device for device in node.evaluate().devices if device.driver == DRIVER)
     assert [cause.code for cause in found.causes] == ["fpga.stuck"]
 
 
@@ -532,7 +533,7 @@ def test_clear_of_gpu_ends_fault_that_driver_reported_of_it() -> None:
     assert node.health("gpu-0") is node.health("a") is Health.HEALTHY
 
 
-def test_driver_reported_fault_is_cleared_without_latched_fault_of_lost_gpu() -> None:
+def test_driver_fault_is_cleared_while_the_fault_of_a_lost_gpu_stays() -> None:
     node = ClearNode()
     node.declare(a=DeclaredGpuDevice(node.gpus[0].bus, "", -1, -1))
     node.next()

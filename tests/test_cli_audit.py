@@ -147,7 +147,7 @@ def test_finding_shows_arithmetic_and_consequence(capsys, node):
         "    c1      cpu quota  900000 us  400000 us  lower",
         "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims",
-        "      → it is throttled before it uses its allocation",
+        "      → the cgroup is throttled before it uses its allocation",
     ]
     assert out.endswith("\n\n1 pod: 1 not as expected\n")
 
@@ -197,7 +197,7 @@ def test_json_has_every_field(capsys, node):
         "actual": "max",
         "verdict": "unlimited",
         "why": "unlimited, expected 9Gi: 4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes",
-        "risk": "it can use memory allocated to others",
+        "risk": "the cgroup can use memory allocated to others",
     }
 
 
@@ -241,14 +241,14 @@ def test_vanished_container_is_shown_once(capsys, node):
     assert "    c1      all                        vanished\n      the cgroup is gone\n" in out
 
 
-def test_finding_outweighs_unevaluated_knobs_in_the_exit_code(capsys, tmp_path):
+def test_finding_outweighs_unevaluated_settings_in_the_exit_code(capsys, tmp_path):
     node = node_of(tmp_path, kep_pod(), kep_pod("q", OTHER, "beef" * 16), burstable=547)
     write_cgroup(node.cgroups, systemd_path(OTHER, "beef" * 16), {"cpu.weight": "torn"})
     write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.max": 1 << 20})
     assert run(capsys, node)[0] == 1
 
 
-def test_unreadable_knob_is_a_finding_with_its_reason(capsys, node):
+def test_unreadable_setting_is_a_finding_with_its_reason(capsys, node):
     write_cgroup(node.cgroups, systemd_path(), {"cpu.weight": "torn"})
     code, out = run(capsys, node)
     assert code == 1
@@ -289,7 +289,7 @@ def test_qos_classes_are_evaluated_only_if_all_pods_are_known(capsys, tmp_path):
     node.write(kep_pod())
     code, out = run(capsys, node)
     assert code == 0
-    assert f"1 pods have cgroups but are not listed: {OTHER}" in out
+    assert f"unlisted pods with cgroups (1): {OTHER}" in out
     assert "QoS classes: not audited, their weight is the sum over all pods" in out
 
 
@@ -334,7 +334,7 @@ def test_qos_class_that_becomes_wrong_in_the_second_audit_is_quiet(capsys, node,
     waits.meanwhile = swap
     code, out = run(capsys, node)
     assert (code, waits.seconds) == (3, [61])
-    assert "seen once; the kubelet rewrites it about once a minute" in out
+    assert "seen once; the kubelet rewrites this setting about once a minute" in out
 
 
 def test_right_qos_classes_and_a_single_pod_need_no_second_audit(capsys, node, waits):
@@ -347,7 +347,7 @@ def test_right_qos_classes_and_a_single_pod_need_no_second_audit(capsys, node, w
 def test_listed_pod_without_a_cgroup_leaves_qos_classes_unaudited(capsys, node, waits):
     node.write(kep_pod(), kep_pod("gone", OTHER, "beef" * 16))
     out = run(capsys, node)[1]
-    assert f"1 pods are listed but have no cgroup: {OTHER}" in out
+    assert f"listed pods without a cgroup (1): {OTHER}" in out
     assert "QoS classes: not audited, their weight is the sum over all pods" in out
     assert waits.seconds == []
 
@@ -436,7 +436,7 @@ def test_exclusive_cpus_of_the_kubelet_lift_the_quota(capsys, tmp_path):
 
 
 @pytest.fixture
-def driven(tmp_path: Path) -> Node:
+def node_with_exclusive_cpus(tmp_path: Path) -> Node:
     """A node whose pod has exclusive CPUs 2-3 from a driver, as expected."""
     pod = kep_pod()
     pod["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
@@ -456,46 +456,48 @@ def driven(tmp_path: Path) -> Node:
     return node
 
 
-def test_exclusive_cpus_of_a_driver_are_expected(capsys, driven):
-    code, out = run(capsys, driven, "p")
+def test_exclusive_cpus_of_a_driver_are_expected(capsys, node_with_exclusive_cpus):
+    code, out = run(capsys, node_with_exclusive_cpus, "p")
     assert code == 0
     assert re.search(r"^    c1 +cpus +CPUs 2-3 +CPUs 2-3 +match$", out, re.MULTILINE)
     assert "      CPUs 2-3 from a driver\n" in out
     assert "not known" not in out
 
 
-def test_container_on_other_cpus_is_found(capsys, driven):
+def test_container_on_other_cpus_is_found(capsys, node_with_exclusive_cpus):
     write_cgroup(
-        driven.cgroups, systemd_path(UID, CONTAINER), {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"}
+        node_with_exclusive_cpus.cgroups,
+        systemd_path(UID, CONTAINER),
+        {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"},
     )
-    code, out = run(capsys, driven)
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 1
     assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in out
     assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in out
-    assert "→ it runs on CPUs allocated to others" in out
+    assert "→ the cgroup runs on CPUs allocated to others" in out
 
 
-def test_throttled_exclusive_cpus_are_a_risk(capsys, driven):
+def test_throttled_exclusive_cpus_are_a_risk(capsys, node_with_exclusive_cpus):
     stat = "usage_usec 1\nnr_periods 9\nnr_throttled 7"
-    write_cgroup(driven.cgroups, systemd_path(UID, CONTAINER), {"cpu.stat": stat})
-    code, out = run(capsys, driven)
+    write_cgroup(node_with_exclusive_cpus.cgroups, systemd_path(UID, CONTAINER), {"cpu.stat": stat})
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 0
     assert "● default/p" in out
     assert "    cpus.exclusive_throttled  c1: throttled at " in out
 
 
-def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, driven):
-    (driven.top / "kubelet/dra_manager_state").unlink()
-    code, out = run(capsys, driven)
+def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, node_with_exclusive_cpus):
+    (node_with_exclusive_cpus.top / "kubelet/dra_manager_state").unlink()
+    code, out = run(capsys, node_with_exclusive_cpus)
     assert code == 0
     assert "exclusive CPUs of drivers: " in out
     assert "dra_manager_state: No such file or directory" in " ".join(out.split())
 
 
-def test_invalid_declaration_is_named(capsys, driven):
-    (driven.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
-    out = " ".join(run(capsys, driven)[1].split())
-    path = f"{driven.top}/run/devices.d/{DRIVER}.toml"
+def test_invalid_declaration_is_named(capsys, node_with_exclusive_cpus):
+    (node_with_exclusive_cpus.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
+    out = " ".join(run(capsys, node_with_exclusive_cpus)[1].split())
+    path = f"{node_with_exclusive_cpus.top}/run/devices.d/{DRIVER}.toml"
     assert f"exclusive CPUs of drivers: declaration file {path}: file format version 7" in out
 
 
@@ -520,7 +522,7 @@ def test_wrong_memory_qos_is_found_with_its_arithmetic(capsys, node):
     assert code == 1
     assert re.search(r"^    c1 +memory high +5632Mi +4Gi +lower$", out, re.MULTILINE)
     assert "2Gi (request) + 0.5 * (9Gi (limit) - 2Gi) -> 5905580032 bytes" in out
-    assert "→ it is throttled before it uses its allocation" in out
+    assert "→ the cgroup is throttled before it uses its allocation" in out
     assert out.count("  lower") == 1
 
 
@@ -629,10 +631,23 @@ def test_quota_period_of_the_configuration_is_expected(capsys, node):
 # --- refused arguments, and pods of several nodes -----------------------------------------------------------
 
 
+def test_pods_on_standard_input_are_audited(capsys, node):
+    before = os.dup(0)
+    try:
+        with open(node.pods, "rb") as file:
+            os.dup2(file.fileno(), 0)
+        code, out = run(capsys, node, "--pods", "-", pods=False)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert code == 0
+    assert "1 pod in a file" in out
+
+
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (("unknown",), "no pod 'unknown' among the 1 pods of this node"),
+        (("unknown",), "no pod 'unknown' among the 1 pod of this node"),
         (("default/o",), "did you mean 'default/p'?"),
         (("--kubelet-version", "new"), "--kubelet-version: kubelet version 'new' is not a version"),
         (("--kubelet-config", "/nonexistent"), "/nonexistent: No such file or directory"),
@@ -737,6 +752,20 @@ def test_claim_amounts_that_the_kubelet_does_not_know_are_not_compared(capsys, s
         code, out = run(capsys, node, pods=False)
         assert code == 1
         assert "    pod     cpu quota                        at least 400000 us  399999 us  lower\n" in out
+
+
+def test_pod_of_an_extended_resource_claim_is_selected_by_the_checkpoint(capsys, short_tmp):
+    node = node_of(short_tmp, kep_pod())
+    gpu = devices(device("gpu-0"))
+    prepared = claim("c", name="p-extended", namespace="default", pods=[UID], drivers=gpu)
+    with pods_api(node, kubelets_pod()):
+        assert "p  Burstable" not in run(capsys, node, pods=False)[1], "the kubelet's object names no claim"
+        file = node.top / "kubelet/dra_manager_state"
+        file.write_bytes(checkpoint([prepared]))
+        assert "◌ default/p  Burstable  not evaluated\n" in run(capsys, node, pods=False)[1]
+        file.write_bytes(b"{")
+        unread = run(capsys, node, pods=False)[1]
+        assert "pods with claims for extended resources: claims checkpoint" in unread
 
 
 def test_without_pods_the_alternative_is_shown(capsys, node):

@@ -19,8 +19,8 @@ from cli_reports import (
     THROTTLED,
     device,
     gpu,
-    instance,
     instant,
+    mig_instance,
     report,
     source,
 )
@@ -33,7 +33,7 @@ from agent.cli.output.log import (
     is_journal,
     log_formatter,
 )
-from agent.cli.output.report_changes import ReportChange, report_changes
+from agent.cli.output.report_changes import ReportChange, changes_between_reports
 from agent.model.health import NonDeviceCause, Severity
 from agent.model.reading import SourceState
 from agent.model.report import Report
@@ -41,7 +41,7 @@ from agent.model.snapshot import NativeCoreStats
 
 
 def test_first_report_lists_devices_and_failing_sources():
-    lines = [str(change) for change in report_changes(None, BUSY)]
+    lines = [str(change) for change in changes_between_reports(None, BUSY)]
     assert lines[0] == "2026-11-21T10:04:04Z cpu-node0 Healthy"
     assert lines[3] == (
         "2026-11-21T10:04:04Z hugepages-2mi-node0 Unhealthy "
@@ -58,26 +58,26 @@ def test_first_report_lists_devices_and_failing_sources():
 
 def test_unchanged_report_has_no_changes():
     again = replace(BUSY, devices=tuple(d._replace(verified=instant()) for d in BUSY.devices))
-    assert report_changes(BUSY, again) == []
+    assert changes_between_reports(BUSY, again) == []
 
 
 def test_changed_device_is_the_only_change():
     before = report(device("cpu-node0"), device("cpu-node1"))
     now = report(device("cpu-node0"), device("cpu-node1", THROTTLED))
-    (change,) = report_changes(before, now)
+    (change,) = changes_between_reports(before, now)
     assert change.text == "cpu-node1 Degraded cpu.throttled.core: 10 events or more in 60 s"
     assert change.severity is Severity.DEGRADED
-    (back,) = report_changes(now, before)
+    (back,) = changes_between_reports(now, before)
     assert back.text == "cpu-node1 Healthy"
 
 
 def test_new_cause_of_an_unhealthy_device_is_a_change():
     before = report(device("hugepages-2mi-node0", SHRUNK))
-    assert len(report_changes(before, report(device("hugepages-2mi-node0", SHRUNK, THROTTLED)))) == 1
+    assert len(changes_between_reports(before, report(device("hugepages-2mi-node0", SHRUNK, THROTTLED)))) == 1
 
 
 def test_missing_device_is_a_change():
-    (change,) = report_changes(report(device("gpu-0"), device("gpu-1")), report(device("gpu-0")))
+    (change,) = changes_between_reports(report(device("gpu-0"), device("gpu-1")), report(device("gpu-0")))
     assert change.text == "gpu-1 gone no longer reported"
     assert change.severity is Severity.UNKNOWN
 
@@ -85,7 +85,7 @@ def test_missing_device_is_a_change():
 def test_devices_of_two_pools_are_separate():
     before = report(device("gpu-0"), device("gpu-0", pool="other"))
     now = report(device("gpu-0"), device("gpu-0", SHRUNK, pool="other"))
-    assert [change.subject for change in report_changes(before, now)] == ["other/gpu-0"]
+    assert [change.subject for change in changes_between_reports(before, now)] == ["other/gpu-0"]
 
 
 def test_source_state_is_a_change_but_its_failure_count_is_not():
@@ -93,15 +93,19 @@ def test_source_state_is_a_change_but_its_failure_count_is_not():
         return report(sources=(source("cpus", state, failures, detail),))
 
     healthy, bad = seen(SourceState.OK, 0), seen(SourceState.FAILING, 1, "EIO")
-    assert [c.text for c in report_changes(healthy, bad)] == ["source cpus failing EIO"]
-    assert report_changes(bad, seen(SourceState.FAILING, 2, "EIO")) == []
-    assert [c.text for c in report_changes(bad, seen(SourceState.OK, 2, "EIO"))] == ["source cpus ok"]
+    assert [c.text for c in changes_between_reports(healthy, bad)] == ["source cpus failing EIO"]
+    assert changes_between_reports(bad, seen(SourceState.FAILING, 2, "EIO")) == []
+    assert [c.text for c in changes_between_reports(bad, seen(SourceState.OK, 2, "EIO"))] == [
+        "source cpus ok"
+    ]
 
 
 def test_node_without_devices_lists_absent_sources():
-    found = report_changes(None, report(sources=(source("cpus", SourceState.ABSENT), source("throttle"))))
+    found = changes_between_reports(
+        None, report(sources=(source("cpus", SourceState.ABSENT), source("throttle")))
+    )
     assert [c.text for c in found] == ["devices none no device was found", "source cpus absent"]
-    (change,) = report_changes(report(), report(device("gpu-0")))
+    (change,) = changes_between_reports(report(), report(device("gpu-0")))
     assert change.text == "gpu-0 Healthy"
 
 
@@ -110,32 +114,32 @@ def test_unwatched_cgroups_are_a_change():
         return report(device("gpu-0"), sources=(source("cgroups"),), core=NativeCoreStats(**core))
 
     good, worse = seen(), seen(groups_dropped=2000, unwatched=1)
-    (change,) = report_changes(good, worse)
+    (change,) = changes_between_reports(good, worse)
     assert change.text == (
         "cgroups incomplete 2,000 not watched, see cgroups.max-groups; "
         "the kernel refused 1 inotify watch, read by the sweep instead"
     )
     assert change.severity is Severity.DEGRADED
-    assert report_changes(worse, worse) == []
-    assert [c.text for c in report_changes(worse, good)] == ["cgroups ok"]
+    assert changes_between_reports(worse, worse) == []
+    assert [c.text for c in changes_between_reports(worse, good)] == ["cgroups ok"]
 
 
 def test_each_inotify_overflow_is_a_change():
     before, now = report(core=NativeCoreStats(overflows=1)), report(core=NativeCoreStats(overflows=2))
-    (change,) = report_changes(before, now)
+    (change,) = changes_between_reports(before, now)
     assert change.text == "inotify overflowed 2 times, and everything was read again each time"
-    assert report_changes(now, now) == []
+    assert changes_between_reports(now, now) == []
 
 
 def test_unchanged_note_is_no_change():
     noted = report(notes=(NonDeviceCause("pod 1", HIT),))
-    (change,) = report_changes(report(), noted)
+    (change,) = changes_between_reports(report(), noted)
     assert change.text == "pod 1 note cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit"
-    assert report_changes(noted, noted) == []
+    assert changes_between_reports(noted, noted) == []
 
 
 def test_container_id_in_a_change_is_cut_to_13_digits():
-    (change,) = report_changes(
+    (change,) = changes_between_reports(
         report(), report(notes=(NonDeviceCause(f"pod 1 container {'9b1d' * 16}", HIT),))
     )
     assert change.text.startswith("pod 1 container 9b1d9b1d9b1d9 note ")
@@ -145,11 +149,11 @@ def test_note_with_new_evidence_and_its_end_are_changes():
     hung, worse = (
         report(notes=(NonDeviceCause("node", cause),)) for cause in (HUNG, replace(HUNG, evidence="two"))
     )
-    assert [c.text for c in report_changes(report(), hung)] == [
+    assert [c.text for c in changes_between_reports(report(), hung)] == [
         "node Degraded node.hung_task: blocked for minutes: dd"
     ]
-    assert [c.text for c in report_changes(hung, worse)] == ["node Degraded node.hung_task: two"]
-    (ended,) = report_changes(worse, report())
+    assert [c.text for c in changes_between_reports(hung, worse)] == ["node Degraded node.hung_task: two"]
+    (ended,) = changes_between_reports(worse, report())
     assert (ended.text, ended.severity) == ("node over node.hung_task", Severity.OK)
 
 
@@ -157,10 +161,10 @@ def test_note_with_new_evidence_and_its_end_are_changes():
 def test_pod_name_that_comes_or_goes_is_no_change(container: str):
     named = NonDeviceCause(f"pod u-1 (team-a/train-0){container}", HUNG)
     unnamed = NonDeviceCause(f"pod u-1{container}", HUNG)
-    assert report_changes(report(notes=(named,)), report(notes=(unnamed,))) == []
-    assert report_changes(report(notes=(unnamed,)), report(notes=(named,))) == []
+    assert changes_between_reports(report(notes=(named,)), report(notes=(unnamed,))) == []
+    assert changes_between_reports(report(notes=(unnamed,)), report(notes=(named,))) == []
     other = NonDeviceCause(f"pod u-2 (team-a/train-0){container}", HUNG)
-    states = [one.state for one in report_changes(report(notes=(named,)), report(notes=(other,)))]
+    states = [one.state for one in changes_between_reports(report(notes=(named,)), report(notes=(other,)))]
     assert states == ["Degraded", "over"]
 
 
@@ -168,28 +172,30 @@ def test_new_source_is_a_change_only_if_it_fails():
     before = report(device("cpu-node0"), sources=(source("cpus"),))
     states = (SourceState.STARTING, SourceState.OK, SourceState.FAILING)
     starting, working, failing = (replace(before, sources=(source("cpus"), source("pci", s))) for s in states)
-    assert report_changes(before, starting) == report_changes(starting, working) == []
-    assert [c.text for c in report_changes(starting, failing)] == ["source pci failing"]
+    assert changes_between_reports(before, starting) == changes_between_reports(starting, working) == []
+    assert [c.text for c in changes_between_reports(starting, failing)] == ["source pci failing"]
 
 
 def test_absent_uevents_are_a_change_with_the_reason():
     absent = source("uevents", SourceState.ABSENT, 0, "none in this namespace", vital=False)
-    (_, *others) = report_changes(None, report(device("cpu-node0"), sources=(absent,)))
+    (_, *others) = changes_between_reports(None, report(device("cpu-node0"), sources=(absent,)))
     assert [c.text for c in others if c.subject == "source uevents"] == [
         "source uevents absent none in this namespace"
     ]
 
 
 def test_change_is_one_printable_line():
-    (change,) = report_changes(
+    (change,) = changes_between_reports(
         None, report(device("gpu-0", severity=Severity.UNHEALTHY, message="a\nb\x1b[2J"))
     )
     assert str(change).isprintable()
 
 
 def test_fault_of_a_gpu_and_its_instances_is_one_line():
-    healthy = report(gpu(1), *(instance(n, 1) for n in range(7)))
-    (change,) = report_changes(healthy, report(gpu(1, LOST), *(instance(n, 1, LOST) for n in range(7))))
+    healthy = report(gpu(1), *(mig_instance(n, 1) for n in range(7)))
+    (change,) = changes_between_reports(
+        healthy, report(gpu(1, LOST), *(mig_instance(n, 1, LOST) for n in range(7)))
+    )
     assert change.subject == "gpu-1"
     assert change.text == (
         "gpu-1 Unhealthy gpu.lost: NVML returned 15, the GPU is lost (and its 7 instances; "
@@ -198,14 +204,19 @@ def test_fault_of_a_gpu_and_its_instances_is_one_line():
 
 
 def test_instance_worse_than_its_gpu_has_its_own_line():
-    before, now = report(gpu(1), instance(1, 1)), report(gpu(1, LOST), instance(1, 1, LOST, CONTAINED))
-    assert [change.subject for change in report_changes(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
-    (change,) = report_changes(report(gpu(1), instance(1, 1)), report(gpu(1), instance(1, 1, CONTAINED)))
+    before, now = (
+        report(gpu(1), mig_instance(1, 1)),
+        report(gpu(1, LOST), mig_instance(1, 1, LOST, CONTAINED)),
+    )
+    assert [change.subject for change in changes_between_reports(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
+    (change,) = changes_between_reports(
+        report(gpu(1), mig_instance(1, 1)), report(gpu(1), mig_instance(1, 1, CONTAINED))
+    )
     assert change.subject == "gpu-1-mig-1-0"
 
 
 def test_first_report_has_one_line_per_healthy_gpu():
-    lines = [change.text for change in report_changes(None, GPUS)]
+    lines = [change.text for change in changes_between_reports(None, GPUS)]
     assert lines[0] == "gpu-0 Healthy (and its 7 instances)"
     names = ["gpu-0", "gpu-1", "gpu-2", "gpu-2-mig-1-0", "gpu-2-mig-2-0", "gpu-3"]
     assert [line.split()[0] for line in lines] == names
@@ -213,29 +224,31 @@ def test_first_report_has_one_line_per_healthy_gpu():
 
 
 def test_gone_instances_share_the_line_of_their_gone_gpu():
-    without_mig, with_mig = report(gpu(1)), report(gpu(1), instance(1, 1), instance(2, 1))
-    assert [c.text for c in report_changes(with_mig, without_mig)] == [
+    without_mig, with_mig = report(gpu(1)), report(gpu(1), mig_instance(1, 1), mig_instance(2, 1))
+    assert [c.text for c in changes_between_reports(with_mig, without_mig)] == [
         f"gpu-1-mig-{n}-0 gone no longer reported" for n in (1, 2)
     ]
-    (change,) = report_changes(replace(with_mig, devices=(gpu(0), *with_mig.devices)), report(gpu(0)))
+    (change,) = changes_between_reports(
+        replace(with_mig, devices=(gpu(0), *with_mig.devices)), report(gpu(0))
+    )
     assert change.text == "gpu-1 gone no longer reported (and its 2 instances)"
 
 
 def test_hardware_identity_is_no_change():
     plain = gpu(1, LOST)._replace(attributes=())
-    assert report_changes(report(plain), report(gpu(1, LOST))) == []
-    assert report_changes(report(gpu(1)), report(gpu(1, FAULT)))[0].details == ""
+    assert changes_between_reports(report(plain), report(gpu(1, LOST))) == []
+    assert changes_between_reports(report(gpu(1)), report(gpu(1, FAULT)))[0].details == ""
 
 
 def test_absent_nvml_is_a_change_only_if_it_was_there():
     absent = source("nvml", SourceState.ABSENT, 0, "no libnvidia-ml.so.1", vital=False)
-    assert [c.subject for c in report_changes(None, report(device("cpu-node0"), sources=(absent,)))] == [
-        "cpu-node0"
-    ]
+    assert [
+        c.subject for c in changes_between_reports(None, report(device("cpu-node0"), sources=(absent,)))
+    ] == ["cpu-node0"]
     back = report(device("cpu-node0"), sources=(absent._replace(state=SourceState.OK),))
-    assert [c.text for c in report_changes(back, report(device("cpu-node0"), sources=(absent,)))] == [
-        "source nvml absent"
-    ]
+    assert [
+        c.text for c in changes_between_reports(back, report(device("cpu-node0"), sources=(absent,)))
+    ] == ["source nvml absent"]
 
 
 # --- the log -----------------------------------------------------------------------------------------------
@@ -281,27 +294,29 @@ def test_journal_is_recognized_by_device_and_inode(tmp_path):
 
 
 def test_info_cause_of_a_healthy_device_is_a_change():
-    (change,) = report_changes(report(gpu(0)), report(gpu(0, FAULT)))
+    (change,) = changes_between_reports(report(gpu(0)), report(gpu(0, FAULT)))
     assert (change.text, change.severity) == ("gpu-0 Healthy gpu.xid.31: 1 time", Severity.INFO)
 
 
 def test_source_of_a_reported_gpu_has_no_line():
     before = report(gpu(0), sources=(source("gpu-0"), source("nvml")))
     fails = (source("gpu-0", SourceState.FAILING, 1, "NVML returned 15"), source("nvml"))
-    lines = [change.text for change in report_changes(before, report(gpu(0, LOST), sources=fails))]
+    lines = [change.text for change in changes_between_reports(before, report(gpu(0, LOST), sources=fails))]
     assert [line.split()[0] for line in lines] == ["gpu-0"]
 
 
 def test_source_with_the_name_of_a_declared_device_has_a_line():
     declared = gpu(0)._replace(driver="nic.example.com", device="nic", kind="nic")
     fails = (source("nic", SourceState.FAILING, 5, "sysfs: EIO"),)
-    assert "source nic" in [one.subject for one in report_changes(None, report(declared, sources=fails))]
+    assert "source nic" in [
+        report.subject for report in changes_between_reports(None, report(declared, sources=fails))
+    ]
 
 
 def test_source_of_an_unreported_gpu_has_a_line():
     before = report(gpu(0), sources=(source("gpu-1"),))
     fails = (source("gpu-1", SourceState.FAILING, 1, "NVML returned 3"),)
-    assert [change.subject for change in report_changes(before, report(gpu(0), sources=fails))] == [
+    assert [change.subject for change in changes_between_reports(before, report(gpu(0), sources=fails))] == [
         "source gpu-1"
     ]
 
@@ -376,7 +391,7 @@ def test_line_of_a_change_is_shorter_than_4_kib(letter: str):
     causes = [replace(THROTTLED, evidence=letter * 3000) for _ in range(3)]
     long = device("cpu-node0", *causes, message="", severity=Severity.INFO, serial="42")
     note = NonDeviceCause("pod " + "p" * 300, replace(THROTTLED, evidence=letter * 9000))
-    lines = [str(change) for change in report_changes(None, report(long, notes=(note,)))]
+    lines = [str(change) for change in changes_between_reports(None, report(long, notes=(note,)))]
     sizes = [len(f"{line}\n".encode()) for line in lines]
     assert len(lines) == 2
     assert all(4000 < size <= 4096 for size in sizes)

@@ -69,7 +69,7 @@ def test_text_has_meaning_consequence_and_the_kubelet_line(command):
     assert command.run("--errno", "ENOSPC", "--doing", "cdi") == (
         0,
         "cdi.write  transient\n"
-        "  A retry can help: the driver retries within the call, then the kubelet does.\n"
+        "  A retry can help: by the embedded library within the call, then by the kubelet.\n"
         "\n"
         "  error        ENOSPC (No space left on device) while writing a CDI file\n"
         "  meaning      the CDI file could not be written\n"

@@ -58,6 +58,7 @@ def test_values_of_a_flag_are_completed_in_both_forms(script: Path) -> None:
 def test_values_of_an_argument_are_completed(script: Path) -> None:
     assert completed(script, "config", "") == ["show", "check", "schema"]
     assert completed(script, "completion", "z") == ["zsh"]
+    assert completed(script, "config", "check", "") == [], "the next argument is a file"
 
 
 def test_other_values_are_left_to_the_shell(script: Path) -> None:

@@ -21,7 +21,7 @@ def no_environment(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def everything(tmp_path):
+def full_config_file(tmp_path):
     path = tmp_path / "all.toml"
     path.write_text(EVERYTHING)
     return path
@@ -55,11 +55,11 @@ def violations(value: Any, schema: dict[str, Any], place: str = "") -> list[str]
     return found
 
 
-def test_shown_configuration_is_a_file_with_the_same_values(everything, tmp_path, capsys):
-    assert main(["config", "--config", str(everything)]) == 0
+def test_shown_configuration_is_a_file_with_the_same_values(full_config_file, tmp_path, capsys):
+    assert main(["config", "--config", str(full_config_file)]) == 0
     shown = tmp_path / "shown.toml"
     shown.write_text(capsys.readouterr().out)
-    assert read_config(shown) == read_config(everything)
+    assert read_config(shown) == read_config(full_config_file)
 
 
 def test_shown_defaults_are_a_file_with_the_same_values(tmp_path, capsys):
@@ -78,20 +78,20 @@ def test_derived_heartbeat_is_shown_within_its_limit(tmp_path, capsys):
     assert read_config(shown).heartbeat_s == 6.666
 
 
-def test_each_shown_value_has_its_origin(everything, capsys, monkeypatch):
+def test_each_shown_value_has_its_origin(full_config_file, capsys, monkeypatch):
     monkeypatch.setenv("DRAHEALTH_NODE_NAME", "worker-8")
-    assert main(["config", "--config", str(everything), "--period", "2s"]) == 0
+    assert main(["config", "--config", str(full_config_file), "--period", "2s"]) == 0
     lines = capsys.readouterr().out.splitlines()
     origins = {name.strip(): origin for name, _, origin in (line.partition("# ") for line in lines) if name}
     assert origins['node-name = "worker-8"'] == "DRAHEALTH_NODE_NAME"
     assert origins['period = "2s"'] == "--period"
-    assert origins["[gpu.xids]"] == origins["events = 3"] == str(everything)
+    assert origins["[gpu.xids]"] == origins["events = 3"] == str(full_config_file)
 
 
-def test_document_has_all_settings_with_origin(everything, capsys):
-    assert main(["config", "-o", "json", "--config", str(everything), "--period", "2s"]) == 0
+def test_document_has_all_settings_with_origin(full_config_file, capsys):
+    assert main(["config", "-o", "json", "--config", str(full_config_file), "--period", "2s"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["files"] == [str(everything)]
+    assert document["files"] == [str(full_config_file)]
     settings = {entry.pop("key"): entry for entry in document["settings"]}
     assert settings.keys() == {setting.key for setting in SETTINGS}
     assert settings["agent.period"] == {
@@ -101,14 +101,14 @@ def test_document_has_all_settings_with_origin(everything, capsys):
     }
     assert settings["throttle.window"] == {
         "value": "30s",
-        "origin": {"kind": "file", "name": str(everything)},
+        "origin": {"kind": "file", "name": str(full_config_file)},
         "reloads": True,
     }
 
 
-def test_check_of_a_valid_file_succeeds(everything, capsys):
-    assert main(["config", "check", str(everything)]) == 0
-    assert capsys.readouterr().out == f"{everything}: valid\n"
+def test_check_of_a_valid_file_succeeds(full_config_file, capsys):
+    assert main(["config", "check", str(full_config_file)]) == 0
+    assert capsys.readouterr().out == f"{full_config_file}: valid\n"
 
 
 def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
@@ -118,15 +118,19 @@ def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
     assert f"{file}: throttle.events: 0 is below the limit of 1" in capsys.readouterr().err
 
 
-def test_check_without_file_checks_what_an_agent_would_read(everything, capsys):
-    assert main(["config", "check", "--config", str(everything), "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"valid": True, "files": [str(everything)]}
-    assert main(["config", "check", "--config", str(everything), "--period", "1ms"]) == 78
+def test_config_check_without_file_checks_the_agents_files(full_config_file, capsys):
+    assert main(["config", "check", "--config", str(full_config_file), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": "drahealth/v1",
+        "valid": True,
+        "files": [str(full_config_file)],
+    }
+    assert main(["config", "check", "--config", str(full_config_file), "--period", "1ms"]) == 78
     assert "--period: 1ms is below the limit of 10ms" in capsys.readouterr().err
 
 
-def test_file_without_check_is_refused(everything, capsys):
-    assert main(["config", "show", str(everything)]) == 64
+def test_file_without_check_is_refused(full_config_file, capsys):
+    assert main(["config", "show", str(full_config_file)]) == 64
     assert "name the file with --config" in capsys.readouterr().err
 
 

@@ -64,7 +64,7 @@ NOTHING = session_record(
 )
 
 
-def shown(record: SessionRecord, **style: object) -> str:
+def render_record(record: SessionRecord, **style: object) -> str:
     return render(record, run_checks(record), TextStyle(**style))
 
 
@@ -72,12 +72,12 @@ def shown(record: SessionRecord, **style: object) -> str:
 
 
 def test_failed_check_comes_first_with_effect_and_advice():
-    assert shown(BAD).startswith(
+    assert render_record(BAD).startswith(
         f"{SOCKET}  recorded for 40s\n"
         "\n"
         "✖ health.utf8            fail  node-a/gpu-0: its message is not UTF-8\n"
-        "                               grpc-go cannot decode the list: the stream ends, the kubelet forgets "
-        "the health of all the driver's devices, and again every 5 s.\n"
+        "                               grpc-go cannot decode the list: the stream ends, the kubelet "
+        "discards the health of all the driver's devices, and again every 5 s.\n"
         "                               → replace bytes that are not UTF-8 before sending\n"
         "▲ health.enum            warn  node-a/gpu-1: 3\n"
         "                               The kubelet treats any other number as Unknown.\n"
@@ -87,41 +87,44 @@ def test_failed_check_comes_first_with_effect_and_advice():
 
 
 def test_last_line_counts_the_verdicts_that_occur():
-    assert shown(BAD).endswith("\n\n68 checks: 27 passed, 1 warning, 1 failed, 39 skipped\n")
-    assert shown(GOOD).endswith("\n\n68 checks: 40 passed, 28 skipped\n")
-    assert shown(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
+    assert render_record(BAD).endswith("\n\n68 checks: 27 passed, 1 warning, 1 failed, 39 skipped\n")
+    assert render_record(GOOD).endswith("\n\n68 checks: 40 passed, 28 skipped\n")
+    assert render_record(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
 
 
-def test_duration_shows_what_was_recorded_of_the_request():
-    assert shown(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
+def test_duration_shows_recorded_and_requested_time():
+    assert render_record(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
 
 
 def test_session_without_a_connection_states_it():
-    assert shown(NOTHING).startswith("no service socket  no connection\n")
+    assert render_record(NOTHING).startswith("no service socket  no connection\n")
 
 
 def test_skipped_checks_are_grouped_by_reason():
-    line, other = [line for line in shown(ALONE).splitlines() if line.startswith("○")]
+    line, other = [line for line in render_record(ALONE).splitlines() if line.startswith("○")]
     assert other.startswith("○ skipped, claims are prepared with --prepare only: prepare.first, ")
     assert line.startswith("○ skipped, registration is tested with --plugin-dir only: registration.socket, ")
     assert line.count("registration.") == 12
 
 
 def test_table_is_ascii_or_coloured_as_the_style_is():
-    plain, painted = shown(BAD, unicode=False), shown(BAD, colour=True)
+    plain, painted = render_record(BAD, unicode=False), render_record(BAD, colour=True)
     assert plain.isascii()
     assert "\x1b[31mfail\x1b[0m" in painted
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(BAD)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_record(BAD)
 
 
 def test_lines_fit_the_terminal():
-    lines = [*shown(BAD, width=100).splitlines(), *render_checks(CHECKS, TextStyle(width=100)).splitlines()]
+    lines = [
+        *render_record(BAD, width=100).splitlines(),
+        *render_checks(CHECKS, TextStyle(width=100)).splitlines(),
+    ]
     assert max(map(len, lines)) < 100
 
 
 def test_driver_text_with_control_characters_is_cleaned():
     odd = both_versions(health_list(0.1, device(name=b"\x1b[2J\n", message=b"\x07\xff")))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown(session_record(versions=odd)))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", render_record(session_record(versions=odd)))
 
 
 # --- exit codes and programs -------------------------------------------------------------------------------
@@ -164,18 +167,18 @@ def test_json_has_every_field_of_every_check():
             "color": "red",
         },
     }
-    assert [one["code"] for one in results] == [check.code for check in CHECKS]
-    (failed,) = [one for one in results if one["result"] == "fail"]
+    assert [result["code"] for result in results] == [check.code for check in CHECKS]
+    (failed,) = [result for result in results if result["result"] == "fail"]
     assert failed == {
         "code": "health.utf8",
         "result": "fail",
         "title": "every string is UTF-8",
         "saw": "node-a/gpu-0: its message is not UTF-8",
-        "why": "grpc-go cannot decode the list: the stream ends, the kubelet forgets the health of all "
+        "why": "grpc-go cannot decode the list: the stream ends, the kubelet discards the health of all "
         "the driver's devices, and again every 5 s.",
         "advice": "replace bytes that are not UTF-8 before sending",
     }
-    assert {one["advice"] for one in results if one["result"] in ("pass", "skipped")} == {None}
+    assert {result["advice"] for result in results if result["result"] in ("pass", "skipped")} == {None}
 
 
 # --- the profile -------------------------------------------------------------------------------------------
@@ -350,7 +353,7 @@ def test_socket_path_that_is_too_long_is_a_finding(capsys, tmp_path):
     path = tmp_path / ("x" * 108)
     assert main(["conform", "--socket", str(path), "-o", "json"]) == 2
     found = json.loads(capsys.readouterr().out)
-    results = {one["code"]: one["result"] for one in found["results"]}
+    results = {result["code"]: result["result"] for result in found["results"]}
     assert found["listenedSeconds"] == 0
     assert results.pop("socket.path") == "fail"
     assert set(results.values()) == {"not run", "skipped"}

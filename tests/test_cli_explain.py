@@ -99,10 +99,10 @@ def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
 def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
     code, out, _ = train.bare("gpu-0", "--claims", claims, "-o", "json")
-    assert [one["source"] for one in json.loads(out)["sources"]] == ["claims-file"]
+    assert [source["source"] for source in json.loads(out)["sources"]] == ["claims-file"]
     code, out, _ = train.bare("gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json")
     assert code == 2
-    sources = [one["source"] for one in json.loads(out)["sources"]]
+    sources = [source["source"] for source in json.loads(out)["sources"]]
     assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(sources)
     assert "agent" not in sources
 
@@ -114,6 +114,20 @@ def test_missing_file_of_objects_is_a_usage_error(node: Node, flag: str) -> None
     assert f"{node.root / 'none.json'}: No such file or directory" in err
 
 
+def test_two_files_on_standard_input_are_refused(node: Node) -> None:
+    code, _, err = node.bare("gpu-0", "--pods", "-", "--claims", "-")
+    assert code == 64
+    assert "--pods and --claims: only one of them can be standard input" in err
+
+
+def test_pods_in_a_pipe_have_no_timeout(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe of a shell, ``<(kubectl get pods)``, is as slow as its writer."""
+    set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=0)
+    with open(node.saved("p.json", pod_object("waits")), "rb") as file:
+        _, out, _ = node.bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
+    assert "pod team-a/waits" in out
+
+
 def test_mixed_reservations_are_all_named(node: Node) -> None:
     other = {"apiGroup": "example.com", "resource": "jobs", "name": "nightly", "uid": "x-1"}
     claims = node.saved(
@@ -122,7 +136,7 @@ def test_mixed_reservations_are_all_named(node: Node) -> None:
     pods = node.saved("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
     code, out, _ = node.bare("gpu-0", "--claims", claims, "--pods", pods)
     assert code == 3
-    assert "used by 0 pods, 2 more may use it, through 1 claim\n" in out
+    assert "used by 0 pods, 2 more may use the device, through 1 claim\n" in out
     assert "pod group workers" in next(line for line in out.splitlines() if "team-a/worker" in line)
     assert "team-a/gpus is reserved for pod group workers (claims-file)" in out
     assert "team-a/gpus is reserved for jobs.example.com nightly (claims-file)" in out
@@ -135,7 +149,7 @@ def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     1 pod, pod group gone: no pod in --pods matches\n" in out
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
-    assert [one["name"] for one in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
+    assert [orphan["name"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
     _, out, _ = node.bare("claim", "gpus", "--claims", claims)
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
@@ -171,7 +185,7 @@ def test_reservations_without_their_workload_are_named_as_orphaned(node: Node) -
     assert "orphaned?     jobs gone, deployments web: no object in --pods matches\n" in out
     assert "pods-file: 1 pod, 3 other objects" in out
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
-    assert [one["uid"] for one in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
+    assert [orphan["uid"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
 
 
 def test_pod_group_whose_object_is_given_is_not_orphaned(node: Node) -> None:
@@ -234,7 +248,7 @@ def test_pod_without_claims_is_ok_and_with_unknown_claim_unknown(node: Node) -> 
 def test_device_is_found_by_each_of_its_four_names(train: Node, name: str) -> None:
     code, document = train.document(name)
     assert code == 2
-    assert [one["name"] for one in document["devices"]] == ["gpu-0"]
+    assert [device["name"] for device in document["devices"]] == ["gpu-0"]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +344,7 @@ def test_healthy_in_the_kubelet_of_a_used_device_is_unknown(node: Node) -> None:
 def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
     now_s = time.time()
     ref = driver_claim("gpus", "gpu-0")
-    ledger, _ = ledgers.record_failure(
+    ledger, _ = ledgers.with_failure(
         PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
     train.driver_stores(ledger, now_s)
@@ -347,14 +361,14 @@ def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
 
 def test_driver_fault_is_shown_with_its_claim(node: Node) -> None:
     now_s = time.time()
-    ledger, _ = ledgers.record_failure(
+    ledger, _ = ledgers.with_failure(
         PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2"
     )
     node.driver_stores(ledger, now_s)
     code, out, _ = node.explain("gpu-0")
     assert code == 3
     assert "found broken  gpu.xid.79: off the bus (5m ago, while preparing team/gpus)" in out
-    assert "no known pod uses it" in out
+    assert "no known pod uses the device" in out
 
 
 def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
@@ -374,11 +388,11 @@ def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
 def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
     now_s = time.time()
     node.driver_stores(
-        ledgers.record_success(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
+        ledgers.with_success(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
     )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
-    assert [(one["source"], one["relation"]) for one in claim["devices"]] == [("driver", "prepared")]
+    assert [(device["source"], device["relation"]) for device in claim["devices"]] == [("driver", "prepared")]
     assert claim["prepares"][0]["state"] == "prepared"
     assert document["hurt"] == []
 
@@ -388,7 +402,7 @@ def test_name_and_uid_of_maybe_one_pod_stay_two_pods(train: Node) -> None:
         _, document = train.document("gpu-0")
         _, out, _ = train.explain("pod", "team-a/train-0")
     assert sorted(affected_pods(document), key=str) == [("train-0", None, True), (None, "u-1", True)]
-    assert {one["uid"]: one["maybe"] for one in document["pods"]} == {
+    assert {pod["uid"]: pod["maybe"] for pod in document["pods"]} == {
         None: [{"namespace": None, "name": None, "uid": "u-1"}],
         "u-1": [{"namespace": "team-a", "name": "train-0", "uid": None}],
     }
@@ -460,7 +474,7 @@ def test_missing_source_costs_only_its_own_content(train: Node, source: str) -> 
         (train.kubelet / KUBELET[source]).unlink()
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results[source]["absence"] == "absent"
     assert results[source]["costs"] == CONSEQUENCES[source]
     assert all(results[other]["absence"] is None for other in KUBELET if other != source)
@@ -474,7 +488,7 @@ def test_corrupt_kubelet_file_costs_only_its_own_content(train: Node, source: st
     (train.kubelet / KUBELET[source]).write_text("{")
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results[source]["absence"] == "unreadable"
     assert affected_pods(document)
 
@@ -492,7 +506,7 @@ def test_unlistable_directory_is_unreadable_not_empty(train: Node) -> None:
     plugins.rmdir()
     plugins.symlink_to(plugins)
     _, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert results["prepares"]["absence"] == results["taints"]["absence"] == "unreadable"
     why = f"directory of drivers {plugins}: cannot be listed: Too many levels of symbolic links"
     assert (results["prepares"]["why"], results["prepares"]["place"]) == (why, str(plugins))
@@ -527,7 +541,7 @@ def test_hung_file_times_out_alone(train: Node, monkeypatch: pytest.MonkeyPatch)
         stack.callback(released.set)
         with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
             code, document = train.document("gpu-0")
-    results = {one["source"]: one for one in document["sources"]}
+    results = {source["source"]: source for source in document["sources"]}
     assert code == 2
     assert results["checkpoint"]["why"].endswith(": no answer within 5 s")
     assert affected_pods(document) == [("pod-u-1", "u-1", True)]
@@ -600,6 +614,9 @@ def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     assert code == 3
     assert "  claim gpus is not created yet, or not needed\n" in out
     assert "no claim of the pod is known\n" in out
+    _, out, _ = node.bare("pod", "waits", "--pods", node.saved("p.json", pod), "-o", "json")
+    (obj,) = json.loads(out)["pods"][0]["objects"]
+    assert obj["claims"] == [{"name": "gpus", "claim": None}]
 
 
 def kubelets_pod(*, template: bool = False, extended: str = "") -> Callable[[], Any]:
@@ -636,7 +653,7 @@ def test_claim_name_that_the_kubelet_lacks_is_not_called_uncreated(train: Node) 
 def test_claim_of_an_extended_resource_is_no_conflict(train: Node, resource: str, conflicts: int) -> None:
     with train.sockets(listing(), kubelets_pod(extended=resource)):
         _, document = train.document("pod", "train")
-    assert [one["kind"] for one in document["conflicts"]] == ["not-named"] * conflicts
+    assert [conflict["kind"] for conflict in document["conflicts"]] == ["not-named"] * conflicts
 
 
 def pending(node_name: str = "node-1") -> dict[str, Any]:
@@ -665,7 +682,7 @@ def failed_prepare(node: Node) -> None:
     """Store a failed prepare of the claim gpus, by gpu-0."""
     now_s = time.time()
     ref = replace(driver_claim("gpus", "gpu-0"), namespace="team-a", uid="c-gpus")
-    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    ledger, _ = ledgers.with_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
     node.driver_stores(ledger, now_s)
 
 
@@ -702,7 +719,7 @@ def busy_node(node: Node) -> tuple[str, ...]:
     node.health_state("Unhealthy", "gpu-0", message="XID 79")
     now_s = time.time()
     ref = replace(driver_claim("late", "gpu-5"), namespace="team-a", uid="c-late")
-    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    ledger, _ = ledgers.with_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
     node.driver_stores(ledger, now_s)
     job = {"apiGroup": "batch", "resource": "jobs", "name": "nightly", "uid": "j-9"}
     claims = node.saved(
@@ -725,8 +742,10 @@ def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
     flags = busy_node(node)
     with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
         code, out, _ = node.bare("--all", *flags)
+        document = json.loads(node.bare("--all", *flags, "-o", "json")[1])
     device = f"{DRIVER}/node-1"
     assert code == 2
+    assert document["claimsElsewhere"] == 1
     assert out.startswith("3 claims, 5 consumers, 4 devices: 1 Unhealthy, 3 Unknown\n")
     assert all_rows(out) == [
         ["team-a/gpus", "team-a/pod-u-1", "prepared", "", f"{device}/gpu-0, gpu-1", "Unhealthy"],
@@ -755,7 +774,7 @@ def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
     assert (code, document["kind"], document["severity"]) == (2, "all", "unhealthy")
     assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
     assert [pod["uid"] for pod in document["pods"]] == ["u-1", "u-2"]
-    assert [one["name"] for one in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
+    assert [device["name"] for device in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
     assert {(one["device"]["name"], one["pod"]["uid"]) for one in document["hurt"]} == {
         ("gpu-0", "u-1"),
         ("gpu-1", "u-1"),

@@ -136,7 +136,7 @@ def test_host_device_has_health_and_no_pods(node: Kubelet, agent: Any) -> None:
     code, out = explain(node, "hugepages-2mi-node0", "--claims", node.saved("c.json"))
     assert code == 0
     assert out.startswith("● node-1/hugepages-2mi-node0  Healthy for ")
-    assert "no known pod uses it\n" in out
+    assert "no known pod uses the device\n" in out
 
 
 def test_driver_without_declaration_gets_host_device_health(node: Kubelet, agent: Any) -> None:
@@ -246,7 +246,7 @@ def test_reserved_claim_may_affect_its_pod(node: Kubelet, agent: Any) -> None:
     other["status"]["allocation"] = {"devices": {"results": results}}
     code, out = explain(node, f"{NODE}/{PAGES}", "--claims", node.saved("c.json", other))
     assert code == 2
-    assert "used by 1 pod, 1 more may use it, through 2 claims\n" in out
+    assert "used by 1 pod, 1 more may use the device, through 2 claims\n" in out
     assert "? team-a/later  team-a/pod-u-9" in out
 
 

@@ -41,7 +41,7 @@ def line_of(out: str, part: str) -> str:
 
 def source(found: Any) -> Any:
     """Return the result of the cgroups source."""
-    return next(one for one in found["sources"] if one["source"] == "cgroups")
+    return next(source for source in found["sources"] if source["source"] == "cgroups")
 
 
 # --- running pods ------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_pod_without_a_cgroup_is_not_running(node: Node) -> None:
     assert "has running processes" in line_of(out, "pod u-1")
     assert "has no running process" in line_of(out, "pod u-2")
     _, found = node.document("claim", "team-a/gpus")
-    assert {one["uid"]: one["running"] for one in found["pods"]} == {"u-1": True, "u-2": False}
+    assert {pod["uid"]: pod["running"] for pod in found["pods"]} == {"u-1": True, "u-2": False}
     assert found["pods"][0]["cgroups"] == [{"container": ID, "running": True}]
     assert source(found)["found"] == "1 pod"
     _, out, _ = node.explain("gpu-0")
@@ -128,7 +128,7 @@ def test_running_container_without_a_cgroup_is_a_conflict() -> None:
     out, found = shown("pod", "u-1", a_pod("a" * 64))
     (conflict,) = found["conflicts"]
     assert conflict["kind"] == "containers"
-    assert [(one["source"], one["text"]) for one in conflict["sayings"]] == [
+    assert [(statement["source"], statement["text"]) for statement in conflict["sayings"]] == [
         ("cgroups", f"no cgroup of {'a' * 64}"),
         ("pods-api", f"container main runs as {'a' * 64}"),
     ]

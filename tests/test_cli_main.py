@@ -15,7 +15,7 @@ import trio
 from cli_reports import BUSY
 
 from agent import __version__
-from agent.cli.main import VERBS, build_parser, load_verb, main, report_error
+from agent.cli.main import VERBS, build_parser, load_verb, main, parse, report_error
 from agent.cli.subcommand import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_severities
 from agent.errors import (
     AgentUnreachable,
@@ -271,6 +271,7 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (["watch", "--foo"], "'--foo' is not an argument of drahealth watch\ntry"),
         (["help", "scna"], "'scna' is not one of run, scan"),
         ([], "the following arguments are required: VERB"),
+        (["--config", "x", "scan"], "'--config' is not an argument of drahealth; write a verb first"),
         (["scan", "--config"], "argument --config: expected one argument"),
     ],
 )
@@ -278,6 +279,18 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
     code, err = run(capsys, *argv)
     assert code == 64
     assert err.startswith(f"drahealth: {error}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["explain", "pod", "-o", "json", "a/b"], {"what": ["pod", "a/b"], "output": "json"}),
+        (["config", "check", "--color=never", "x.toml"], {"action": "check", "file": "x.toml"}),
+    ],
+)
+def test_flag_between_positional_arguments_is_accepted(argv, names):
+    _, args = parse(argv)
+    assert names.items() <= vars(args).items()
 
 
 @pytest.mark.parametrize(

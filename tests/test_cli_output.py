@@ -205,7 +205,7 @@ def test_end_of_a_process_is_described_by_exit_code_or_signal(wait_status, end):
         "config check --state-dir relative",
     ],
 )
-def test_relative_path_in_a_removed_directory_is_an_error_that_names_it(tmp_path, arguments):
+def test_relative_path_in_a_removed_working_directory_is_an_error(tmp_path, arguments):
     path = next(argument for argument in arguments.split() if "relative" in argument or argument[0] == ".")
     removed = tmp_path / "removed"
     program = """

@@ -43,14 +43,14 @@ def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
     ledger = PrepareLedger()
     for number, (name, one) in enumerate(results):
         if one is None:
-            ledger = ledgers.record_success(ledger, claim(name), "", at + number, "1.2")
+            ledger = ledgers.with_success(ledger, claim(name), "", at + number, "1.2")
         else:
-            ledger, _ = ledgers.record_failure(ledger, claim(name), "", one, at + number, "1.2")
+            ledger, _ = ledgers.with_failure(ledger, claim(name), "", one, at + number, "1.2")
     return ledger
 
 
 MANY = ledger_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
-MANY = ledgers.record_unprepare(MANY, claim("gone").ref, NOW + 60)
+MANY = ledgers.with_unprepare(MANY, claim("gone").ref, NOW + 60)
 
 
 @dataclass
@@ -87,7 +87,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def shown(ledger: PrepareLedger, **style: object) -> str:
+def render_ledger(ledger: PrepareLedger, **style: object) -> str:
     found = [LedgerFileContent(DRIVER, "1.2", ledger)]
     return render(prepare_records(found), found, TextStyle(**style), now_s=NOW + 100, whole=False)
 
@@ -96,7 +96,7 @@ def shown(ledger: PrepareLedger, **style: object) -> str:
 
 
 def test_failing_claims_come_first_with_advice():
-    assert shown(MANY) == (
+    assert render_ledger(MANY) == (
         "4 claims: 1 failing for good, 1 failing, 1 prepared, 1 over\n"
         "\n"
         "  DRIVER           CLAIM        CLASS          CODE            COUNT  SINCE  LAST\n"
@@ -117,21 +117,25 @@ def test_failing_claims_come_first_with_advice():
 
 
 def test_list_is_ascii_or_coloured_as_the_style_is():
-    plain, painted = shown(MANY, unicode=False), shown(MANY, colour=True)
+    plain, painted = render_ledger(MANY, unicode=False), render_ledger(MANY, colour=True)
     assert plain.isascii()
     assert "\x1b[31mfailed-device\x1b[0m" in painted
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(MANY)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_ledger(MANY)
 
 
 def test_driver_text_with_control_characters_is_cleaned():
     odd = replace(XID, code="a.b", summary="\x1b[2J\nno", advice="\x07", evidence=("\x1b",))
-    assert "\x1b" not in shown(ledger_of(("x", odd)))
-    assert "\x07" not in shown(ledger_of(("x", odd)))
+    assert "\x1b" not in render_ledger(ledger_of(("x", odd)))
+    assert "\x07" not in render_ledger(ledger_of(("x", odd)))
 
 
 def test_lines_fit_the_terminal():
     long = replace(XID, summary="word " * 60, advice="more " * 60)
-    body = [line for line in shown(ledger_of(("x", long)), width=80).splitlines() if line.startswith("    ")]
+    body = [
+        line
+        for line in render_ledger(ledger_of(("x", long)), width=80).splitlines()
+        if line.startswith("    ")
+    ]
     assert len(body) > 6
     assert max(map(len, body)) < 80
 
@@ -152,13 +156,13 @@ def test_worst_claim_decides_the_exit_code(results, code):
 
 
 def test_unprepared_claim_does_not_fail_the_exit_code():
-    ledger = ledgers.record_unprepare(ledger_of(("a", XID)), claim("a").ref, NOW)
+    ledger = ledgers.with_unprepare(ledger_of(("a", XID)), claim("a").ref, NOW)
     assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == 0
     assert (
         prepare_records(
             [
                 LedgerFileContent(
-                    DRIVER, "", ledgers.record_unprepare(ledger_of(("a", None)), claim("a").ref, NOW)
+                    DRIVER, "", ledgers.with_unprepare(ledger_of(("a", None)), claim("a").ref, NOW)
                 )
             ]
         )
@@ -177,7 +181,7 @@ def test_every_driver_of_the_node_is_listed(node, capsys):
     assert (code, err) == (1, "")
     found = json.loads(out)
     assert found["apiVersion"] == "drahealth/v1"
-    assert [(one["driver"], one["name"], one["state"]) for one in found["claims"]] == [
+    assert [(claim["driver"], claim["name"], claim["state"]) for claim in found["claims"]] == [
         ("cpu.example.com", "b", "failing"),
         (DRIVER, "a", "prepared"),
         ("net.example.com", "c", "prepared"),
@@ -372,8 +376,8 @@ def test_prepare_errors_page_is_up_to_date():
 def test_codes_are_found_by_their_first_parts(capsys):
     assert main(["prepares", "--codes", "cdi", "-o", "json"]) == 0
     codes = json.loads(capsys.readouterr().out)["codes"]
-    assert {one["code"].partition(".")[0] for one in codes} == {"cdi"}
-    assert {(one["code"], one["class"]) for one in codes} >= {
+    assert {code["code"].partition(".")[0] for code in codes} == {"cdi"}
+    assert {(code["code"], code["class"]) for code in codes} >= {
         ("cdi.write", "transient"),
         ("cdi.write", "permanent"),
     }
@@ -385,7 +389,7 @@ def test_codes_are_found_by_their_first_parts(capsys):
 )
 def test_code_of_an_event_is_found_by_its_family(capsys, code, family):
     assert main(["prepares", "--codes", code, "-o", "json"]) == 0
-    assert {one["code"] for one in json.loads(capsys.readouterr().out)["codes"]} == {family}
+    assert {code["code"] for code in json.loads(capsys.readouterr().out)["codes"]} == {family}
 
 
 def test_unknown_code_is_refused_with_a_suggestion(capsys):
@@ -397,7 +401,7 @@ def test_unknown_code_is_refused_with_a_suggestion(capsys):
 
 def test_claim_of_two_drivers_is_listed_for_each():
     found = [LedgerFileContent(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
-    assert [(one.driver, one.claim) for one in prepare_records(found)] == [
+    assert [(record.driver, record.claim) for record in prepare_records(found)] == [
         (DRIVER, ClaimRef("team", "a", "uid-a")),
         ("net.example.com", ClaimRef("team", "a", "uid-a")),
     ]

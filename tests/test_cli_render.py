@@ -19,8 +19,8 @@ from cli_reports import (
     cause,
     device,
     gpu,
-    instance,
     instant,
+    mig_instance,
     report,
     source,
 )
@@ -282,22 +282,22 @@ def test_gpu_and_its_instances_show_a_shared_fault_once():
 
 
 def test_instance_with_more_causes_than_its_gpu_has_a_row():
-    shown = render(report(gpu(0, LOST), instance(1, 0, LOST, CONTAINED), instance(2, 0, LOST)))
+    shown = render(report(gpu(0, LOST), mig_instance(1, 0, LOST, CONTAINED), mig_instance(2, 0, LOST)))
     assert re.findall(r"✖ (\S+)", shown) == ["gpu-0", "gpu-0-mig-1-0"]
     assert "and 1 of its 2 instances\n" in shown
 
 
 def test_instance_in_another_state_than_its_gpu_has_a_row():
-    worse = render(report(gpu(0), instance(1, 0, UNREADABLE)))
-    better = render(report(gpu(0, LOST), instance(1, 0)))
+    worse = render(report(gpu(0), mig_instance(1, 0, UNREADABLE)))
+    better = render(report(gpu(0, LOST), mig_instance(1, 0)))
     assert "gpu-0-mig-1-0  Unknown" in worse
     assert "gpu-0-mig-1-0  Healthy" in better
 
 
 def test_instance_without_its_gpu_in_the_pool_has_a_row():
     other = device("gpu-0", pool="other")
-    assert "gpu-0-mig-1-0" in render(report(other, instance(1, 0)))
-    assert "gpu-0-mig-1-0" in render(report(instance(1, 0)))
+    assert "gpu-0-mig-1-0" in render(report(other, mig_instance(1, 0)))
+    assert "gpu-0-mig-1-0" in render(report(mig_instance(1, 0)))
 
 
 def test_instances_on_a_driver_socket_are_folded_by_message():

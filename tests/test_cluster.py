@@ -104,18 +104,28 @@ def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, pass
         assert decided[0].message == "nvml: devices not listed yet"
     assert {one.type: one.status for one in decided} == expected
     sick = replace(report(device("gpu-0", XID)), sources=(nvml,))
-    assert {one.status for one in decide_conditions(sick, ("gpu",), found)} == {"False"}
+    assert {condition.status for condition in decide_conditions(sick, ("gpu",), found)} == {"False"}
 
 
 def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi) -> None:
     SteppedAgent(api, k8s_condition_kinds=("gpu",)).show(device("gpu-0", XID))
     agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
     nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
-    agent.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+    agent.publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
     types = ("DRADevicesHealthy", "DRAGPUDevicesHealthy")
     for seconds, status in ((UNKNOWN_S - 1, "False"), (20, "Unknown")):
         agent.run_for(seconds)
         assert {condition_of(api, type_)[0] for type_ in types} == {status}
+
+
+def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    cpus = report(device("cpu-node0", kind="cpu"))
+    for state, status in ((SourceState.STARTING, "Unknown"), (SourceState.ABSENT, "True")):
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        agent.publisher.note_report(replace(cpus, sources=(nvml,)))
+        agent.run_for(20)
+        assert condition_of(api)[0] == status
 
 
 def test_every_kind_of_device_has_a_condition_type() -> None:
@@ -152,7 +162,7 @@ def test_first_step_creates_the_lease_and_the_condition(api: ClusterApi) -> None
     assert lease["spec"]["holderIdentity"] == "agent-1"
     assert lease["metadata"]["ownerReferences"][0]["uid"] == api.node["metadata"]["uid"]
     assert api.used == granted_rights({"lease", "conditions"}) - {
-        one for one in api.rights if (one.verb, one.resource) == ("update", "leases")
+        right for right in api.rights if (right.verb, right.resource) == ("update", "leases")
     }
 
 
@@ -161,10 +171,10 @@ def test_idle_agent_makes_one_request_in_ten_seconds(api: ClusterApi) -> None:
     agent.run_for(30, lambda: [device()])
     api.requests.clear()
     agent.run_for(3600, lambda: [device()])
-    puts = [one for one in api.requests if one.verb == "update"]
-    others = [one for one in api.requests if one.verb != "update"]
+    puts = [request for request in api.requests if request.verb == "update"]
+    others = [request for request in api.requests if request.verb != "update"]
     assert len(puts) == 360
-    assert [one.method for one in others] == ["GET"] * 6  # the comparison every ten minutes
+    assert [other.method for other in others] == ["GET"] * 6  # the comparison every ten minutes
 
 
 def test_transition_time_moves_with_the_status_only(api: ClusterApi) -> None:
@@ -217,7 +227,7 @@ def test_unknown_times_that_are_apart_do_not_add_up(api: ClusterApi) -> None:
         agent.run_for(UNKNOWN_S / 2, lambda: [device("gpu-0", SILENT)])
         agent.run_for(20, lambda: [device()])
     assert condition_of(api)[0] == "True"
-    assert [one.path for one in api.requests if one.path.endswith("/status")] == [
+    assert [request.path for request in api.requests if request.path.endswith("/status")] == [
         f"/api/v1/nodes/{NODE}/status"
     ]
 
@@ -228,7 +238,7 @@ def test_flapping_device_writes_the_condition_once_in_ten_seconds(api: ClusterAp
     agent.show(device())
     api.requests.clear()
     agent.run_for(600, lambda: [device("gpu-0", XID) if next(flaps) % 2 else device()])
-    assert 0 < sum(one.path.endswith("/status") for one in api.requests) <= 61
+    assert 0 < sum(request.path.endswith("/status") for request in api.requests) <= 61
 
 
 def test_flapping_cause_that_no_condition_shows_costs_no_request(api: ClusterApi) -> None:
@@ -238,7 +248,7 @@ def test_flapping_cause_that_no_condition_shows_costs_no_request(api: ClusterApi
     flaps = iter(range(10**6))
     cause = ("gpu.throttle.power", Severity.INFO)
     agent.run_for(3600, lambda: [device("gpu-0", *([cause] if next(flaps) % 2 else []))])
-    assert sum(one.method == "GET" for one in api.requests) <= 7  # the comparison every ten minutes
+    assert sum(request.method == "GET" for request in api.requests) <= 7  # the comparison every ten minutes
 
 
 def test_restarted_agent_adopts_lease_and_condition_without_a_write(api: ClusterApi) -> None:
@@ -249,7 +259,7 @@ def test_restarted_agent_adopts_lease_and_condition_without_a_write(api: Cluster
     first.clock.advance(5)
     second = SteppedAgent(api, clock=first.clock, k8s_events=False)
     second.show(device("gpu-0", XID))
-    assert [one.verb for one in api.writes()] == ["update"]
+    assert [write.verb for write in api.writes()] == ["update"]
     assert api.objects[LEASE]["spec"]["leaseTransitions"] == 0
     assert api.conditions()["DRADevicesHealthy"]["lastTransitionTime"] == since
 
@@ -475,12 +485,12 @@ def test_api_server_away_for_a_day_costs_one_attempt_a_minute(
     flaps = iter(range(10**9))
     agent.run_for(86_400, lambda: [device("gpu-0", XID) if next(flaps) % 2 else device()])
     assert len(api.requests) <= 86_400 / RETRY_MAX_S + 40
-    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) <= 3
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
     api.refuse = lambda request: None
     api.requests.clear()
     agent.run_for(2 * RETRY_MAX_S, lambda: [device("gpu-1", XID)])
     assert condition_of(api) == ("False", "DevicesUnhealthy", "gpu-1: gpu.xid.79")
-    assert sum(one.path.endswith("/status") for one in api.requests) == 1
+    assert sum(request.path.endswith("/status") for request in api.requests) == 1
     assert agent.publisher.status.error == ""
 
 
@@ -536,7 +546,7 @@ def test_retry_after_of_the_api_server_is_respected(api: ClusterApi) -> None:
 def test_missing_right_is_named_and_stops_nothing_else(
     api: ClusterApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api.rights = granted_rights({"lease"}) | {one for one in api.rights if one.resource == "nodes"}
+    api.rights = granted_rights({"lease"}) | {right for right in api.rights if right.resource == "nodes"}
     agent = SteppedAgent(api)
     agent.show(device())
     agent.run_for(60)
@@ -561,7 +571,7 @@ def test_thread_writes_after_a_changed_report_and_ends(api: ClusterApi, tmp_path
         config, ApiServer(ApiAccess(api.url)), namespace=NAMESPACE, identity="a", jitter=lambda: 0.0
     )
     publisher.start()
-    publisher.note_report(report(device()))
+    publisher.handle_report(report(device()))
     eventually(lambda: "DRADevicesHealthy" in api.conditions(), "condition is written")
     assert publisher.close(PATIENCE_S)
 
@@ -583,7 +593,7 @@ def test_kubeconfig_of_the_settings_is_used(api: ClusterApi, tmp_path: Path) -> 
         node_name=NODE, k8s_enabled=True, state_dir=tmp_path, k8s_kubeconfig=file, k8s_namespace=NAMESPACE
     )
     publisher = open_cluster_publisher(config)
-    publisher.note_report(report(device()))
+    publisher.handle_report(report(device()))
     publisher.step()
     assert condition_of(api)[0] == "True"
     assert publisher.status.lease == f"{NAMESPACE}/drahealth-{NODE}"

@@ -59,12 +59,12 @@ def events(api: ClusterApi, kind: str = "Node") -> list[dict[str, Any]]:
 
 
 def reasons(api: ClusterApi, kind: str = "Node") -> list[tuple[str, int]]:
-    return sorted((one["reason"], one["count"]) for one in events(api, kind))
+    return sorted((event["reason"], event["count"]) for event in events(api, kind))
 
 
 def event_writes(api: ClusterApi) -> int:
     """Return the number of requests that wrote events."""
-    return sum("/events" in one.path for one in api.requests)
+    return sum("/events" in request.path for request in api.requests)
 
 
 # --- what the events say ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_flapping_device_has_one_event_per_code_in_five_minutes(api: ClusterApi)
         found = events(api, kind)
         warnings = sum(one["count"] for one in found if one["type"] == "Warning")
         assert 0 < warnings <= codes * (hours * 3600 / EVENT_S + 1)
-    recoveries = sum(one["count"] for one in events(api) if one["type"] == "Normal")
+    recoveries = sum(event["count"] for event in events(api) if event["type"] == "Normal")
     assert 0 < recoveries <= hours * 3600 / EVENT_S + 1
     assert len(events(api)) <= 4  # repetitions are counted up
 
@@ -184,7 +184,7 @@ def test_api_server_away_for_a_day_gets_the_newest_faults_once(api: ClusterApi) 
     agent.run_for(86_400, lambda: [device("gpu-0", XID) if next(flaps) % 2 else device("gpu-0")])
     api.refuse = lambda request: None
     agent.run_for(300, lambda: [device("gpu-0"), device("gpu-1", LOST)])
-    assert [one["message"][:17] for one in events(api)] == ["[gpu.lost] gpu-1 "]
+    assert [event["message"][:17] for event in events(api)] == ["[gpu.lost] gpu-1 "]
 
 
 def test_event_that_the_api_server_forgot_is_created_again(api: ClusterApi) -> None:
@@ -225,7 +225,7 @@ def test_pod_in_a_namespace_that_ends_stops_no_other_event(
     agent.run_for(60, lambda: [device("gpu-0", XID, driver=DRIVER), device("gpu-1", LOST)])
     assert reasons(api) == [("DeviceUnhealthy", 1), ("DeviceUnhealthy", 1)]
     assert "event of pod team-a/pod-p-gpu-0" in caplog.text
-    assert sum("/team-a/" in one.path for one in api.requests) == 1
+    assert sum("/team-a/" in request.path for request in api.requests) == 1
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500])
@@ -265,7 +265,7 @@ def test_events_that_wait_for_a_limit_cost_no_request(api: ClusterApi) -> None:
     agent.run_for(3600, lambda: storm)
     written = event_writes(api)
     assert 0 < written <= 12
-    assert sum(one.method == "GET" for one in api.requests) <= written + 6
+    assert sum(request.method == "GET" for request in api.requests) <= written + 6
 
 
 def test_restarted_agent_repeats_no_event(api: ClusterApi, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_fault_during_maintenance_is_an_event_once_it_ends(api: ClusterApi, cond
     assert api.conditions()["DRADevicesHealthy"]["status"] == "False"
     api.set_condition(condition, "False")
     agent.run_for(120, lambda: [device("gpu-0"), device("gpu-1", LOST)])
-    assert [one["message"][:17] for one in events(api)] == ["[gpu.lost] gpu-1 "]
+    assert [event["message"][:17] for event in events(api)] == ["[gpu.lost] gpu-1 "]
 
 
 def test_planned_maintenance_suppresses_no_event(api: ClusterApi) -> None:

@@ -1,6 +1,7 @@
 """DeviceTaintRules: one per Unhealthy device, never for more than one device, and only the agent's own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from agent.cluster.taint_rules import (
 )
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.time import rfc3339
 
 QUIET_S = 60
@@ -71,7 +73,7 @@ OWN_LABELS = {MANAGED_BY: "drahealth", NODE_LABEL: NODE}
 PATH = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 
-def test_unhealthy_device_has_a_rule_for_itself_alone(api: ClusterApi) -> None:
+def test_unhealthy_device_has_a_taint_rule_that_selects_only_it(api: ClusterApi) -> None:
     agent = agent_of(api)
     agent.show(declared(*SICK), declared("gpu-1"), device("gpu-2", XID))
     (rule,) = api.objects_of("devicetaintrules")
@@ -139,10 +141,21 @@ def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:
     second = agent_of(api, clock=first.clock)
     api.writes()
     second.show(declared(*SICK), declared("gpu-1"))
-    assert [one for one in api.writes() if "taintrules" in one.path] == []
+    assert [write for write in api.writes() if "taintrules" in write.path] == []
     assert {rule["metadata"]["name"]: rule["spec"] for rule in api.objects_of("devicetaintrules")} == added
     second.run_for(QUIET_S + 20, lambda: [declared(*SICK), declared("gpu-1")])
     assert set(rules(api)) == {"gpu-0"}
+
+
+def test_rule_of_a_gpu_not_listed_by_nvml_after_a_restart_is_kept(api: ClusterApi) -> None:
+    first = agent_of(api, drivers=(DRIVER,))
+    first.show(device(*SICK))
+    second = agent_of(api, clock=first.clock, drivers=(DRIVER,))
+    for state, expected in ((SourceState.STALLED, {"gpu-0"}), (SourceState.ABSENT, set())):
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        second.publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        second.run_for(QUIET_S + 20)
+        assert set(rules(api)) == expected
 
 
 def test_rules_of_a_driver_that_has_not_declared_yet_are_kept(api: ClusterApi) -> None:
@@ -257,7 +270,7 @@ def test_refused_rules_stop_no_other_rule(api: ClusterApi, status: int) -> None:
     )
     agent = agent_of(api)
     agent.show(*(declared(name, XID) for name in names))
-    assert sum("/devicetaintrules/" in one.path for one in api.requests) == REFUSALS_MAX
+    assert sum("/devicetaintrules/" in request.path for request in api.requests) == REFUSALS_MAX
     agent.run_for(1800, lambda: [declared(name, XID) for name in names])
     assert set(rules(api)) == set(names[-4:])
     assert agent.publisher.status.error.startswith(f"taint rules: {status}")
@@ -310,13 +323,13 @@ def test_agent_that_holds_the_lease_again_writes_no_old_taint(api: ClusterApi) -
     ],
 )
 def test_rule_that_could_match_other_devices_is_refused(selector: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match="it is not sent"):
+    with pytest.raises(ValueError, match="not sent: its selector"):
         check_rule({"metadata": {"name": "r"}, "spec": {"deviceSelector": selector}})
 
 
 def test_device_without_a_pool_is_never_sent(api: ClusterApi) -> None:
     agent = agent_of(api)
-    agent.publisher.note_report(report(declared(*SICK)._replace(pool="")))
+    agent.publisher.handle_report(report(declared(*SICK)._replace(pool="")))
     agent.publisher.step()
     assert rules(api) == {}
     assert agent.publisher.status.error == "taint rules: internal error"

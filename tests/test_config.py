@@ -349,7 +349,7 @@ def test_switch_variable_accepts_1_0_true_false(setup, text, on):
     assert setup.load(KMSG_ANY_FACILITY=text).kmsg_any_facility is on
 
 
-def test_variable_can_switch_off_what_the_file_switched_on(setup):
+def test_environment_variable_switches_off_a_setting_of_the_file(setup):
     assert not setup.load("[roots]\nkmsg-any-facility = true", KMSG_ANY_FACILITY="0").kmsg_any_facility
 
 
@@ -375,6 +375,11 @@ def test_unknown_variable_is_refused_with_suggestion(setup):
     assert setup.refusal(PERIODE="1s") == words
     assert setup.refusal(ZZZ="1") == "environment variable DRAHEALTH_ZZZ: there is no such setting"
     assert setup.load(ZZZ="", RUN_ARGS="--period 1s", CONFIG="/none") == setup.load()
+
+
+def test_variables_of_a_custom_check_are_no_settings_in_its_command(setup):
+    assert setup.load(CHECK="fabric", NODE="node-1", DEVICE="gpu-0") == setup.load()
+    assert "DRAHEALTH_NODE: there is no such setting" in setup.refusal(NODE="node-1")
 
 
 def test_relative_path_is_resolved_from_working_directory(setup):
@@ -490,7 +495,11 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
             f"[agent]\nperiod = {'[' * 33}{']' * 33}\n",
             "FILE: arrays or tables are nested more than 32 deep, the limit; remove brackets or dots",
         ),
-        (f"agent = 0x{'f' * 4000}", "FILE: integer has 16000 bits, limit 64; write a smaller one"),
+        (f"agent = 0x{'f' * 4000}", "FILE: agent: integer has 16000 bits, limit 64; write a smaller one"),
+        (
+            f"[agent]\ndrivers = [0x{'f' * 17}]",
+            "FILE: drivers: integer has 68 bits, limit 64; write a smaller one",
+        ),
         (f"a{'.a' * 2048} = 1", "FILE:1: line is 4101 bytes, limit 4096; split it"),
         (f"[agent]\nperiod{'.a' * 64} = 1", "FILE:2: dotted key has over 64 parts, the limit; shorten it"),
         (
@@ -504,6 +513,7 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
         "brackets",
         "few brackets",
         "hexadecimal digits",
+        "integer in a list",
         "line",
         "dotted key",
         "inline key",
@@ -532,6 +542,11 @@ def test_more_than_64_drivers_are_refused(setup):
         setup.load(DRIVER=",".join(drivers))
 
 
+def test_byte_order_mark_of_an_editor_is_ignored(setup):
+    setup.file.write_bytes(b'\xef\xbb\xbf[agent]\nperiod = "2s"\n')
+    assert load({}, {}, file=setup.file, needs_runtime_dir=False).period_ns == 2_000_000_000
+
+
 def test_binary_file_is_refused_with_byte_offset(setup):
     setup.file.write_bytes(b"[agent]\n\xff")
     with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
@@ -555,12 +570,16 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             "agent.period: 1 is not a duration; write a number and its unit, such as 100ms or 1s",
         ),
         (
+            "[k8s]\ncondition-kinds = 'gpu'",
+            "k8s.condition-kinds: 'gpu' is not a list of names; write such as ['a', 'b']",
+        ),
+        (
             "[agent]\ndrivers = [1]",
-            "agent.drivers: [1] is not a list of driver names, such as ['gpu.example.com']",
+            "agent.drivers: [1] is not a list of names; write such as ['a', 'b']",
         ),
         (
             '[agent]\ndrivers = "a,b"',
-            "agent.drivers: 'a,b' is not a list of driver names, such as ['gpu.example.com']",
+            "agent.drivers: 'a,b' is not a list of names; write such as ['a', 'b']",
         ),
         (
             "[throttle]\nevents = true",
@@ -583,7 +602,8 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[expect.hugepages]\nhugepages-2mi-node0 = '5'",
-            "expect.hugepages: '5' is not a whole number; write digits without quotes",
+            "expect.hugepages: hugepage device hugepages-2mi-node0: pages: '5' is not a whole number; "
+            "write digits without quotes",
         ),
         ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number; write digits without quotes"),
         (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wire.google import message_class
 
 from agent.conform.answer_decoders import decode_answers
-from agent.conform.cdi_schema import cdi_ids, invalid_cdi, invalid_cdi_id
+from agent.conform.cdi_schema import cdi_file_error, cdi_id_error, cdi_ids
 from agent.conform.session_record import ClaimReply, ReturnedDevice
 from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, write_cdi_spec
 
@@ -59,7 +59,7 @@ def with_edits(version: str = "0.3.0", **edits: object) -> dict[str, object]:
 
 
 def test_file_with_every_field_is_valid():
-    assert invalid_cdi(EVERYTHING) == ""
+    assert cdi_file_error(EVERYTHING) == ""
     assert cdi_ids(EVERYTHING) == {"example.com/gpu.x=0-a:b.c"}
 
 
@@ -74,7 +74,7 @@ def test_files_of_this_project_are_valid(tmp_path):
     ids = write_cdi_spec(tmp_path, "example.com/gpu", "uid-1", [device])
     (file,) = tmp_path.iterdir()
     document = json.loads(file.read_text())
-    assert (invalid_cdi(document), cdi_ids(document)) == ("", set(ids))
+    assert (cdi_file_error(document), cdi_ids(document)) == ("", set(ids))
 
 
 GPU = {"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}
@@ -125,19 +125,19 @@ GPU = {"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}
     ],
 )
 def test_invalid_cdi_file_is_refused_with_the_field(document, error):
-    assert error in invalid_cdi(document)
+    assert error in cdi_file_error(document)
 
 
 @pytest.mark.parametrize("text", ["a.com/b=c", "a.com/b.c=0:1-2_3.4"])
 def test_cdi_id_of_vendor_class_and_name_is_valid(text):
-    assert invalid_cdi_id(text) == ""
+    assert cdi_id_error(text) == ""
 
 
 @pytest.mark.parametrize(
     "text", ["", "a", "a=b", "a/b", "a/b=", "/b=c", "a/=c", "a/b=c d", "a/b=-c", "1/b=c"]
 )
 def test_invalid_cdi_id_is_refused(text):
-    assert invalid_cdi_id(text)
+    assert cdi_id_error(text)
 
 
 # --- answers -----------------------------------------------------------------------------------------------

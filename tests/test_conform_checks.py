@@ -1152,7 +1152,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
 )
 def test_check_returns_verdict_and_observation(code, session, verdict, text):
-    (result,) = [one for one in run_checks(session) if one.check.code == code]
+    (result,) = [check for check in run_checks(session) if check.check.code == code]
     assert (result.verdict, text in result.observation) == (verdict, True), result.observation
 
 
@@ -1211,8 +1211,8 @@ def test_every_check_has_unique_code_and_all_texts():
 def test_other_version_is_evaluated_if_main_version_is_good():
     lists = [health_list(at_s, device(message=b"\xff")) for at_s in (0.1, 10)]
     results = {
-        one.check.code: one
-        for one in run_checks(session_record(versions=version_records(None, [stream(*lists)])))
+        check.check.code: check
+        for check in run_checks(session_record(versions=version_records(None, [stream(*lists)])))
     }
     assert results["health.utf8"].observation == "v1alpha1: node-a/gpu-0: its message is not UTF-8"
 
@@ -1225,9 +1225,9 @@ def test_listed_names_the_first_texts_and_counts_the_rest():
 def test_observation_names_file_if_there_are_several_registrations():
     slow = registration(notified=LATE)
     (result,) = [
-        one
-        for one in run_checks(session_with_registrations(slow, SECOND))
-        if one.check.code == "registration.notify"
+        check
+        for check in run_checks(session_with_registrations(slow, SECOND))
+        if check.check.code == "registration.notify"
     ]
     assert result.observation.startswith("gpu.example.com-reg.sock: DEADLINE_EXCEEDED")
 
@@ -1271,7 +1271,7 @@ def test_read_list_returns_what_google_protobuf_wrote(devices):
 @given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda data: b"\x0a" + varint(len(data)) + data))
 def test_read_list_accepts_only_what_google_protobuf_accepts(data):
     read = decode_health_list(data, 1.0, {})
-    texts = [text for one in read.devices for text in (one.pool, one.name, one.message)]
+    texts = [text for device in read.devices for text in (device.pool, device.name, device.message)]
     if not read.decode_error and all(text.isascii() for text in texts):
         google = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
         assert len(google.devices) == len(read.devices)
@@ -1297,7 +1297,7 @@ def test_read_list_invalid_bytes_is_broken_with_place(data, text):
 
 def test_read_list_keeps_entries_without_device_or_utf8():
     read = decode_health_list(b"\x0a\x00" + b"\x0a\x05\x0a\x03\x0a\x01\xff", 1.0, {})
-    assert [(one.has_identifier, one.pool, one.name) for one in read.devices] == [
+    assert [(device.has_identifier, device.pool, device.name) for device in read.devices] == [
         (False, b"", b""),
         (True, b"\xff", b""),
     ]
@@ -1343,34 +1343,34 @@ def silent_file(file: str) -> RegistrationFile:
 GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("disk.example.com", "CSIPlugin")
 
 
-def chosen(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
+def chosen_paths(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
     return [
         one.path.removeprefix("/registry/") for one in choose_driver_files(found, socket, driver, "/registry")
     ]
 
 
 def test_choose_returns_the_only_dra_driver():
-    assert chosen(DISK, GPU, silent_file("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
+    assert chosen_paths(DISK, GPU, silent_file("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
 
 
 def test_choose_includes_silent_socket_named_like_the_driver():
-    assert chosen(GPU, silent_file(".gpu.example.com-old-reg.sock")) == [
+    assert chosen_paths(GPU, silent_file(".gpu.example.com-old-reg.sock")) == [
         "gpu.example.com-reg.sock",
         ".gpu.example.com-old-reg.sock",
     ]
 
 
 def test_choose_selects_driver_by_name_or_endpoint():
-    assert chosen(GPU, NIC, driver="nic.example.com") == ["nic.example.com-reg.sock"]
+    assert chosen_paths(GPU, NIC, driver="nic.example.com") == ["nic.example.com-reg.sock"]
     other = plugin("other.example.com", endpoint="/other.sock")
-    assert chosen(GPU, other, socket="/other.sock") == ["other.example.com-reg.sock"]
+    assert chosen_paths(GPU, other, socket="/other.sock") == ["other.example.com-reg.sock"]
 
 
 def test_choose_without_dra_driver_returns_all_sockets():
     files = [
         silent_file(name)._replace(is_socket=False, get_info=None) for name in ("notes.txt", "file.sock")
     ]
-    assert chosen(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
+    assert chosen_paths(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
         "disk.example.com-reg.sock",
         "x-reg.sock",
         "no-suffix",
@@ -1381,23 +1381,23 @@ def test_choose_without_dra_driver_returns_all_sockets():
 def test_choose_several_plugins_of_other_types_raises_usage_error():
     tape = plugin("tape.example.com", "CSIPlugin", endpoint="/tape.sock")
     with pytest.raises(UsageError, match=r"no DRA driver, .* 'disk.example.com' \(CSIPlugin\), 'tape\.ex"):
-        chosen(DISK, tape, silent_file("x-reg.sock"))
-    assert chosen(DISK, tape, driver="tape.example.com") == ["tape.example.com-reg.sock"]
-    assert chosen(DISK, tape, socket="/tape.sock") == ["tape.example.com-reg.sock"]
+        chosen_paths(DISK, tape, silent_file("x-reg.sock"))
+    assert chosen_paths(DISK, tape, driver="tape.example.com") == ["tape.example.com-reg.sock"]
+    assert chosen_paths(DISK, tape, socket="/tape.sock") == ["tape.example.com-reg.sock"]
 
 
 def test_choose_several_or_unknown_drivers_raises_usage_error():
     with pytest.raises(UsageError, match=r"--driver: 'gpu\.example\.com', 'nic\.example\.com'"):
-        chosen(GPU, NIC)
+        chosen_paths(GPU, NIC)
     with pytest.raises(
         UsageError, match=r"no driver 'gpu\.exampel\.com'; did you mean 'gpu\.example\.com'\?"
     ):
-        chosen(GPU, NIC, driver="gpu.exampel.com")
+        chosen_paths(GPU, NIC, driver="gpu.exampel.com")
     with pytest.raises(UsageError, match=r"there are: none"):
-        chosen(DISK, driver="gpu.example.com")
+        chosen_paths(DISK, driver="gpu.example.com")
 
 
 def test_names_that_others_choose_cannot_move_the_cursor():
     with pytest.raises(UsageError) as raised:
-        chosen(GPU, plugin("\x1b[2J"))
+        chosen_paths(GPU, plugin("\x1b[2J"))
     assert "\x1b" not in str(raised.value)

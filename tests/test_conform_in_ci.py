@@ -60,7 +60,7 @@ current-context: me
 def block(language: str, part: str) -> str:
     """Return the only code block of the page in a language that contains a text."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    (found,) = (one for one in blocks if part in one)
+    (found,) = (block for block in blocks if part in block)
     return str(found)
 
 
@@ -136,9 +136,9 @@ def passed(document: dict[str, Any], *areas: str) -> None:
     """Assert that all checks of some areas have passed that the options include."""
     bad = {one["code"]: one["saw"] for one in document["results"] if one["result"] not in {"pass", "skipped"}}
     assert not bad
-    assert {one["code"].partition(".")[0] for one in document["results"] if one["result"] == "pass"} >= {
-        *areas
-    }
+    assert {
+        result["code"].partition(".")[0] for result in document["results"] if result["result"] == "pass"
+    } >= {*areas}
 
 
 def test_workflow_makes_claims_a_result_and_a_badge(runner: Runner) -> None:
@@ -176,7 +176,7 @@ def test_claim_script_replaces_the_kubeconfig(runner: Runner) -> None:
     changed = step.replace("--kubeconfig $HOME/.kube/config", flags).replace("> conform", "--for 2s > script")
     runner.shell(changed, codes=(0, 3))
     document = json.loads((runner.work / "script.json").read_text())
-    results = {one["code"]: one["result"] for one in document["results"]}
+    results = {result["code"]: result["result"] for result in document["results"]}
     assert results["prepare.first"] == results["unprepare.deleted_claim"] == "pass"
     assert runner.claims() == []
 

@@ -57,7 +57,7 @@ def affected_names(consumers: ConsumerMap, gpu: str = "gpu-0") -> list[tuple[str
 
 
 def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
-    return [one.kind for one in consumers.conflicts]
+    return [conflict.kind for conflict in consumers.conflicts]
 
 
 # --- from a device to its pods -----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_device_leads_to_its_claim_pod_and_container() -> None:
 def test_checkpoint_alone_gives_pod_uids_without_names() -> None:
     consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p-1", "p-2"])]))
     assert affected_names(consumers) == [("pod p-1", True), ("pod p-2", True)]
-    assert [one.containers for one in affected_pods(consumers, device())] == [(), ()]
+    assert [affected_pod.containers for affected_pod in affected_pods(consumers, device())] == [(), ()]
 
 
 def test_podresources_alone_gives_pod_names_without_uids() -> None:
@@ -125,7 +125,7 @@ def test_device_without_a_claim_affects_no_pod() -> None:
 def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
     claims = [prepared("c-1", use(), pods=["p"]), prepared("c-2", use(), pods=["p"])]
     consumers = build_consumer_map(source_answers(checkpoint=claims))
-    assert [one.claim.uid for one in affected_pods(consumers, device())] == ["c-1", "c-2"]
+    assert [affected_pod.claim.uid for affected_pod in affected_pods(consumers, device())] == ["c-1", "c-2"]
 
 
 # --- sure and possible uses --------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
     assert affected_names(consumers) == []
 
 
-def test_every_one_of_300_reservations_is_an_edge() -> None:
+def test_each_of_300_reservations_is_an_edge() -> None:
     reserved = [for_pod(f"p-{number}") for number in range(300)] + [for_group("workers"), for_job("train")]
     consumers = build_consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=reserved)]))
     assert len(consumers.claims[ref("c")].consumers) == 302
@@ -285,6 +285,32 @@ def test_device_without_known_request_may_serve_any_request() -> None:
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=False),)
 
 
+@pytest.mark.parametrize(
+    ("name", "pods", "is_certain"),
+    [
+        ("pod-p-mine-x7k2b", ["p"], True),
+        ("pod-p-mine-x7k2b", ["q"], False),
+        ("pod-p-mine-too-x7k2b", ["p"], False),
+        ("shared", ["p"], False),
+    ],
+)
+def test_claim_from_a_template_is_known_by_its_generated_name(
+    name: str, pods: list[str], is_certain: bool
+) -> None:
+    """The kubelet's Pod object lacks the name."""
+    of_template = PodClaim("mine", "", template=True)
+    container = ContainerObject("main", (ContainerClaim("mine", ""),))
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
+            podresources=[listed("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
+            pods_api=[known_pod("p", claims=(of_template,), containers=(container,), lacks_claim_names=True)],
+        )
+    )
+    found = {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+    assert found["p"] == (ContainerUse("main", is_certain=is_certain),)
+
+
 @pytest.mark.parametrize("unseen", ["waiting", "skipped"])
 @pytest.mark.parametrize(
     ("requests", "containers"),
@@ -314,7 +340,7 @@ def test_only_device_that_is_seen_does_not_serve_other_requests(
     )
     assert affected_pods(consumers, device())[0].containers == containers
     names = tuple(container.name for container in containers)
-    assert [one.containers for one in current_uses(consumers).values()] == [names]
+    assert [use.containers for use in current_uses(consumers).values()] == [names]
 
 
 # --- running pods -------------------------------------------------------------------------------------------
@@ -375,7 +401,7 @@ def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_pod("m", "web")])],
         )
     )
-    assert [one.pod.ref for one in affected_pods(consumers, device())] == [
+    assert [affected_pod.pod.ref for affected_pod in affected_pods(consumers, device())] == [
         PodRef("team-a", "web", "0badcafe")
     ]
 
@@ -391,7 +417,7 @@ def test_pod_leads_to_its_claims_and_their_devices() -> None:
         )
     )
     (pod,) = pods_by_name(consumers, "team-a", "pod-p")
-    assert {one: [edge.use.device for edge in consumers.claims[one].devices] for one in pod.claims} == {
+    assert {claim: [edge.use.device for edge in consumers.claims[claim].devices] for claim in pod.claims} == {
         ref("c-1"): [device("gpu-0"), device("gpu-1")],
         ClaimRef("team-a", "claim-none", ""): [],  # unknown to all sources
     }
@@ -426,7 +452,7 @@ def test_conflict_about_devices_names_each_source() -> None:
         ConflictKind.DEVICES,
         f"claim team-a/claim-c, driver {DRIVER}",
     )
-    assert [(one.provenance.origin, one.text) for one in conflict.assertions] == [
+    assert [(assertion.provenance.origin, assertion.text) for assertion in conflict.assertions] == [
         (Origin.CHECKPOINT, "node-1/gpu-1"),
         (Origin.CLAIMS_FILE, "node-1/gpu-0"),
     ]
@@ -453,7 +479,7 @@ def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
     )
     assert [claim.ref.uid for claim in claims_by_name(consumers, "team-a", "gpus")] == ["new", "old"]
     assert conflict_kinds(consumers) == [ConflictKind.CLAIM_UIDS]
-    assert [one.text for one in consumers.conflicts[0].assertions] == ["UID old", "UID new"]
+    assert [assertion.text for assertion in consumers.conflicts[0].assertions] == ["UID old", "UID new"]
     assert affected_names(consumers, "gpu-1") == []
 
 
@@ -486,7 +512,7 @@ def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
         )
     )
     assert affected_names(consumers) == [("pod p-1", True), ("team-a/web-0", False)]
-    assert {one.pod.uid for one in current_uses(consumers).values()} == {"p-1"}
+    assert {use.pod.uid for use in current_uses(consumers).values()} == {"p-1"}
 
 
 def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
@@ -531,7 +557,7 @@ def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods:
             claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
         )
     )
-    (risk,) = (one for one in refused_pods(consumers) if one.is_pending)
+    (risk,) = (refused_pod for refused_pod in refused_pods(consumers) if refused_pod.is_pending)
     assert (risk.pod.uid, risk.claim.uid) == ("p-2", "new")
     assert risk.reason == "the kubelet still has an older claim of this name, with UID old"
 
@@ -575,7 +601,7 @@ def test_claim_prepared_for_a_pod_that_does_not_name_it_is_a_conflict() -> None:
     )
     (conflict,) = consumers.conflicts
     assert conflict.kind is ConflictKind.NOT_NAMED
-    assert [one.text for one in conflict.assertions] == [
+    assert [assertion.text for assertion in conflict.assertions] == [
         "prepared for the pod",
         "the pod names claim-x",
     ]

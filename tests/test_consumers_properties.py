@@ -120,11 +120,11 @@ def facts_of_answers(answers: SourceAnswers) -> tuple[set[Fact], set[Fact], set[
     containers: set[Fact] = set()
     for answer in answers.prepared:
         for claim in answer.items:
-            devices |= {(claim.ref.uid, one, answer.provenance) for one in claim.devices}
+            devices |= {(claim.ref.uid, device, answer.provenance) for device in claim.devices}
             consumers |= {(claim.ref.uid, "pod", uid, answer.provenance) for uid in claim.pods}
     for answer in answers.claims:
         for claim in answer.items:
-            devices |= {(claim.ref.uid, one, answer.provenance) for one in claim.devices}
+            devices |= {(claim.ref.uid, device, answer.provenance) for device in claim.devices}
             consumers |= {(claim.ref.uid, one.kind, one.uid, answer.provenance) for one in claim.reserved}
     for answer in answers.listed:
         for pod in answer.items:
@@ -135,8 +135,8 @@ def facts_of_answers(answers: SourceAnswers) -> tuple[set[Fact], set[Fact], set[
                     containers.add((one.name, pod.name, container.name, None, answer.provenance))
     for answer in answers.pods:
         for pod in answer.items:
-            consumers |= {(one.claim, "pod", pod.ref.uid, answer.provenance) for one in pod.claims}
-            containers |= {(one.claim, pod.ref.uid, "main", (), answer.provenance) for one in pod.claims}
+            consumers |= {(claim.claim, "pod", pod.ref.uid, answer.provenance) for claim in pod.claims}
+            containers |= {(claim.claim, pod.ref.uid, "main", (), answer.provenance) for claim in pod.claims}
     return devices, consumers, containers
 
 
@@ -171,8 +171,8 @@ def test_map_has_exactly_the_edges_of_the_answers(answers: SourceAnswers) -> Non
 def test_name_gets_a_uid_only_if_a_source_has_both(
     answers: SourceAnswers,
 ) -> None:
-    claims = {one.ref for answer in (*answers.prepared, *answers.claims) for one in answer.items}
-    pods = {one.ref for answer in answers.pods for one in answer.items}
+    claims = {item.ref for answer in (*answers.prepared, *answers.claims) for item in answer.items}
+    pods = {item.ref for answer in answers.pods for item in answer.items}
     pods |= {
         PodRef(NAMESPACE, one.name, one.uid)
         for answer in answers.claims

@@ -535,6 +535,8 @@ def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
         ((0, 7, 9, 0), bad("cpu.machine_check", "uncorrected machine check on CPUs 1-2 since boot")),
         ((0, 0, 0, 0, 5), OK),  # of another node
         ((1, 1, 1, 1), OK),  # broadcast to all CPUs, a finding of the machine
+        ((1, 1, 1, 1, 0, 0, 0, 0), OK),  # a broadcast before the other CPUs were set online
+        ((1, 1, 1, 0, 0, 0, 0), bad("cpu.machine_check", "uncorrected machine check on CPUs 0-2 since boot")),
         ((7,), bad("cpu.machine_check", "uncorrected machine check on CPU 0 since boot")),
         ((EIO, EIO), RuleInputUnreadable("MCE of /proc/interrupts", EIO)),
         ((0, EIO), OK),  # an offline CPU has no column

@@ -11,7 +11,7 @@ from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
 from agent.config.config import load_with_origins
-from agent.config.tables import CHECKS_MAX, parse_checks, show_checks
+from agent.config.tables import CHECKS_MAX, checks_to_tables, parse_checks
 from agent.engine.step import initial_state, with_settings
 from agent.errors import ConfigError
 from agent.health.host.verdicts import NOT_RUN_YET
@@ -21,6 +21,7 @@ from agent.model.declared_devices import (
     DeclaredOtherDevice,
     DeclaredPart,
     DriverDevice,
+    EqualRuns,
 )
 from agent.model.health import Finding, Health, NotApplicable, Repair, Severity
 from agent.model.reading import SourceState
@@ -40,18 +41,27 @@ class Node(PaperNode):
     def __init__(self, *checks: CustomCheck, part: DeclaredPart | None = None, **settings: Any) -> None:
         super().__init__(EngineSettings("node-a", checks=checks, **settings))
         self.results: dict[tuple[str, str], CustomCheckResult] = {}
+        self.equal_runs: dict[tuple[str, str], EqualRuns] = {}
         self.part = part
 
     def run(self, check: CustomCheck, text: str | None = None, reason: str = "", device: str = "") -> Report:
         """End a run of a check, with a fault unless `text` is None, and return the next report."""
+        self.end_run(check, text, reason, device)
+        return self.next()
+
+    def end_run(
+        self, check: CustomCheck, text: str | None = None, reason: str = "", device: str = ""
+    ) -> None:
+        """End a run of a check as run() does, but without an evaluation."""
         before = self.results.get((check.name, device))
         finding = text and Finding(check.code, check.severity, text, check.advice, repair=check.repair)
         passes = before.passes + 1 if before else 1
+        runs = self.equal_runs.get((check.name, device), EqualRuns()).next(finding or None, reason)
+        self.equal_runs[check.name, device] = runs
         self.wait(1)
         self.results[check.name, device] = CustomCheckResult(
-            check.name, device, finding or None, reason, passes, self.now_ns
+            check.name, device, finding or None, reason, passes, self.now_ns, runs.equal_passes
         )
-        return self.next()
 
     def snapshot(self) -> Snapshot:
         snapshot = replace(super().snapshot(), custom_checks=tuple(self.results.values()))
@@ -67,6 +77,7 @@ class Node(PaperNode):
             saved = replace(saved, start=replace(saved.start, boot_id="boot-1"))
         self.state = initial_state(self.state.settings, None, saved, "boot-1")
         self.results.clear()
+        self.equal_runs.clear()
 
 
 class CheckedGpuNode(GpuNode):
@@ -145,6 +156,16 @@ def test_run_without_result_keeps_a_raised_fault() -> None:
     assert codes(device_of(report, CPU)) == ["custom.fabric", "custom.fabric.unknown"]
 
 
+def test_run_without_a_result_between_evaluations_is_no_good_run() -> None:
+    check = FABRIC._replace(clear_after=3)
+    node = Node(check)
+    node.run(check, "down")
+    node.run(check)
+    node.end_run(check, reason="exit code 3")
+    assert codes(device_of(node.run(check), CPU)) == [check.code], "two good runs"
+    assert codes(device_of(node.run(check), CPU)) == []
+
+
 def test_check_per_device_counts_for_its_device_only() -> None:
     check = FABRIC._replace(command=("/opt/check", "{device}"))
     node = Node(check)
@@ -200,7 +221,7 @@ def test_fault_of_a_device_that_is_read_late_survives_a_restart() -> None:
     assert codes(device_of(node.next(3), "dev-0")) == [check.code]
 
 
-def test_stored_fault_of_a_device_without_other_checks_counts_before_the_first_run() -> None:
+def test_stored_fault_of_an_unchecked_device_counts_before_the_first_run() -> None:
     check = FABRIC._replace(devices="*/dev-0")
     node = Node(check, part=DeclaredOtherDevice())
     node.restart()
@@ -291,7 +312,7 @@ def test_every_key_of_a_check_is_read() -> None:
 @pytest.mark.parametrize("text", [FULL, '[[check]]\nname = "a"\ncommand = ["/bin/true"]\nuser = 61234\n'])
 def test_shown_checks_are_read_again(text: str) -> None:
     checks = parsed(text)
-    assert parse_checks(json.loads(json.dumps(show_checks(checks)))) == checks
+    assert parse_checks(json.loads(json.dumps(checks_to_tables(checks)))) == checks
 
 
 def test_default_timeout_is_at_most_the_period() -> None:

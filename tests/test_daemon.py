@@ -94,9 +94,9 @@ def test_both_api_versions_send_the_full_list_first(agent: Agent) -> None:
         with agent.kubelet(version) as kubelet:
             first = kubelet.next()
             assert names(first) == [CPU, MEMORY, POOL]
-            assert {one.device.pool_name for one in first.devices} == {"paper"}
-            assert {(one.health, one.message) for one in without_stalls(first)} <= {(HEALTHY, "")}
-            (timeout_s,) = {one.health_check_timeout_seconds for one in first.devices}
+            assert {device.device.pool_name for device in first.devices} == {"paper"}
+            assert {(device.health, device.message) for device in without_stalls(first)} <= {(HEALTHY, "")}
+            (timeout_s,) = {device.health_check_timeout_seconds for device in first.devices}
             assert timeout_s in {30, 32}, "a new stream's first list differs from the last one's"
 
 
@@ -113,7 +113,7 @@ def test_heartbeats_repeat_the_list_with_a_new_verified_time(agent: Agent) -> No
     for message in (first, later):
         for one in message.devices:
             one.last_updated_time = 0
-    verified = {one.device.device_name for one in later.devices}
+    verified = {device.device.device_name for device in later.devices}
     # memory is read every ten seconds, and a heartbeat repeats only devices that were verified again
     assert {POOL, CPU} <= verified
     assert [one for one in first.devices if one.device.device_name in verified] == list(later.devices)
@@ -185,7 +185,7 @@ def test_sigstopped_agent_keeps_its_clients_and_continues(start: Callable[[], Ag
             assert_silent(kubelet, 2.5)  # eight heartbeats
             agent.process.send_signal(signal.SIGCONT)
             for _ in range(5):
-                assert {one.health for one in without_stalls(kubelet.next())} <= {HEALTHY}
+                assert {device.health for device in without_stalls(kubelet.next())} <= {HEALTHY}
             assert agent.end() == 0
         return agent.log
 
@@ -637,10 +637,12 @@ def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
         *("dh-history", "dh-kmsg", "dh-machine", "dh-nvml", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
 
-    def begun() -> list[str]:  # Python 3.14 gives the threads of Trio and of the log their names, too
+    def started_threads() -> list[
+        str
+    ]:  # Python 3.14 gives the threads of Trio and of the log their names, too
         return sorted(name for name in thread_names(agent.pid).values() if name in jobs)
 
-    eventually(lambda: begun() == jobs, lambda: str(thread_names(agent.pid)))
+    eventually(lambda: started_threads() == jobs, lambda: str(thread_names(agent.pid)))
     # main, I/O, the log, and two of Trio's for what is slow; others run for a moment
     eventually(lambda: len(thread_names(agent.pid)) - len(jobs) <= 5, lambda: str(thread_names(agent.pid)))
 

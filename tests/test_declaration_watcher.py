@@ -59,16 +59,16 @@ class Follower(RunningWatcher):
 
     @property
     def names(self) -> list[str]:
-        return [one.name for file in self.watch.declarations for one in file.devices]
+        return [device.name for file in self.watch.declarations for device in file.devices]
 
     @property
     def state(self) -> SourceState:
         return self.watch.source.state
 
 
-async def jump_until(claim: Callable[[], object]) -> None:
+async def jump_until(condition: Callable[[], object]) -> None:
     """Advance the mock clock; threads run in real time."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
 
@@ -355,22 +355,22 @@ async def test_slow_read_is_followed_by_pause_of_four_times_its_duration(
         with hung.holding() as is_read:
             nursery.start_soon(follower.watch.run, follower.wake)
             while not is_read.is_set():
-                await settled()
+                await wait_until_idle()
             mock_clock.jump(100)
             hung.let_go()
             while follower.state is not SourceState.OK:
-                await settled()
+                await wait_until_idle()
         write(directory, text("a"))
-        await settled()
+        await wait_until_idle()
         mock_clock.jump(MAX_DUTY_CYCLE * 100 - 1)
-        await settled()
+        await wait_until_idle()
         assert follower.names == []
         mock_clock.jump(1)
         while follower.names != ["a"]:
-            await settled()
+            await wait_until_idle()
         nursery.cancel_scope.cancel()
 
 
-async def settled() -> None:
+async def wait_until_idle() -> None:
     """Wait in real time until nothing happens without the clock."""
     await trio.testing.wait_all_tasks_blocked(0.1)

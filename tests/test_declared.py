@@ -255,10 +255,10 @@ def read(directory: Path, before: Declarations = ()) -> Declarations:
 
 
 def names(declarations: Declarations) -> dict[str, list[str]]:
-    return {file.driver: [one.name for one in file.devices] for file in declarations}
+    return {file.driver: [device.name for device in file.devices] for file in declarations}
 
 
-def refused(directory: Path, path: Path) -> str:
+def declaration_error(directory: Path, path: Path) -> str:
     """Return the error of the only file, and check that its previous devices stay."""
     before = (DeclaredFile(DRIVER, parsed(ONE)),)
     [file] = read(directory, before)
@@ -332,32 +332,35 @@ def test_file_name_of_arbitrary_bytes_is_printable(directory: Path) -> None:
 def test_symbolic_link_is_refused(directory: Path, tmp_path: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     path.symlink_to(write(tmp_path))
-    assert refused(directory, path) == "is a symbolic link"
+    assert declaration_error(directory, path) == "is a symbolic link"
 
 
 def test_fifo_does_not_block(directory: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     os.mkfifo(path, 0o644)
-    assert refused(directory, path) == "is not a regular file"
+    assert declaration_error(directory, path) == "is not a regular file"
 
 
 def test_directory_instead_of_file_is_refused(directory: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     path.mkdir(0o755)
-    assert refused(directory, path) == "is not a regular file"
+    assert declaration_error(directory, path) == "is not a regular file"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_file_writable_by_others_is_refused(directory: Path, mode: int) -> None:
     path = write(directory)
     path.chmod(mode)
-    assert refused(directory, path) == f"is writable by group or others: mode {mode:04o}; set at most 0644"
+    assert (
+        declaration_error(directory, path)
+        == f"is writable by group or others: mode {mode:04o}; set at most 0644"
+    )
 
 
 def test_file_of_another_user_is_refused(directory: Path) -> None:
     path = write(directory)
     give_to_other_user(path)
-    assert refused(directory, path) == "belongs to user id 65534; must belong to user id 0"
+    assert declaration_error(directory, path) == "belongs to user id 65534; must belong to user id 0"
 
 
 def test_unprivileged_agent_accepts_files_of_root_and_itself(directory: Path) -> None:
@@ -373,7 +376,7 @@ def test_file_at_size_limit_is_read_and_above_refused(directory: Path) -> None:
     assert names(read(directory)) == {DRIVER: ["m-0"]}
     with path.open("a") as file:
         file.write("#")
-    assert refused(directory, path) == f"is larger than {FILE_BYTES} bytes, the limit"
+    assert declaration_error(directory, path) == f"is larger than {FILE_BYTES} bytes, the limit"
 
 
 def test_error_text_is_cut_to_limit(directory: Path) -> None:
@@ -467,7 +470,7 @@ def test_long_line_is_refused_before_parsing() -> None:
         (f"version{'.a' * 64} = 1\n", "line 1: dotted key has over 64 parts, the limit; shorten it"),
         (f"version = 1\n[[device]]\nname = {'[' * 40}{']' * 40}\n", "nested more than 32 deep, the limit"),
         (f"version = {'[' * 900}", "arrays or tables are nested too deeply; remove brackets"),
-        (f"version = 0x{'f' * 4000}\n", "integer has 16000 bits, limit 64; write a smaller one"),
+        (f"version = 0x{'f' * 4000}\n", "version: integer has 16000 bits, limit 64; write a smaller one"),
     ],
     ids=["dotted key", "brackets", "more brackets", "digits"],
 )

@@ -8,7 +8,12 @@ from paper import PaperNode, codes, device_of
 
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints
 from agent.engine.step import initial_state
-from agent.health.declared.driver_reports import FAILED_DEVICE, STORED_MAX, check_sources, open_check_faults
+from agent.health.declared.driver_reports import (
+    FAILED_DEVICE,
+    STORED_MAX,
+    health_check_sources,
+    raised_check_faults,
+)
 from agent.health.state_machine import CLEAN_MIN_NS, Condition, ConditionPhase
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
@@ -295,7 +300,7 @@ def test_stored_check_findings_are_limited_to_the_most_severe() -> None:
         conditions[f"check:a/b/dev-{number}", "firmware/fw.stuck"] = Condition(
             ConditionPhase.RAISED, finding, Instant(1, 2.0), 1, 1, 1
         )
-    stored = open_check_faults(conditions)
+    stored = raised_check_faults(conditions)
     assert len(stored) == STORED_MAX
     assert {fault.severity for fault in stored} == {Severity.UNHEALTHY}
     memory = PersistentState(checks=stored)
@@ -681,12 +686,12 @@ def test_check_source_has_worst_state_and_oldest_time() -> None:
         return DriverCheckSample("link", f"{DRIVER}/node-a/{name}", None, unread, passes, beat_ns, NS, 1, 1)
 
     well, first, bad = sample("a", "", 9, 100), sample("b", "", 0, 50), sample("c", "hung", 7, 70)
-    (source,) = check_sources([well, bad], Instant(0, 0.0))
+    (source,) = health_check_sources([well, bad], Instant(0, 0.0))
     assert (source.state, source.beat_ns, source.passes) == (SourceState.FAILING, 70, 7)
     assert (source.detail, source.vital) == ("hung", False)
-    (source,) = check_sources([well, first], Instant(0, 0.0))
+    (source,) = health_check_sources([well, first], Instant(0, 0.0))
     assert (source.state, source.beat_ns, source.passes) == (SourceState.OK, 50, 0)
-    (source,) = check_sources([first], Instant(0, 0.0))
+    (source,) = health_check_sources([first], Instant(0, 0.0))
     assert source.state is SourceState.STARTING
 
 

@@ -373,6 +373,22 @@ def test_absent_declared_instance_is_unhealthy() -> None:
     assert "has no instance 5/0" in declared_verdict(report, "none").message
 
 
+def test_declared_instance_with_the_uuid_of_other_numbers_is_not_found() -> None:
+    node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
+    one, other = node.gpus[0].migs
+    node.declare(
+        declared("moved", gpu(GPU_0, other.uuid, gi=1, ci=0)),
+        declared("replaced", gpu(GPU_0, "MIG-before", gi=1, ci=0)),
+        declared("by-gpu", gpu(GPU_0, uuid_of(node, 0), gi=1, ci=0)),
+    )
+    report = node.next()
+    uuids = [dict(declared_verdict(report, name).attributes).get("uuid") for name in ("moved", "by-gpu")]
+    assert uuids == [other.uuid, one.uuid]
+    device = declared_verdict(report, "replaced")
+    assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.not_found"])
+    assert "has no instance MIG-before" in device.message
+
+
 def test_declared_gpu_is_not_reported_while_nvml_opens() -> None:
     node = NodeWithGpus(0)
     opening = SourceSample("nvml", SourceState.STARTING, node.now_ns, 10 * NS, 0, "", vital=False)

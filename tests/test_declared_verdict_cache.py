@@ -319,7 +319,7 @@ moves: Final = st.one_of(
 )
 
 
-def happen(node: FullNode, what: str, how: Any) -> None:
+def apply_event(node: FullNode, what: str, how: Any) -> None:
     match what:
         case "cpus":
             node.cpus = node.cpus._replace(**{how[0]: how[1]})
@@ -388,7 +388,7 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
                 )
             )
         case "cores":
-            there = tuple(one for one in machine.cores if one.cpu != how[0])
+            there = tuple(core for core in machine.cores if core.cpu != how[0])
             back = PerCpuSample(how[0], how[0] % 3, 0, 3_000_000, 2_000_000, 0)
             node.change(cores=there if len(there) < len(machine.cores) else tuple(sorted([*there, back])))
         case "numa":
@@ -429,7 +429,7 @@ def stories(theme: str) -> st.SearchStrategy[list[Any]]:
 def test_cached_verdicts_equal_full_evaluation(story: list[Any]) -> None:
     node = node_with_cache()
     for what, *how in story:
-        happen(node, what, how)
+        apply_event(node, what, how)
         node.evaluate()
         node.next()
 

@@ -228,7 +228,7 @@ def test_restarted_agent_waits_for_results_of_driver_checks(
     driver.declare(pages("card-0", 4, checks=["link"]))
     agent.end(signal.SIGKILL)
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
-        first = next(one for one in kubelet.next().devices if one.device.device_name == "card-0")
+        first = next(device for device in kubelet.next().devices if device.device.device_name == "card-0")
         assert (first.health, first.message.partition(":")[0]) == (UNKNOWN, "check.link.expired")
         report_checks(Driver(restarted), check_result(lease_s=60, age_s=1))
         wait_for_health(kubelet, "card-0", HEALTHY)

@@ -82,7 +82,7 @@ def host() -> Iterator[Host]:
     os.close(made.descriptor)
 
 
-def opened(host: Host) -> HostAndDriverSource:
+def open_source(host: Host) -> HostAndDriverSource:
     source = HostAndDriverSource()
     source.open(host)
     host.opened.append(source)
@@ -99,7 +99,7 @@ def fault(driver: str, number: int = 1) -> DriverFault:
 
 
 def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     assert source.read() is host.snapshot
     source.set_driver_faults(A, [fault(A)])
     assert host.is_woken()
@@ -107,7 +107,7 @@ def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> 
 
 
 def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     source.set_driver_faults(A, [fault(A)])
     source.set_driver_faults(B, [fault(B), fault(B, 2)])
     source.set_driver_faults(A, [])
@@ -118,13 +118,13 @@ def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
 
 def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
     host.snapshot = None
-    source = opened(host)
+    source = open_source(host)
     source.set_driver_faults(A, [fault(A)])
     assert source.read() is None
 
 
 def test_closed_source_wakes_no_descriptor(host: Host) -> None:
-    source = opened(host)
+    source = open_source(host)
     source.close()
     source.set_driver_faults(A, [fault(A)])
     assert not host.is_woken()
@@ -170,7 +170,7 @@ class Agent:
     def __init__(self, directory: Path, host: Host, *, declares: bool = True) -> None:
         self.host = host
         self.hub = ReportHub()
-        self.source = opened(host)
+        self.source = open_source(host)
         self.config = Config(node_name=NODE, runtime_dir=directory, state_dir=directory / "state")
         self.declarations: Declarations = ()
         self.made: list[str] = []
@@ -208,7 +208,7 @@ class Agent:
         """Return the report of the core: each device is dead if its driver reported so."""
         snapshot = self.source.read()
         assert snapshot is not None
-        dead = {one.device.driver for one in snapshot.driver_faults if not one.expired_wall_s}
+        dead = {fault.device.driver for fault in snapshot.driver_faults if not fault.expired_wall_s}
         if not self.declares:
             return Report(NODE, read_clocks(), (self.device("", dead=bool(dead)),))
         devices = [self.device(driver, dead=driver in dead) for driver in (A, B)]
@@ -228,7 +228,7 @@ class Agent:
         report = self.evaluate()
         self.sessions.update_taints(report, report.at)
         self.hub.publish(report)
-        self.hub.note_evaluation(report)
+        self.hub.handle_evaluation(report)
 
     async def core(self) -> None:
         """Publish a report at each wake."""
@@ -259,7 +259,9 @@ def claim(driver: str, name: str = "a") -> Claim:
 
 
 def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
-    return session.prepared([ReportedClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)])
+    return session.record_prepares(
+        [ReportedClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)]
+    )
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> Non
     failed(agent.sessions.open(B), B)
     again = Agent(agent.config.runtime_dir, host)
     again.sessions.restore()
-    assert [one.health for one in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+    assert [device.health for device in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
 
 def test_first_call_opens_the_only_session_of_a_driver(agent: Agent) -> None:
@@ -417,14 +419,14 @@ async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) 
                 nursery.start_soon(report, driver)
         published = agent.hub.report
         assert published is not None
-        assert [one.health for one in published.devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+        assert [device.health for device in published.devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
 
 async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) -> None:
     async with agent.running():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await trio.to_thread.run_sync(failed, session, A)
-        assert session.prepared([ReportedClaimResult(claim(A, "b"), None)]) == [None]
+        assert session.record_prepares([ReportedClaimResult(claim(A, "b"), None)]) == [None]
         ref = DeviceRef(A, NODE, "dev-0")
         await eventually_async(lambda: agent.hub.health_of(ref).health is Health.HEALTHY)  # type: ignore[union-attr]
 
@@ -437,26 +439,26 @@ def test_unhealthy_device_blocks_its_claims_while_the_core_is_up(agent: Agent) -
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     now = read_clocks()
     assert not session.is_up
-    assert session.check([claim(A)]) == [None]
+    assert session.check_claims([claim(A)]) == [None]
     agent.hub.publish(Report(NODE, now, (unhealthy,), declaring=(A,)))
-    [verdict] = session.check([claim(A)])
+    [verdict] = session.check_claims([claim(A)])
     assert verdict is not None
     assert verdict.code == "gpu.xid.79"
     assert session.is_up
     old = replace(now, mono_ns=now.mono_ns - (agent.config.lease_s + 1) * NS)
     agent.hub.publish(Report(NODE, old, (unhealthy,), declaring=(A,)))
-    assert session.check([claim(A, "b")]) == [None]
+    assert session.check_claims([claim(A, "b")]) == [None]
 
 
 def test_host_devices_count_until_the_driver_declares_its_own(agent: Agent) -> None:
     session = agent.sessions.open(A)
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver="")
     agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(B,)))
-    [verdict] = session.check([claim(A)])
+    [verdict] = session.check_claims([claim(A)])
     assert verdict is not None
     assert (verdict.code, verdict.devices) == ("gpu.xid.79", (DeviceRef(A, NODE, "dev-0"),))
     agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
-    assert session.check([claim(A, "b")]) == [None]
+    assert session.check_claims([claim(A, "b")]) == [None]
 
 
 @pytest.mark.usefixtures("patient")
@@ -472,7 +474,7 @@ async def test_failed_prepare_of_host_device_returns_after_health_and_taint(
         assert found.health is Health.UNHEALTHY
         assert is_tainted(session)
         again = claim(A, "b")
-        assert session.check([again]) == [None], "only a prepare can show whether the fault has passed"
+        assert session.check_claims([again]) == [None], "only a prepare can show whether the fault has passed"
     assert "fault not delivered" not in caplog.text
 
 
@@ -485,7 +487,7 @@ async def test_device_without_verdict_is_not_waited_for(
     async with agent.running():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         result = ReportedClaimResult(of_other, (named,))
-        [verdict] = await trio.to_thread.run_sync(session.prepared, [result])
+        [verdict] = await trio.to_thread.run_sync(session.record_prepares, [result])
         assert verdict is not None
         assert verdict.devices == (DeviceRef(A, NODE, "dev-9"),)
     assert "fault not delivered" not in caplog.text
@@ -508,15 +510,15 @@ def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> N
     """Claims a and b are of one pod, claim c is of another one; claim d has devices of both drivers."""
     of_pods = [prepared("uid-a", pods=["p"]), prepared("uid-b", pods=["p"]), prepared("uid-c", pods=["q"])]
     first, second = agent.sessions.open(A), agent.sessions.open(B)
-    first.prepared([ReportedClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
-    second.prepared([ReportedClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
+    first.record_prepares([ReportedClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
+    second.record_prepares([ReportedClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
     assert other_failures(agent, A, "a") == [], "the pods are not known yet"
     assert other_failures(agent, A, "d") == [(B, "d")]
     agent.consumers = build_consumer_map(source_answers(checkpoint=of_pods))
     assert other_failures(agent, A, "a") == [(B, "b")]
     assert other_failures(agent, B, "b") == [(A, "a")]
     assert other_failures(agent, B, "c") == []
-    second.prepared([ReportedClaimResult(claim(B, "b"), None)])
+    second.record_prepares([ReportedClaimResult(claim(B, "b"), None)])
     assert other_failures(agent, A, "a") == []
 
 
@@ -525,18 +527,18 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
     busy = (ErrnoEvidence(16, None, "", "Device or resource busy"),)
-    assert session.unprepared([ReportedClaimResult(claim(A), busy)]) == [None]
-    [verdict] = session.unprepared([ReportedClaimResult(replace(claim(A, "b"), devices=()), busy)])
+    assert session.record_unprepares([ReportedClaimResult(claim(A), busy)]) == [None]
+    [verdict] = session.record_unprepares([ReportedClaimResult(replace(claim(A, "b"), devices=()), busy)])
     assert verdict is not None
 
 
 def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     session = agent.sessions.open(A)
     failed(session, A)
-    assert session.unprepared([ReportedClaimResult(claim(A), None)]) == [None]
+    assert session.record_unprepares([ReportedClaimResult(claim(A), None)]) == [None]
     agent.sessions.close(in_s(PATIENCE_S))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
-    assert [bool(one.unprepared_wall_s) for one in ledger.claims.values()] == [True]
+    assert [bool(claim.unprepared_wall_s) for claim in ledger.claims.values()] == [True]
 
 
 def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> None:
@@ -547,7 +549,7 @@ def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> Non
     agent.read_declarations()
     report = Report(NODE, read_clocks(), (own,), declaring=(A,), declarations=agent.declarations)
     agent.hub.publish(report)
-    agent.hub.note_evaluation(report)
+    agent.hub.handle_evaluation(report)
     assert session.sync([]) == (0, True)
     assert session.sync(rows(0)) == (1, False)
     agent.read_declarations()
@@ -571,14 +573,14 @@ def test_other_hardware_is_not_evaluated_by_the_report_before(
     assert session.sync(rows(0)) == (1, True)
     assert session.sync(rows(1)) == (1, False)
     agent.read_declarations()
-    agent.hub.note_evaluation(agent.evaluate())  # not published: it shows nothing new
+    agent.hub.handle_evaluation(agent.evaluate())  # not published: it shows nothing new
     assert session.sync(rows(1)) == (1, True)
 
 
 def active_faults(agent: Agent) -> list[str]:
     snapshot = agent.source.read()
     assert snapshot is not None
-    return [one.device.device for one in snapshot.driver_faults if not one.expired_wall_s]
+    return [fault.device.device for fault in snapshot.driver_faults if not fault.expired_wall_s]
 
 
 @pytest.mark.parametrize("is_removed_before", [False, True])
@@ -622,7 +624,7 @@ async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
         nursery.cancel_scope.cancel()
     _, taints = session.taints.peek()
     assert taints is not None
-    assert [one.effect for one in taints.devices[DeviceRef(A, NODE, "dev-0")]] == [Effect.NO_EXECUTE]
+    assert [taint.effect for taint in taints.devices[DeviceRef(A, NODE, "dev-0")]] == [Effect.NO_EXECUTE]
 
 
 def test_too_many_devices_of_all_drivers_are_rejected_with_numbers(agent: Agent) -> None:
@@ -660,7 +662,7 @@ def in_s(seconds: float) -> float:
 
 def test_close_saves_pending_changes(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    session.prepared([ReportedClaimResult(claim(A), None)])
+    session.record_prepares([ReportedClaimResult(claim(A), None)])
     assert agent.sessions.close(in_s(PATIENCE_S)) == []
     assert (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).exists()
 
@@ -668,7 +670,7 @@ def test_close_saves_pending_changes(agent: Agent) -> None:
 def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
     with hanging_disk(agent, A):
         for driver in (A, B):
-            agent.sessions.open(driver).prepared([ReportedClaimResult(claim(driver), None)])
+            agent.sessions.open(driver).record_prepares([ReportedClaimResult(claim(driver), None)])
         assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
         eventually((agent.config.state_dir / DRIVERS / B / LEDGER_FILE).exists, "the other ledger is saved")
     assert agent.sessions.close(in_s(PATIENCE_S)) == []

@@ -91,13 +91,13 @@ class Silent:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (False, "answered False, which is neither None, True nor a finding"),
-        ("ok", "answered a str, which is neither None, True nor a finding"),
-        (0, "answered a int, which is neither None, True nor a finding"),
-        (Silent(), "answered a Silent, which is neither None, True nor a finding"),
+        (False, "answered False, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        ("ok", "answered a str, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        (0, "answered a int, not None, True or a result of unhealthy(), degraded() or unknown()"),
+        (Silent(), "answered a Silent, not None, True or a result of unhealthy(), degraded() or unknown()"),
         (
             Finding("demo.bad", Severity.OK, "x"),
-            "answered a Finding, which is neither None, True nor a finding",
+            "answered a Finding, not None, True or a result of unhealthy(), degraded() or unknown()",
         ),
         (
             Finding("demo", Severity.UNHEALTHY, "x"),
@@ -233,14 +233,14 @@ class Looking:
         """Samples of one check, by device name."""
         snapshot = self.source.read()
         assert snapshot is not None
-        return {one.subject.rpartition("/")[2]: one for one in snapshot.checks}
+        return {check.subject.rpartition("/")[2]: check for check in snapshot.checks}
 
     async def until(
-        self, claim: Callable[[dict[str, DriverCheckSample]], object]
+        self, condition: Callable[[dict[str, DriverCheckSample]], object]
     ) -> dict[str, DriverCheckSample]:
         """Wait until the samples satisfy a condition; they are read once per wake of the core."""
         with trio.fail_after(PATIENCE_S):
-            while not claim(found := self.checks()):
+            while not condition(found := self.checks()):
                 await trio.lowlevel.wait_readable(self.source.fileno())
                 self.source.clear()
         return found
@@ -388,7 +388,7 @@ async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
     hangs = check_of(lambda _: gate.wait(), every_s=3600, timeout_s=0.2, devices=("hung-*",))
     other = check_of(name="other", every_s=3600, devices=("d-0",))
     async with looking(hangs, other, devices=[*hung, "d-0"]) as found:
-        seen = await found.until(lambda checks: all(one.passes for one in checks.values()))
+        seen = await found.until(lambda checks: all(check.passes for check in checks.values()))
     assert seen.pop("d-0").no_result_reason == ""
     assert {one.no_result_reason for one in seen.values()} == {"no answer within 0.2 s"}
 
@@ -410,14 +410,14 @@ async def test_plain_checks_run_up_to_the_thread_limit() -> None:
 
     devices = [f"d-{number}" for number in range(3 * MAX_THREADS)]
     async with looking(check_of(check, every_s=3600, timeout_s=60), devices=devices) as found:
-        await found.until(lambda checks: all(one.passes for one in checks.values()))
+        await found.until(lambda checks: all(check.passes for check in checks.values()))
     assert most == MAX_THREADS
 
 
 async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading.Event) -> None:
     devices = [f"d-{number}" for number in range(MAX_THREADS + 1)]
     async with looking(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
-        seen = await found.until(lambda checks: any(one.no_result_reason for one in checks.values()))
+        seen = await found.until(lambda checks: any(check.no_result_reason for check in checks.values()))
         gate.set()
     assert {one.no_result_reason for one in seen.values()} == {
         "",
@@ -550,9 +550,9 @@ async def test_requested_check_runs_now_and_wakes_the_core() -> None:
 
     other = check_of(lambda _: None, name="other", every_s=3600, devices=("x-*",))
     async with looking(check_of(check, every_s=3600), other, devices=["d-0", "d-1"]) as found:
-        await found.until(lambda checks: all(one.passes == 1 for one in checks.values()))
+        await found.until(lambda checks: all(check.passes == 1 for check in checks.values()))
         found.rounds.run_now("link")
-        await found.until(lambda checks: all(one.passes == 2 for one in checks.values()))
+        await found.until(lambda checks: all(check.passes == 2 for check in checks.values()))
         with pytest.raises(ConfigError, match="check 'lnik' does not exist; did you mean 'link'"):
             found.rounds.run_now("lnik")
     assert sorted(calls) == ["d-0", "d-0", "d-1", "d-1"]
@@ -563,12 +563,12 @@ async def test_patterns_also_match_devices_added_later() -> None:
         assert set(found.checks()) == {"gpu-0"}
         found.rounds.add_devices(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
         assert set(found.checks()) == {"gpu-0", "gpu-1", "nic-0"}
-        await found.until(lambda checks: all(one.passes for one in checks.values()))
+        await found.until(lambda checks: all(check.passes for check in checks.values()))
 
 
 async def test_removed_device_is_not_checked_any_more() -> None:
     async with looking(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
-        await found.until(lambda checks: all(one.passes for one in checks.values()))
+        await found.until(lambda checks: all(check.passes for check in checks.values()))
         found.rounds.remove_devices("d-0")
         assert set(found.checks()) == {"d-1"}
         found.rounds.add_devices(Device("d-0"))
@@ -623,8 +623,8 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
             broken = False
             await found.until(lambda checks: not checks["d-0"].no_result_reason)
     text = "health check link of device d-0"
-    records = [one for one in caplog.records if one.name == "agent.embed.checks"]
-    assert [(one.levelname, one.getMessage()) for one in records] == [
+    records = [record for record in caplog.records if record.name == "agent.embed.checks"]
+    assert [(record.levelname, record.getMessage()) for record in records] == [
         (
             "WARNING",
             f"{text}: no result: OSError: [Errno 5] Input/output error; it runs again after its period",

@@ -225,12 +225,14 @@ def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
     with monitor:
         until(monitor, "bad", Health.UNHEALTHY)
         until(monitor, "well", Health.HEALTHY)
-        for device in ("bad", ref("bad"), ClaimDevice("req-0", *ref("bad"))):
+        for device in ("bad", ref("bad"), ClaimDevice("req-0", *ref("bad")), Device("bad")):
             with pytest.raises(FailedDeviceError, match="1 of 2") as raised:
                 monitor.require_healthy(device)
             assert (raised.value.device, raised.value.code) == (ref("bad"), "demo.bad")
-        for other in ("well", "unseen", "no-such-device", ref("well"), ref("no-such-device")):
+        for other in ("well", "unseen", "no-such-device", ref("well"), ref("no-such-device"), Device("well")):
             monitor.require_healthy(other)
+        with pytest.raises(TypeError, match="None is not a device; pass a claim's device or a name"):
+            monitor.require_healthy(None)  # type: ignore[arg-type]
 
 
 def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
@@ -426,7 +428,7 @@ def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> No
     with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
         failed(monitor)
         eventually(
-            lambda: any("on_error raised" in one.getMessage() for one in caplog.records), "it is logged"
+            lambda: any("on_error raised" in record.getMessage() for record in caplog.records), "it is logged"
         )
 
 

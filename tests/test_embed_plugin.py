@@ -69,8 +69,8 @@ def claim_of(asked: ClaimRef) -> Claim:
 
 def prepared(of: Claim) -> list[PreparedDevice]:
     return [
-        PreparedDevice(pool=one.pool, device=one.device, cdi_ids=(f"example.com/gpu={of.uid}",))
-        for one in of.devices
+        PreparedDevice(pool=device.pool, device=device.device, cdi_ids=(f"example.com/gpu={of.uid}",))
+        for device in of.devices
     ]
 
 
@@ -208,7 +208,7 @@ def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Drive
     assert "class=unknown code=driver.bug.key_error" in answers["uid-bug"].error
     assert "class=transient code=driver.transient" in answers["uid-busy"].error
     assert answers["uid-good"].error == ""
-    outcomes = {one.claim.name: one.verdict for one in monitor.tracker.outcomes()}
+    outcomes = {outcome.claim.name: outcome.verdict for outcome in monitor.tracker.outcomes()}
     assert {name: verdict and str(verdict.error_class) for name, verdict in outcomes.items()} == {
         "bad": "bad-config",
         "bug": "unknown",
@@ -389,11 +389,11 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
 def test_invalid_answer_is_a_driver_bug(
     monitor: Monitor, kubelet_dir: Path, answer: object, words: str
 ) -> None:
-    class Wrong(Driver):
+    class DriverWithInvalidAnswer(Driver):
         def prepare(self, of: Claim) -> Any:
             return answer
 
-    with serving(monitor, Wrong(), kubelet_dir) as kubelet:
+    with serving(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
         error = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver.bug.answer" in error
     assert words in error
@@ -475,7 +475,9 @@ def test_failed_fetch_with_a_missing_permission_is_permanent(
         assert "class=permanent code=api.forbidden " in kubelet.prepare(claim("a"))["uid-a"].error
 
 
-def test_bug_in_a_fetch_is_a_bug(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+def test_exception_in_get_claim_is_classified_as_a_driver_bug(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path
+) -> None:
     with serving(monitor, driver, kubelet_dir, lambda _: raising(KeyError("metadata"))()) as kubelet:
         assert "class=unknown code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
 
@@ -594,7 +596,7 @@ def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, 
     tries = driver.prepared.count("busy")
     eventually(lambda: driver.prepared.count("busy") > tries + 1, "further tries")
     release.set()
-    assert {one.error for one in waiting.result().claims.values()} == {""}
+    assert {claim.error for claim in waiting.result().claims.values()} == {""}
     assert other.result().claims["uid-busy"].error == ""
 
 

@@ -131,7 +131,7 @@ def run_pod(
     return pod
 
 
-def shown(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
+def wait_for_pod_message(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
     """The message of a pod's only device, once its status has it as that."""
 
     def found() -> list[str]:
@@ -152,11 +152,11 @@ def test_trio_program_prepares_checks_and_ends_in_its_own_loop(root: Path, kubel
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)
         assert json.loads((root / "cdi" / f"{CARD}-card_uid-a.json").read_text())["kind"] == f"{CARD}/card"
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         (root / "card-0").write_text("down\n")
-        assert shown(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
+        assert wait_for_pod_message(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
         (root / "card-0").write_text("up\n")
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         kubelet.wait_health(CARD, NODE, "card-1", "Healthy")
         kubelet.delete_pod(pod)
         kubelet.wait_gone(pod)
@@ -204,7 +204,7 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
         assert (call.error, call.response.claims["uid-a"].error) == ("", "")
         assert call.took_s >= 30
         kubelet.wait_running(pod)
-        assert shown(kubelet, pod, "Healthy") == ""
+        assert wait_for_pod_message(kubelet, pod, "Healthy") == ""
         code, errors = driver.end()
         assert code == 0
         # asyncio's own word; on a busy machine also of other steps, which it calls slow from 0.1 s on
@@ -251,7 +251,7 @@ def test_plain_program_ends_on_a_signal_and_removes_its_sockets(
         kubelet.wait_running(pod)
         assert (root / "held" / "uid-a").read_text() == "a"
         sysfs.resize(4)
-        assert "mem.hugepages.pool_shrunk" in shown(kubelet, pod, "Unhealthy")
+        assert "mem.hugepages.pool_shrunk" in wait_for_pod_message(kubelet, pod, "Unhealthy")
         second = run_pod(kubelet, "b", "pages-0", PAGES)
         [event] = kubelet.wait_for(lambda: kubelet.events_of(second), "an event")
         assert "class=failed-device code=mem.hugepages.pool_shrunk" in event.message
@@ -273,13 +273,13 @@ def test_driver_with_all_its_work_at_the_api_server(
         kube_api.add_claim(allocate(root, name, device))
 
     def tainted() -> list[str]:
-        devices = [one for obj in kube_api.slices(CARD) for one in obj["spec"]["devices"]]
-        return [one["name"] for one in devices if one.get("taints")]
+        devices = [device for obj in kube_api.slices(CARD) for device in obj["spec"]["devices"]]
+        return [device["name"] for device in devices if device.get("taints")]
 
     with Program(root, "cluster_driver.py") as driver:
         kubelet.wait_registered(CARD)
         pod = run_pod(kubelet, "a", "card-0")
-        shown(kubelet, pod, "Healthy")
+        wait_for_pod_message(kubelet, pod, "Healthy")
         kubelet.wait_for(lambda: kube_api.slices(CARD), "slice")
         (root / "card-1").write_text("down\n")
         failed = run_pod(kubelet, "b", "card-1")
@@ -330,7 +330,7 @@ def test_own_server_serves_health_next_to_its_own_messages(
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)
         (root / "card-0").write_text("down\n")
-        assert shown(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
+        assert wait_for_pod_message(kubelet, pod, "Unhealthy") == "card.link: link is down, not up"
         wrong = run_pod(kubelet, "wrong", "card-0", parameters={"mode": "fast"})
         [event] = kubelet.wait_for(lambda: kubelet.events_of(wrong), "an event")
         assert "class=bad-config code=config.invalid" in event.message
@@ -395,7 +395,7 @@ def prepares(root: Path) -> dict[str, Any]:
     """Return the output of ``drahealth prepares``, by claim."""
     command = [sys.executable, "-m", "agent", "prepares", "--kubelet-dir", str(root)]
     done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
-    return {f"{one['namespace']}/{one['name']}": one for one in json.loads(done.stdout)["claims"]}
+    return {f"{claim['namespace']}/{claim['name']}": claim for claim in json.loads(done.stdout)["claims"]}
 
 
 # --- whatever kind of program it is -------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Cards:
         if of.name == "hangs" and self._hang is not None:
             self.begun.set()
             return self._hang()
-        return [drahealth.PreparedDevice(pool=one.pool, device=one.device) for one in of.devices]
+        return [drahealth.PreparedDevice(pool=device.pool, device=device.device) for device in of.devices]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Do nothing: there is no state to undo."""
@@ -794,7 +794,7 @@ def test_forked_child_needs_its_own_monitor_and_cannot_stop_the_parents() -> Non
 
 
 CREATED_BEFORE_FORK: Final = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import drahealth
 
@@ -822,6 +822,7 @@ with monitor() as first:
     prepare(first, "uid-1", drahealth.FailedDeviceError(drahealth.DeviceRef(DRIVER, "n", "card-0"), "down"))
 before = monitor()  # its ledger has an open fault
 if (child := os.fork()) == 0:
+    signal.alarm(90)  # a child that hangs ends
     before.start()
     prepare(before, "uid-2", drahealth.BadConfigError("no such mode"))
     before.stop(60)
@@ -838,6 +839,36 @@ def test_monitor_created_before_a_fork_saves_its_ledger(tmp_path: Path) -> None:
         timeout=2 * PATIENCE_S,  # the stop alone may take PATIENCE_S if the ledger is not written
         check=False,
     )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKED_DURING_AN_UPDATE: Final = """
+import os, signal, sys, threading, time
+from agent.driver.ledger_writer import LedgerWriter
+
+def update_slowly(ledger, now_s):
+    updating.set()
+    time.sleep(0.5)  # the fork begins meanwhile
+    return ledger, None
+
+updating = threading.Event()
+writer = LedgerWriter("card.example.com", None, "1", time.time, lambda: None)
+thread = threading.Thread(target=writer.update, args=(update_slowly,), daemon=True)
+thread.start()
+updating.wait()
+if (child := os.fork()) == 0:
+    signal.alarm(60)  # a child that waits for the lock for ever ends
+    writer.update(lambda ledger, now_s: (ledger, None))
+    os._exit(0)
+thread.join()
+writer.update(lambda ledger, now_s: (ledger, None))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_child_forked_during_an_update_of_the_ledger_can_update_it() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_DURING_AN_UPDATE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -167,7 +167,7 @@ def test_thousand_real_groups_change_no_verdict(short_tmp: Path, thousand: Any) 
         thousand.remove("besteffort")
         empty = wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
         assert empty.core.groups_dropped == 0
-        healths = {one.health for one in empty.devices if not is_stalled(one)}
+        healths = {device.health for device in empty.devices if not is_stalled(device)}
         assert healths <= {HEALTHY}
         while kubelet.pending():
             assert {device.health for device in without_stalls(kubelet.next())} <= {HEALTHY}

@@ -223,12 +223,12 @@ async def test_loop_publishes_nothing_before_the_first_pass(
 async def test_loop_publishes_when_the_first_pass_ends(
     autojump_clock: MockClock, source: PaperSource
 ) -> None:
-    def begin() -> None:
+    def start_source() -> None:
         source.blank = False
         source.wake()
 
     source.blank = True
-    published = await Running(source).until(5, (0.003, begin))
+    published = await Running(source).until(5, (0.003, start_source))
     assert published.times == [0.003]
 
 
@@ -249,12 +249,12 @@ async def test_hanging_first_pass_is_published_late_without_watchdog(
 async def test_slow_first_pass_is_published_when_it_ends(
     autojump_clock: MockClock, source: PaperSource
 ) -> None:
-    def begin() -> None:
+    def start_source() -> None:
         source.hangs = False
         source.wake()
 
     source.hangs = True
-    published = await Running(source).until(5, (2.5, begin))
+    published = await Running(source).until(5, (2.5, start_source))
     assert (published.times, published.verdicts) == ([2.5], [Health.HEALTHY])
 
 
@@ -464,12 +464,12 @@ async def test_without_watchdog_nothing_is_notified(autojump_clock: MockClock, s
 async def test_first_watchdog_notification_needs_no_heartbeat(
     autojump_clock: MockClock, source: PaperSource
 ) -> None:
-    def begin() -> None:
+    def start_source() -> None:
         source.blank = False
         source.wake()
 
     source.blank = True
-    published = await Running(source, watchdog_s=4).until(5, (0.003, begin))
+    published = await Running(source, watchdog_s=4).until(5, (0.003, start_source))
     assert published.alive
     assert published.alive[0] <= 2
 
@@ -477,7 +477,7 @@ async def test_first_watchdog_notification_needs_no_heartbeat(
 async def test_watchdog_is_not_notified_while_a_source_is_stalled(
     autojump_clock: MockClock, source: PaperSource
 ) -> None:
-    def begin() -> None:
+    def start_source() -> None:
         source.blank = False
 
     def hang() -> None:
@@ -488,7 +488,7 @@ async def test_watchdog_is_not_notified_while_a_source_is_stalled(
 
     source.blank = True
     running = Running(source, watchdog_s=4)
-    published = await running.until(60, (19, begin), (30.5, hang), (45.5, go_on))
+    published = await running.until(60, (19, start_source), (30.5, hang), (45.5, go_on))
     assert min(published.alive) >= 19
     assert not [t for t in published.alive if 34 < t <= 45.5]
     assert [t for t in published.alive if 30 < t < 34]

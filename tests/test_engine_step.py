@@ -811,7 +811,7 @@ stories = st.lists(events, max_size=30)
 History = list[tuple[Snapshot, Instant, Report]]
 
 
-def live(story: list[Any], settings: EngineSettings | None = None) -> tuple[EngineState, History]:
+def evaluate_story(story: list[Any], settings: EngineSettings | None = None) -> tuple[EngineState, History]:
     """Run a story with an evaluation after each event."""
     node = node_with_pool(settings)
     node.states = {}
@@ -842,7 +842,7 @@ def live(story: list[Any], settings: EngineSettings | None = None) -> tuple[Engi
 
 @given(stories)
 def test_verdict_is_its_worst_cause_and_unread_is_unknown(story: list[Any]) -> None:
-    for _, _, report in live(story)[1]:
+    for _, _, report in evaluate_story(story)[1]:
         stalled = {source.name for source in report.sources if source.state is SourceState.STALLED}
         for device in report.devices:
             worst = max((cause.severity for cause in device.causes), default=Severity.OK)
@@ -865,7 +865,7 @@ def test_verdict_is_its_worst_cause_and_unread_is_unknown(story: list[Any]) -> N
 
 @given(stories)
 def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
-    for snapshot, _, report in live(story)[1]:
+    for snapshot, _, report in evaluate_story(story)[1]:
         nr = snapshot.pools[0].nr
         if isinstance(nr, Missing):
             assert health(report) is not Health.HEALTHY
@@ -875,7 +875,7 @@ def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
 
 @given(stories)
 def test_shrunk_pool_is_never_healthy(story: list[Any]) -> None:
-    _, history = live(story)
+    _, history = evaluate_story(story)
     for snapshot, _, report in history:
         nr, surplus = snapshot.pools[0].nr, snapshot.pools[0].surplus
         short = isinstance(nr, int) and isinstance(surplus, int) and nr - surplus < 10
@@ -885,7 +885,7 @@ def test_shrunk_pool_is_never_healthy(story: list[Any]) -> None:
 
 @given(stories)
 def test_replay_is_identical_and_changes_nothing_in_place(story: list[Any]) -> None:
-    state, history = live(story)
+    state, history = evaluate_story(story)
     before = state
     for snapshot, now, report in history:
         frozen = copy.deepcopy((state, snapshot))
@@ -898,7 +898,7 @@ def test_replay_is_identical_and_changes_nothing_in_place(story: list[Any]) -> N
 
 @given(stories)
 def test_second_evaluation_at_the_same_time_is_identical(story: list[Any]) -> None:
-    state, history = live(story)
+    state, history = evaluate_story(story)
     for snapshot, now, _ in history:
         state, first = step(state, snapshot, now)
         state, second = step(state, snapshot, now)
@@ -908,7 +908,7 @@ def test_second_evaluation_at_the_same_time_is_identical(story: list[Any]) -> No
 
 @given(stories)
 def test_due_time_is_in_the_future(story: list[Any]) -> None:
-    state, history = live(story)
+    state, history = evaluate_story(story)
     for snapshot, now, _ in history:
         state, _ = step(state, snapshot, now)
         assert state.due_ns is None or state.due_ns > now.mono_ns

@@ -142,7 +142,7 @@ def declared(report: Report, name: str) -> DeviceHealth:
     return next(device for device in report.devices if device.driver and device.device == name)
 
 
-def named(report: Report, name: str) -> DeviceHealth:
+def host_device(report: Report, name: str) -> DeviceHealth:
     return next(device for device in report.devices if not device.driver and device.device == name)
 
 
@@ -153,12 +153,12 @@ def test_memory_with_unread_controllers_is_not_healthy() -> None:
     node = HostNode()
     node.stuck.add("edac")
     node.states["edac"] = SourceState.STARTING
-    devices = [named(node.next(), "memory-node0") for _ in range(6)]
+    devices = [host_device(node.next(), "memory-node0") for _ in range(6)]
     assert {device.health for device in devices} == {Health.UNKNOWN}
     assert devices[0].message.startswith("source.stalled: edac: first pass not finished")
     node.stuck.clear()
     node.states.clear()
-    assert named(node.next(3), "memory-node0").health is Health.HEALTHY
+    assert host_device(node.next(3), "memory-node0").health is Health.HEALTHY
 
 
 def test_unread_part_of_the_machine_is_not_healthy() -> None:
@@ -166,7 +166,7 @@ def test_unread_part_of_the_machine_is_not_healthy() -> None:
     node.declare(mem=DeclaredMemoryDevice(0, 0))
     node.next()
     node.machine = None
-    assert named(node.next(), "memory-node0").health is Health.UNKNOWN
+    assert host_device(node.next(), "memory-node0").health is Health.UNKNOWN
     node.declare(mem=DeclaredMemoryDevice(0, 0), more=DeclaredMemoryDevice(0, 0))
     assert declared(node.next(3), "more").health is Health.UNKNOWN
 
@@ -194,12 +194,12 @@ def test_later_numa_nodes_are_reported_and_compared() -> None:
     node.change(numa=(*node.machine.numa, more), nodes_online=0b11, nodes_memory=0b11)
     names = ["cpu-node1", "memory-node1", "hugepages-2mi-node1"]
     report = node.next()
-    assert [named(report, name).health for name in names] == [Health.HEALTHY] * 3
+    assert [host_device(report, name).health for name in names] == [Health.HEALTHY] * 3
     node.cpus = node.cpus._replace(online=0b0111)
     node.pool(pool_sample(4, node=1))
     node.change(numa=(node.machine.numa[0], more._replace(blocks_offline=1)))
     report = node.next()
-    assert [codes(named(report, name)) for name in names] == [
+    assert [codes(host_device(report, name)) for name in names] == [
         ["cpu.offline"],
         ["mem.blocks.offline"],
         ["mem.hugepages.pool_shrunk"],
@@ -301,11 +301,11 @@ def test_flapping_cap_is_one_cause() -> None:
     capped = tuple(core._replace(cap_khz=1_000_000) for core in free)
     for _ in range(3):
         node.change(cores=capped)
-        device = named(node.next(5), "cpu-node0")
+        device = host_device(node.next(5), "cpu-node0")
         assert codes(device) == ["cpu.capped"]
         node.change(cores=free)
-        assert codes(named(node.next(20), "cpu-node0")) == ["cpu.capped"]
-    assert codes(named(node.next(60), "cpu-node0")) == []
+        assert codes(host_device(node.next(20), "cpu-node0")) == ["cpu.capped"]
+    assert codes(host_device(node.next(60), "cpu-node0")) == []
 
 
 # --- whatever happens -------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ stories: Final = st.lists(events, max_size=25)
 History = list[tuple[Snapshot, Instant, Report]]
 
 
-def happen(node: HostNode, event: str, values: list[Any]) -> None:
+def apply_event(node: HostNode, event: str, values: list[Any]) -> None:
     match event:
         case "machine":
             node.machine = values[0]
@@ -474,7 +474,7 @@ def live(story: Iterable[Any]) -> tuple[EngineState, History]:
     first = node.state
     history: History = []
     for event, *values in [("pass",), *story]:
-        happen(node, event, values)
+        apply_event(node, event, values)
         snapshot = node.snapshot()
         history.append((snapshot, node.now, node.evaluate()))
     return first, history
@@ -549,7 +549,7 @@ def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
 def test_declared_devices_are_always_reported(story: list[Any]) -> None:
     reported: set[str] = set()
     for snapshot, _, report in live(story)[1]:
-        present = {one.subject for file in snapshot.declared for one in file.devices}
+        present = {device.subject for file in snapshot.declared for device in file.devices}
         subjects = {subject_of(device) for device in report.devices}
         assert reported & present <= subjects
         reported = subjects

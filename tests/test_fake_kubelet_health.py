@@ -90,7 +90,7 @@ class FakeManager:
         self._clock.advance(seconds)
 
     def update(self, driver: str, entries: Sequence[Any]) -> list[tuple[str, str]]:
-        changed = self._cache.update(driver, [read_device(one, self._version) for one in entries])
+        changed = self._cache.update(driver, [read_device(entry, self._version) for entry in entries])
         return [(device.device, device.health) for device in changed]
 
     def get(self, driver: str, pool: str, device: str) -> DeviceHealth:

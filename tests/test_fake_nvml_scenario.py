@@ -61,6 +61,13 @@ print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(0
     assert ran.stdout == "1 NVIDIA H100 80GB HBM3\n"
 
 
+def test_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    script = f"import ctypes; print(ctypes.CDLL({str(library())!r}).nvmlInit_v2())"
+    env = {**os.environ, "FAKE_NVML": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("999\n", f"{tmp_path}:0: cannot be read: Is a directory\n")
+
+
 def test_socket_refuses_a_bad_command_and_continues(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),

@@ -35,9 +35,9 @@ class Steps(trio.abc.Instrument):
         self.taken += task.name.endswith("GpuFaultWriter.run")
 
 
-async def until(claim: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Advance the mock clock until the condition holds; threads run in real time."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
 
@@ -109,9 +109,9 @@ async def test_faults_that_change_back_during_a_write_are_written_at_once(
         nursery.cancel_scope.cancel()
 
 
-async def until_in_real_time(claim: Callable[[], object]) -> None:
+async def until_in_real_time(condition: Callable[[], object]) -> None:
     """Wait until the condition holds, without a mock clock."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(0.01)
 
 

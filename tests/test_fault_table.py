@@ -84,7 +84,7 @@ def test_saved_figures_replace_only_their_section_of_the_page() -> None:
     ],
     ids=["nothing", "files of pods", "memory", "descriptors", "threads"],
 )
-def test_soak_fails_for_what_grows_after_the_warm_up(growth: Sample, expected: list[str]) -> None:
+def test_soak_fails_for_a_resource_that_grows_after_the_warm_up(growth: Sample, expected: list[str]) -> None:
     def sample(hours: float) -> Sample:
         return Sample(3600 * hours, *(round(60 + hours * value, 6) for value in growth[1:]))
 
@@ -123,7 +123,7 @@ def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_page_has_the_longest_time_of_each_test(tmp_path: Path) -> None:
+def test_reliability_page_has_the_longest_observed_time_per_test(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     results.write_text(
         """<testsuites><testsuite>
@@ -155,7 +155,7 @@ def test_channel():
 """
 
 
-def test_run_with_a_junit_file_stores_what_saw_each_test(tmp_path: Path) -> None:
+def test_run_with_a_junit_file_stores_the_observer_of_each_test(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(OBSERVED_TESTS)
     options = ["-p", "plugin_observers", "-p", "no:cacheprovider", "--junitxml", "junit.xml"]
     environ = {**os.environ, "PYTHONPATH": str(TESTS)}

@@ -13,6 +13,7 @@ import pytest
 from http_agents import FakeAgent
 from prometheus import Prometheus
 
+from agent.cli.fleet.command import fleet_document
 from agent.cli.fleet.fleet_state import FLAPS, FleetDeviceId, MetricSample, PrometheusClient, read_fleet
 from agent.cli.main import main
 from agent.health.state_machine import HEALTH_OF_SEVERITY
@@ -74,7 +75,7 @@ class SimulatedNode(FakeAgent):
         for number in range(GPUS):
             device = f"gpu-{number}"
             since_s, causes = sick.get((self.name, device), (BEGIN_S, ()))
-            severity = max((one.severity for one in causes), default=Severity.OK)
+            severity = max((cause.severity for cause in causes), default=Severity.OK)
             health, since = HEALTH_OF_SEVERITY[severity], Instant(1, since_s)
             devices.append(
                 DeviceHealth(
@@ -136,7 +137,7 @@ class Exporter:
         return {
             "scrape_interval": "10s",
             "scrape_timeout": "10s",  # a busy machine is no silent node
-            "static_configs": [{"targets": [address], "labels": one} for one in labels],
+            "static_configs": [{"targets": [address], "labels": label} for label in labels],
         }
 
 
@@ -179,7 +180,7 @@ def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
     first = document["sick"][0]
     assert (first["driver"], first["pool"], first["since"]) == (DRIVER, "node-042", "2023-11-14T22:20:20Z")
     assert first["causes"] == [{"code": "gpu.xid.79", "severity": "unhealthy", "repair": "reboot-node"}]
-    assert [one["code"] for one in document["sick"][3]["causes"]] == ["gpu.ecc.correctable_rate"]
+    assert [cause["code"] for cause in document["sick"][3]["causes"]] == ["gpu.ecc.correctable_rate"]
     assert document["nodes"] == NODES - 1
     assert document["notScraped"] == ["node-199"]
     healthy = (NODES - 1) * GPUS - len(SICK)
@@ -233,7 +234,7 @@ def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFi
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "--prometheus", url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("199 nodes, 3 with sick devices, 1 not scraped; 1,592 devices: 2 unhealthy, ")
+    assert out.startswith("199 nodes, 3 not healthy, 1 not scraped; 1,592 devices: 2 unhealthy, ")
     for line in (
         r"✖ node-042 +gpu.example.com/gpu-0 +Unhealthy +\d+d +gpu.xid.79",
         r"✖ gpu.xid.79 +2 +2 +node-007, node-042",
@@ -302,6 +303,21 @@ def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.C
         assert requests[-1][1]["Authorization"] == "Bearer abc"
 
 
+def test_server_without_agents_is_named_with_what_to_see(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, EMPTY) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}"]) == 0
+    assert "the server has no metrics of agents: see its targets, and --select" in capsys.readouterr().out
+
+
+def test_node_label_that_no_agent_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    series = b'{"metric": {"instance": "n", "job": "j"}, "value": [1, "1"]}'
+    body = b'{"status": "success", "data": {"result": [%b]}}' % series
+    with answering(200, body) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}", "--node-label", "host"]) == 64
+    text = "--node-label host: no agent has this label; name one of instance, job"
+    assert text in capsys.readouterr().err
+
+
 def test_warning_of_the_server_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     body = b'{"status": "success", "data": {"result": []}, "warnings": ["store\\u001b a: timeout"]}'
     with answering(200, body) as address:
@@ -325,13 +341,14 @@ def test_file_without_a_token_is_refused(
     ("status", "body", "words"),
     [
         (404, b"not found", "the server did not answer as the query API: 404 Not Found; check the path"),
+        (401, b"Unauthorized", "query API: 401 Unauthorized; check user, password or token"),
         (200, b"<html>", "the server did not answer as the query API: another format"),
         (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
         (200, b'{"status": "\xe9"}', "another format"),
         (200, b'{"status": "", "data": {"result": [{"metric": {}, "value": [1, "x"]}]}}', "another format"),
         (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
     ],
-    ids=["path", "html", "sample", "latin-1", "value", "error"],
+    ids=["path", "credentials", "html", "sample", "latin-1", "value", "error"],
 )
 def test_answer_of_no_prometheus_exits_with_69(
     capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
@@ -362,6 +379,9 @@ def test_host_with_an_invalid_label_exits_with_69(capsys: pytest.CaptureFixture[
     [
         (["--prometheus", "prometheus:9090"], 78, "not a URL of a server, such as http://prometheus:9090"),
         (["--prometheus", "http://h:99999"], 78, "Port out of range"),
+        (["--prometheus", "http://u:pa/ss@h:9"], 78, "'...@h:9': not a valid URL: write special characters"),
+        (["--prometheus", "http://u:pa#ss@h:9"], 78, "'...@h:9': not a"),
+        (["--prometheus", "ftp://u:pass@h"], 78, "'...@h': not a URL of a server"),
         (
             ["--prometheus", "http://h", "--token-file", "/nowhere"],
             78,
@@ -384,7 +404,32 @@ def test_wrong_argument_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     assert main(["fleet", *arguments]) == code
-    assert words in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert words in error
+    assert "u:pa" not in error
+    assert "'pa" not in error
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://[::1]", 80), ("https://[fd00::1]/prometheus", 443), ("http://[::1]:9090", 9090)],
+)
+def test_ipv6_address_without_a_port_has_that_of_its_scheme(url: str, port: int) -> None:
+    connection = PrometheusClient(url)._connection()
+    assert (connection.host, connection.port) == (url.partition("[")[2].partition("]")[0], port)
+
+
+@pytest.mark.parametrize("value", [1.7e12, -1e300, -1.0])
+def test_impossible_time_of_a_device_is_not_known(value: float) -> None:
+    labels = {"instance": "n", "device": "d", "drahealth_device_health": "unhealthy"}
+
+    def query(text: str) -> list[MetricSample]:
+        if text.startswith("(drahealth_device_health{"):
+            return [MetricSample(labels, 1)]
+        return [MetricSample(labels, value)] if "since" in text else []
+
+    document = fleet_document(read_fleet(query, "instance", ""), "http://h", "", [], 0.0)
+    assert document["sick"][0]["since"] is None
 
 
 def test_strange_labels_are_no_error() -> None:

@@ -90,9 +90,9 @@ def test_reload_keeps_gpus_and_latched_faults(stages: Stages) -> None:
             lists = 0
             while lists < 3:  # the list after the reload, and two heartbeats; others lack GPUs
                 devices = kubelet.next().devices
-                if any(one.message.startswith(STALLED) for one in devices):
+                if any(device.message.startswith(STALLED) for device in devices):
                     return STALLED
-                found = {one.device.device_name: one.health for one in devices}
+                found = {device.device.device_name: device.health for device in devices}
                 assert {name: found.get(name, health) for name, health in gpus.items()} == gpus, lists
                 lists += gpus.keys() <= found.keys()
         return agent.log

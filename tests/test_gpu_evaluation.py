@@ -334,7 +334,7 @@ def test_unreadable_reading_is_unknown_and_absent_one_is_healthy() -> None:
 
 
 @pytest.fixture(scope="module")
-def rested() -> GpuNode:
+def node_at_rest() -> GpuNode:
     """A node after an hour without events, to be copied."""
     node = GpuNode(2)
     node.rest(3700)
@@ -345,8 +345,8 @@ def rested() -> GpuNode:
     "field",
     [field for field in GpuField if isinstance(H100[field], int) and H100[field] == 0],
 )
-def test_unreadable_field_is_never_taken_for_zero(rested: GpuNode, field: GpuField) -> None:
-    node = copy.deepcopy(rested)
+def test_unreadable_field_is_never_taken_for_zero(node_at_rest: GpuNode, field: GpuField) -> None:
+    node = copy.deepcopy(node_at_rest)
     zero = node.next()
     node.set_readings(0, **{field: EIO})
     gone = node.next()
@@ -526,7 +526,7 @@ events = st.one_of(
 stories = st.lists(events, max_size=25)
 
 
-def happen(node: GpuNode, event: str, arguments: list[Any]) -> None:
+def apply_event(node: GpuNode, event: str, arguments: list[Any]) -> None:
     """Apply one event of a story."""
     match event, arguments:
         case "xid", [number, code, (gi, ci)]:
@@ -571,7 +571,7 @@ def happen(node: GpuNode, event: str, arguments: list[Any]) -> None:
 def test_any_sequence_of_events_reports_current_faults(story: list[Any]) -> None:
     node = GpuNode(2, migs={0: [(1, 0)]})
     for event, *arguments in story:
-        happen(node, event, arguments)
+        apply_event(node, event, arguments)
         report = node.next()
         for number, gpu in node.gpus.items():
             device = device_of(report, f"gpu-{number}")
@@ -593,7 +593,7 @@ def test_any_sequence_of_events_reports_current_faults(story: list[Any]) -> None
 def test_instance_is_never_healthier_than_its_gpu(story: list[Any]) -> None:
     node = GpuNode(2, migs={0: [(1, 0)]})
     for event, *arguments in story:
-        happen(node, event, arguments)
+        apply_event(node, event, arguments)
         report = node.next()
         parent = device_of(report, "gpu-0")
         for device in report.devices:
@@ -610,7 +610,7 @@ def test_gpu_is_healthy_an_hour_after_resolved_fault(story: list[Any], code: int
     node = GpuNode(2)
     for event, *arguments in story:
         if event in ("rest", "wall", "restart", "recover", "action", "lose", "hang", "return"):
-            happen(node, event, arguments)
+            apply_event(node, event, arguments)
             node.next()
     for number in (0, 1):
         node.return_from_hang(number)
@@ -632,7 +632,7 @@ def test_replayed_sequence_gives_equal_reports(story: list[Any]) -> None:
     for event, *arguments in story:
         if event in ("restart", "rest"):
             continue
-        happen(node, event, arguments)
+        apply_event(node, event, arguments)
         node.read()
         seen, now = node.snapshot(), node.now
         history.append((seen, now, node.evaluate()))
@@ -647,7 +647,7 @@ def test_replayed_sequence_gives_equal_reports(story: list[Any]) -> None:
 def test_second_evaluation_at_same_time_gives_same_gpu_verdicts(story: list[Any]) -> None:
     node = GpuNode(2, migs={0: [(1, 0)]})
     for event, *arguments in story:
-        happen(node, event, arguments)
+        apply_event(node, event, arguments)
         node.read()
         first, second = node.evaluate(), node.evaluate()
         assert second.devices == first.devices

@@ -269,6 +269,20 @@ def test_reset_while_stopped_is_detected_by_recovery_action() -> None:
     assert node.health() is Health.HEALTHY
 
 
+def test_reset_while_stopped_is_detected_by_answer_after_reset_required() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 46)
+    node.lose(0, NvmlReturnCode.RESET_REQUIRED)
+    node.rest(20)
+    node.restart()
+    node.rest(5)
+    node.recover(0, OLD_DRIVER)
+    node.restart(away_s=120)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(80)
+    assert node.health() is Health.HEALTHY
+
+
 # --- another boot, another GPU ------------------------------------------------------------------------------
 
 
@@ -371,7 +385,7 @@ def test_fault_follows_gpu_if_an_added_gpu_is_identified_first(order: tuple[int,
     assert (node.codes("gpu-1"), node.codes("gpu-2")) == ([], [])
 
 
-def test_logged_xid_belongs_to_the_gpu_that_has_the_address_of_a_missing_one_now() -> None:
+def test_logged_xid_belongs_to_the_gpu_that_has_the_address_now() -> None:
     node = GpuNode(gpus=3)
     node.rest(5)
     last = node.gpus.pop(2)
@@ -384,7 +398,44 @@ def test_logged_xid_belongs_to_the_gpu_that_has_the_address_of_a_missing_one_now
     assert node.codes("gpu-2") == ["gpu.missing"]
 
 
-def test_lower_expected_count_before_a_restart_keeps_faults_of_the_present_gpus() -> None:
+@pytest.mark.parametrize("state", [SourceState.OK, SourceState.STARTING])
+def test_xid_logged_before_nvml_is_read_belongs_to_the_gpu_with_the_address_in_this_boot(
+    state: SourceState,
+) -> None:
+    """An added card has moved the PCI addresses of the GPUs since the last boot."""
+    node = GpuNode()
+    node.rest(5)
+    one, other = node.gpus[0], node.gpus[1]
+    node.restart(boot_id=SECOND_BOOT, evaluate=False)
+    moved = (replace(one, bus=other.bus), replace(other, bus="0000:5b:00.0"))
+    node.nvml = node.nvml._replace(state=state)
+    node.gpus = {
+        index: replace(gpu, index=index, uuid="", bus="", passes=0, beat_ns=node.now_ns)
+        for index, gpu in enumerate(moved)
+    }
+    node.log(f"NVRM: Xid (PCI:{other.bus.removesuffix('.0')}): 79, GPU has fallen off the bus.")
+    node.evaluate()
+    node.nvml = node.nvml._replace(state=SourceState.OK)
+    for index, gpu in enumerate(moved):
+        node.gpus[index] = replace(gpu, index=index, passes=1, beat_ns=node.now_ns)
+    node.rest(5)
+    assert (node.codes("gpu-0"), node.codes("gpu-1")) == (["gpu.xid.79"], [])
+
+
+def test_xid_of_a_gpu_that_hangs_while_it_is_identified_is_reported_after_the_deadline() -> None:
+    node = GpuNode()
+    node.rest(5)
+    node.restart(boot_id=SECOND_BOOT, evaluate=False)
+    node.log_xid(1, 79)
+    node.change(1, uuid="", bus="", passes=0, beat_ns=node.now_ns)
+    node.hang(1)
+    assert "gpu.xid.79" not in [code for device in node.rest(1).devices for code in codes(device)]
+    node.rest(node.limits.deadline_s)
+    assert node.health("gpu-1") is Health.UNHEALTHY
+    assert "gpu.xid.79" in node.codes("gpu-1")
+
+
+def test_lower_expected_gpu_count_keeps_faults_of_present_gpus_at_restart() -> None:
     node = GpuNode(gpus=3, kmsg=False)
     node.nvml_xid(2, 62)
     node.rest(30)

@@ -236,6 +236,16 @@ def test_gpu_that_answers_after_reset_required_was_reset() -> None:
     assert seconds_until_healthy(node) <= 66
 
 
+def test_gpu_that_fails_between_reset_required_and_its_answer_was_reset() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 46)
+    for status in (NvmlReturnCode.RESET_REQUIRED, NvmlReturnCode.LOST, NvmlReturnCode.UNKNOWN):
+        node.lose(0, status)
+        node.rest(5)
+    node.recover(0, OLD_DRIVER)
+    assert seconds_until_healthy(node) <= 66
+
+
 def test_reset_of_one_gpu_does_not_resolve_faults_of_another() -> None:
     node = GpuNode(readings=OLD_DRIVER)
     for number in (0, 1):
@@ -262,7 +272,7 @@ def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
     assert node.codes("gpu-0") == node.codes("gpu-1") == []
 
 
-def test_fault_of_one_port_is_resolved_by_reset_of_a_gpu_once_all_links_are_up() -> None:
+def test_port_fault_is_resolved_by_a_gpu_reset_once_all_links_are_up() -> None:
     node = GpuNode(2)
     for number in (0, 1):
         node.set_readings(number, ecc_correctable=7)
@@ -305,7 +315,7 @@ def failed_init() -> GpuNode:
     return node
 
 
-def test_failed_initialisation_is_resolved_when_a_new_handle_answers() -> None:
+def test_failed_initialization_is_resolved_when_a_new_handle_answers() -> None:
     node = failed_init()
     node.lose(0)
     node.rest(200)
@@ -314,7 +324,7 @@ def test_failed_initialisation_is_resolved_when_a_new_handle_answers() -> None:
     assert seconds_until_healthy(node) <= 66
 
 
-def test_failed_initialisation_before_start_is_resolved_by_the_first_pass() -> None:
+def test_failed_initialization_before_start_is_resolved_by_the_first_pass() -> None:
     node = failed_init()
     node.lose(0)
     node.restart(away_s=60)
@@ -358,7 +368,7 @@ def test_gpu_lost_in_two_boots_is_advised_to_be_replaced() -> None:
     assert (first.blame, again.blame) == (Blame.HARDWARE, Blame.HARDWARE)
     assert "reseat or replace" in again.advice
     assert "reseat or replace" not in first.advice
-    assert again.evidence != first.evidence
+    assert again.evidence == f"{first.evidence}: it recurred within 30 days"
 
 
 def test_gpu_lost_again_after_30_days_is_a_first_loss() -> None:
@@ -370,6 +380,41 @@ def test_gpu_lost_again_after_30_days_is_a_first_loss() -> None:
     node.xid(0, 79)
     again = node.cause("gpu.xid.79")
     assert (again.evidence, again.advice) == (first.evidence, first.advice)
+
+
+def test_gpu_lost_30_days_after_a_boot_with_a_loss_is_a_first_loss() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    first = node.cause("gpu.xid.79")
+    node.restart(boot_id=SECOND_BOOT, away_s=86_400)
+    node.rest(100)
+    node.wait(30 * 86_400)
+    node.rest(1)
+    node.xid(0, 79)
+    again = node.cause("gpu.xid.79")
+    assert (again.evidence, again.advice) == (first.evidence, first.advice)
+
+
+def test_contained_error_days_after_a_boot_with_another_does_not_recur() -> None:
+    node = GpuNode()
+    node.xid(0, 94)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=3600)
+    node.rest(100)
+    node.wait(5 * 86_400)
+    node.rest(20)
+    node.xid(0, 94)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, ["gpu.xid.94"])
+
+
+def test_contained_error_in_two_boots_of_one_day_recurs() -> None:
+    node = GpuNode()
+    node.xid(0, 94)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=3600)
+    node.rest(100)
+    node.xid(0, 94)
+    assert node.health() is Health.UNHEALTHY
 
 
 def test_boot_without_fault_is_not_counted() -> None:

@@ -636,7 +636,7 @@ def test_companion_read_after_restart_does_not_raise_a_resolved_fault() -> None:
 # --- times of log lines -----------------------------------------------------------------------------------
 
 
-def test_fault_read_at_start_has_the_time_of_its_first_line_also_after_restart() -> None:
+def test_fault_read_at_start_keeps_the_time_of_its_first_line_over_restart() -> None:
     node = GpuNode(1)
     node.restart(evaluate=False)
     node.log_xid(0, 79)

@@ -39,14 +39,14 @@ def memory(temp: Reading, limit: Reading = 95) -> GpuRuleInput:
     return gpu_view({GpuField.MEM_TEMP: temp, GpuField.TEMP_MEM_MAX: limit})
 
 
-def slowed(
+def heat_view(
     hardware: CounterGrowth | int = 0, driver: CounterGrowth | int = 0, reasons: Reading = 0
 ) -> GpuRuleInput:
     grown = {GpuField.SLOWED_HW_THERMAL: hardware, GpuField.SLOWED_SW_THERMAL: driver}
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown=grown)
 
 
-def braked(growth: CounterGrowth | int, reasons: Reading = 0) -> GpuRuleInput:
+def power_brake_view(growth: CounterGrowth | int, reasons: Reading = 0) -> GpuRuleInput:
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown={GpuField.SLOWED_HW_BRAKE: growth})
 
 
@@ -91,33 +91,33 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     (MEMORY, memory(ABSENT), RuleNotApplicable("the GPU reports no memory temperature")),
     (MEMORY, memory(94, ABSENT), RuleNotApplicable("the GPU reports no limit for its memory temperature")),
     # --- gpu.thermal.slowdown
-    (SLOWED, slowed(), OK),
-    (SLOWED, slowed(TENTH - 1, TENTH - 1), OK),
-    (SLOWED, slowed(TENTH),
+    (SLOWED, heat_view(), OK),
+    (SLOWED, heat_view(TENTH - 1, TENTH - 1), OK),
+    (SLOWED, heat_view(TENTH),
      counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(0, TENTH),
+    (SLOWED, heat_view(0, TENTH),
      counted(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
-    (SLOWED, slowed(CounterGrowth(0, 59.0)), RuleInconclusive("needs 1 min of history")),
-    (SLOWED, slowed(CounterGrowth(TENTH, 7.0)),
+    (SLOWED, heat_view(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
+    (SLOWED, heat_view(CounterGrowth(0, 59.0)), RuleInconclusive("needs 1 min of history")),
+    (SLOWED, heat_view(CounterGrowth(TENTH, 7.0)),
      counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
-    (SLOWED, slowed(NONE, NONE, 0x1), OK),
-    (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
-    (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are reduced by the driver because of heat")),
-    (SLOWED, slowed(NONE, NONE, EIO), RuleInputUnreadable("clock_reasons", EIO)),
-    (SLOWED, slowed(NONE, NONE, ABSENT), NO_REASONS),
-    (SLOWED, slowed(0, NONE, ABSENT), OK),  # one of the two is enough to judge by
+    (SLOWED, heat_view(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
+    (SLOWED, heat_view(NONE, NONE, 0x1), OK),
+    (SLOWED, heat_view(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
+    (SLOWED, heat_view(NONE, NONE, 0x20), bad(SLOWED, "clocks are reduced by the driver because of heat")),
+    (SLOWED, heat_view(NONE, NONE, EIO), RuleInputUnreadable("clock_reasons", EIO)),
+    (SLOWED, heat_view(NONE, NONE, ABSENT), NO_REASONS),
+    (SLOWED, heat_view(0, NONE, ABSENT), OK),  # one of the two is enough to judge by
     # --- gpu.power.brake
-    (BRAKE, braked(TENTH - 1), OK),
-    (BRAKE, braked(TENTH),
+    (BRAKE, power_brake_view(TENTH - 1), OK),
+    (BRAKE, power_brake_view(TENTH),
      counted(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
-    (BRAKE, braked(0, 0x80), OK),
-    (BRAKE, braked(CounterGrowth(0, 1.0)), RuleInconclusive("needs 1 min of history")),
-    (BRAKE, braked(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),
-    (BRAKE, braked(NONE, 0x40), OK),
-    (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are reduced by the external power brake")),
-    (BRAKE, braked(NONE, ABSENT), NO_REASONS),
+    (BRAKE, power_brake_view(0, 0x80), OK),
+    (BRAKE, power_brake_view(CounterGrowth(0, 1.0)), RuleInconclusive("needs 1 min of history")),
+    (BRAKE, power_brake_view(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),
+    (BRAKE, power_brake_view(NONE, 0x40), OK),
+    (BRAKE, power_brake_view(NONE, 0x80), bad(BRAKE, "clocks are reduced by the external power brake")),
+    (BRAKE, power_brake_view(NONE, ABSENT), NO_REASONS),
     # --- gpu.power.slowdown
     (POWER, reasons(0x4), OK),  # the driver's own power cap is how GPUs work
     (POWER, reasons(0x8), bad(POWER, "clocks are reduced by the hardware, not because of heat")),

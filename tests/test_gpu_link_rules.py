@@ -66,7 +66,7 @@ def gen(now: Reading, most: Reading = 5, busy: Reading = 90, pstate: Reading = 0
     })  # fmt: skip
 
 
-def grown(field: GpuField, growth: CounterGrowth | int) -> GpuRuleInput:
+def view_of(field: GpuField, growth: CounterGrowth | int) -> GpuRuleInput:
     return gpu_view(grown={field: growth})
 
 
@@ -77,11 +77,15 @@ def aer(name: str, field: GpuField, events: int, window: str, what: str, severit
     if window != "1 min":
         text += f" (reported until {window} after the last, or a reset)"
     return [
-        (code, grown(field, events - 1), OK),
-        (code, grown(field, events), bad(code, text, severity)),
-        (code, grown(field, CounterGrowth(0, 1.0)), RuleInconclusive(f"needs {window} of history")),
-        (code, grown(field, BROKEN), RuleInputUnreadable(field, EIO)),
-        (code, grown(field, NONE), NO_AER),
+        (code, view_of(field, events - 1), OK),
+        (code, view_of(field, events), bad(code, text, severity)),
+        (
+            code,
+            view_of(field, CounterGrowth(0, 1.0)),
+            RuleInconclusive(f"needs {window} of history"),
+        ),
+        (code, view_of(field, BROKEN), RuleInputUnreadable(field, EIO)),
+        (code, view_of(field, NONE), NO_AER),
     ]
 
 
@@ -143,11 +147,12 @@ CASES: Final[Cases] = [
     (GEN, gen(ABSENT), NO_LINK),
     (GEN, gen(5, ABSENT), NO_LINK),
     # --- gpu.pcie.replay, gpu.pcie.aer.*
-    (REPLAY, grown(GpuField.PCIE_REPLAY, 8), OK),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, 9), bad(REPLAY, "PCIe replays: at least 9 in 1 min")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, CounterGrowth(8, 59.9)), RuleInconclusive("needs 1 min of history")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
+    (REPLAY, view_of(GpuField.PCIE_REPLAY, 8), OK),
+    (REPLAY, view_of(GpuField.PCIE_REPLAY, 9), bad(REPLAY, "PCIe replays: at least 9 in 1 min")),
+    (REPLAY, view_of(GpuField.PCIE_REPLAY, CounterGrowth(8, 59.9)),
+     RuleInconclusive("needs 1 min of history")),
+    (REPLAY, view_of(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
+    (REPLAY, view_of(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
     *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
     *aer("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
     *aer("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
@@ -183,11 +188,11 @@ CASES: Final[Cases] = [
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
     (ERRORS, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     (GIVEN_UP, gpu_view(), OK),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, 1),
+    (GIVEN_UP, view_of(GpuField.LINK_RECOVERY_FAILED, 1),
      bad(GIVEN_UP, f"NVLink recoveries that failed: at least 1 in 10 min{HELD}")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, CounterGrowth(0, 9.0)),
+    (GIVEN_UP, view_of(GpuField.LINK_RECOVERY_FAILED, CounterGrowth(0, 9.0)),
      RuleInconclusive("needs 10 min of history")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), RuleInputUnreadable("link_recovery_failed", EIO)),  # noqa: E501
+    (GIVEN_UP, view_of(GpuField.LINK_RECOVERY_FAILED, BROKEN), RuleInputUnreadable("link_recovery_failed", EIO)),  # noqa: E501
     (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
     (STATE, fabric(3), OK),
@@ -198,7 +203,7 @@ CASES: Final[Cases] = [
     (STATE, fabric(1, manager=ABSENT, seen=RAN),
      broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT),
-     RuleNotApplicable("registration has not begun, and nothing here would begin it")),
+     RuleNotApplicable("registration has not begun, and no Fabric Manager will begin it")),
     (STATE, fabric(0), NO_FABRIC),
     (STATE, fabric(ABSENT), NO_FABRIC),
     (STATE, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
@@ -256,8 +261,8 @@ def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, an
 @pytest.mark.parametrize("budget", ERROR_LIMITS, ids=lambda budget: budget.field)
 def test_each_nvlink_error_kind_has_its_own_budget(budget: GrowthLimit) -> None:
     judge = ROWS[ERRORS].evaluate
-    assert judge(grown(budget.field, budget.events - 1)) is OK
-    assert judge(grown(budget.field, budget.events)) == bad(ERRORS, budget.evidence)
+    assert judge(view_of(budget.field, budget.events - 1)) is OK
+    assert judge(view_of(budget.field, budget.events)) == bad(ERRORS, budget.evidence)
 
 
 def test_up_to_three_worst_links_are_listed() -> None:

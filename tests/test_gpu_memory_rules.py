@@ -56,7 +56,7 @@ def lost(text: str, severity: Severity = Severity.DEGRADED) -> Finding:
     return Finding(LOST, severity, f"{text} since the driver was loaded")
 
 
-def corrected(growth: CounterGrowth | int, limits: GpuLimits = LIMITS) -> GpuRuleInput:
+def corrected_errors_view(growth: CounterGrowth | int, limits: GpuLimits = LIMITS) -> GpuRuleInput:
     return gpu_view(grown={GpuField.ECC_CORRECTABLE: growth}, limits=limits)
 
 
@@ -99,18 +99,18 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     (LOST, errors(ABSENT, dram=0), OK),
     (LOST, gpu_view({GpuField.ECC_MODE: 0, GpuField.ECC_UNCORRECTABLE: 2}), RuleNotApplicable("ECC is off")),
     # --- gpu.ecc.correctable_rate
-    (RATE, corrected(999), OK),
-    (RATE, corrected(1000),
+    (RATE, corrected_errors_view(999), OK),
+    (RATE, corrected_errors_view(1000),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h"
              " (reported until 1 h after the last, or a reset)")),
-    (RATE, corrected(CounterGrowth(1000, 3.0)),
+    (RATE, corrected_errors_view(CounterGrowth(1000, 3.0)),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h"
              " (reported until 1 h after the last, or a reset)")),
-    (RATE, corrected(CounterGrowth(999, 3599.0)), RuleInconclusive("needs 1 h of history")),
-    (RATE, corrected(CounterGrowth(EIO, 0.0)), RuleInputUnreadable("ecc_correctable", EIO)),
-    (RATE, corrected(CounterGrowth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
-    (RATE, corrected(4, FEW), OK),
-    (RATE, corrected(5, FEW),
+    (RATE, corrected_errors_view(CounterGrowth(999, 3599.0)), RuleInconclusive("needs 1 h of history")),
+    (RATE, corrected_errors_view(CounterGrowth(EIO, 0.0)), RuleInputUnreadable("ecc_correctable", EIO)),
+    (RATE, corrected_errors_view(CounterGrowth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
+    (RATE, corrected_errors_view(4, FEW), OK),
+    (RATE, corrected_errors_view(5, FEW),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 5 in 1 min")),
     (RATE, gpu_view({GpuField.ECC_MODE: 0}, grown={GpuField.ECC_CORRECTABLE: 9999}),
      RuleNotApplicable("ECC is off")),

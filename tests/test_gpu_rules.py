@@ -51,7 +51,7 @@ def read(**changed: Reading) -> GpuRuleInput:
     return gpu_view({GpuField(name): value for name, value in changed.items()})
 
 
-def grown(**by: int) -> GpuRuleInput:
+def grown_counters_view(**by: int) -> GpuRuleInput:
     """An H100 of which these counters have grown."""
     return gpu_view(grown={GpuField(name): value for name, value in by.items()})
 
@@ -84,28 +84,28 @@ TRIGGERS: Final[Mapping[str, GpuRuleInput]] = {
     "gpu.remap.failure": read(remap_failure=1),
     "gpu.ecc.sram_threshold": read(sram_threshold=1),
     "gpu.ecc.uncorrectable": read(ecc_uncorrectable=2, recovery_action=ABSENT),
-    "gpu.ecc.correctable_rate": grown(ecc_correctable=1000),
+    "gpu.ecc.correctable_rate": grown_counters_view(ecc_correctable=1000),
     "gpu.remap.pending": read(remap_pending=1),
     "gpu.retired.pages": gpu_view({GpuField.RETIRED_DBE: 60}, readings=T4),
     "gpu.retired.pending": gpu_view({GpuField.RETIRED_PENDING: 1}, readings=T4),
     "gpu.ecc.off": read(ecc_mode=0, ecc_mode_pending=0),
     "gpu.nvlink.down": read(links_up=0),
-    "gpu.nvlink.recovery_failed": grown(link_recovery_failed=1),
-    "gpu.nvlink.errors": grown(link_replay=1),
+    "gpu.nvlink.recovery_failed": grown_counters_view(link_recovery_failed=1),
+    "gpu.nvlink.errors": grown_counters_view(link_replay=1),
     "gpu.fabric.status": read(fabric_status=999),
     "gpu.fabric.state": read(fabric_state=2),
     "gpu.fabric.health": read(fabric_health=0x19A),
     "gpu.fabric.manager": gpu_view(host=GpuOsSample(fabric_manager=False)),
-    "gpu.pcie.aer.fatal": grown(aer_fatal=1),
-    "gpu.pcie.aer.nonfatal": grown(aer_nonfatal=1),
-    "gpu.pcie.aer.correctable": grown(aer_correctable=100),
-    "gpu.pcie.replay": grown(pcie_replay=9),
+    "gpu.pcie.aer.fatal": grown_counters_view(aer_fatal=1),
+    "gpu.pcie.aer.nonfatal": grown_counters_view(aer_nonfatal=1),
+    "gpu.pcie.aer.correctable": grown_counters_view(aer_correctable=100),
+    "gpu.pcie.replay": grown_counters_view(pcie_replay=9),
     "gpu.pcie.width": read(pcie_width=8),
     "gpu.pcie.gen": read(pcie_gen=1, utilization=90),
     "gpu.thermal.over_limit": read(temp=91),
     "gpu.thermal.memory": read(mem_temp=97),
-    "gpu.thermal.slowdown": grown(slowed_hw_thermal=6 * NS),
-    "gpu.power.brake": grown(slowed_hw_brake=6 * NS),
+    "gpu.thermal.slowdown": grown_counters_view(slowed_hw_thermal=6 * NS),
+    "gpu.power.brake": grown_counters_view(slowed_hw_brake=6 * NS),
     "gpu.power.slowdown": read(clock_reasons=8),
 }
 """Views that raise each rule, with the severity of its row."""

@@ -21,7 +21,8 @@ def plays(request: pytest.FixtureRequest) -> Iterator[Plays]:
     selected = [
         item.callspec.params["row"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == test_gpu_scenario.__name__
+        if isinstance(item, pytest.Function)
+        and item.originalname == test_gpu_scenario_has_the_expected_outputs.__name__
     ]
     with ThreadPoolExecutor(STAGES) as stages:
         yield {row.name: stages.submit(_play, row) for row in selected}
@@ -40,6 +41,6 @@ def test_scenario_names_are_unique() -> None:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, marks=[pytest.mark.slow] if row.limit_s else []) for row in TABLE], ids=str
 )
-def test_gpu_scenario(plays: Plays, row: Row) -> None:
+def test_gpu_scenario_has_the_expected_outputs(plays: Plays, row: Row) -> None:
     if failure := plays[row.name].result():
         pytest.fail(failure, pytrace=False)

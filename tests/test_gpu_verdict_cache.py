@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from paper import pool_sample
 from paper_gpus import HEARTBEAT_NS, GpuNode
-from test_gpu_evaluation import events, happen
+from test_gpu_evaluation import apply_event, events
 
 from agent.engine.step import EngineState, step
 from agent.health.gpu.state import GpuVerdictCache
@@ -72,7 +72,7 @@ def test_evaluation_of_changes_gives_devices_of_full_evaluation(story: list[Any]
         if event == "rest":
             passes = int(arguments[0])
         else:
-            happen(node, event, arguments)
+            apply_event(node, event, arguments)
         for _ in range(passes):
             node.read()
             full, partial = node.evaluate_twice()
@@ -81,7 +81,7 @@ def test_evaluation_of_changes_gives_devices_of_full_evaluation(story: list[Any]
             assert node.partial.checkpoint == node.state.checkpoint
 
 
-def settled(gpus: int = 8) -> ChangingNode:
+def settled_node(gpus: int = 8) -> ChangingNode:
     """Return a node whose GPUs have been healthy for long."""
     node = ChangingNode(gpus)
     for _ in range(3):
@@ -91,7 +91,7 @@ def settled(gpus: int = 8) -> ChangingNode:
 
 
 def test_change_of_pool_evaluates_no_gpu() -> None:
-    node = settled()
+    node = settled_node()
     node.read()
     node.pool(pool_sample(nr=5))
     full, partial = node.evaluate_twice()
@@ -100,7 +100,7 @@ def test_change_of_pool_evaluates_no_gpu() -> None:
 
 
 def test_change_of_one_gpu_evaluates_that_gpu() -> None:
-    node = settled()
+    node = settled_node()
     node.set_readings(3, remap_failure=1)
     node.read()
     full, partial = node.evaluate_twice()
@@ -110,7 +110,7 @@ def test_change_of_one_gpu_evaluates_that_gpu() -> None:
 
 
 def test_gpu_with_conditions_is_evaluated_each_time() -> None:
-    node = settled(2)
+    node = settled_node(2)
     node.nvml_xid(1, 48)
     for _ in range(3):
         node.read()
@@ -120,7 +120,7 @@ def test_gpu_with_conditions_is_evaluated_each_time() -> None:
 
 
 def test_full_evaluation_skips_no_gpu() -> None:
-    node = settled(2)
+    node = settled_node(2)
     node.read()
     state, _ = step(node.partial, node.snapshot(), node.now)
     assert all(gpu.read_ns == node.now_ns for gpu in state.gpus.rule_state.per_gpu.values())
@@ -128,7 +128,7 @@ def test_full_evaluation_skips_no_gpu() -> None:
 
 @pytest.mark.parametrize("change", ["library", "host", "log line", "hang", "settings"])
 def test_input_of_all_gpus_evaluates_all_gpus(change: str) -> None:
-    node = settled(2)
+    node = settled_node(2)
     if change == "library":
         node.library["driver"] = "580.65.06"
     elif change == "host":
@@ -152,7 +152,7 @@ def test_input_of_all_gpus_evaluates_all_gpus(change: str) -> None:
 
 
 def test_cache_of_unmonitored_gpus_is_empty() -> None:
-    node = settled(2)
+    node = settled_node(2)
     snapshot = replace(node.snapshot(), gpus=None)
     state, _ = step(EngineState(node.settings), snapshot, node.now)
     assert state.gpu_cache == GpuVerdictCache()

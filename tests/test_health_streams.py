@@ -213,16 +213,16 @@ class HealthStreams(RuleBasedStateMachine):
     @rule()
     def crash_kubelet(self):
         self.kubelet_runs = False
-        for one in self.instances:
-            one.end_stream()
+        for instance in self.instances:
+            instance.end_stream()
 
     @precondition(lambda self: not self.kubelet_runs)
     @rule(crashes_again=st.booleans())
     def start_kubelet(self, crashes_again):
         self.kubelet_runs = True
         self.pod = self.read()
-        for one in self.instances:
-            one.open_stream()
+        for instance in self.instances:
+            instance.open_stream()
         if crashes_again:  # before the first list
             self.crash_kubelet()
             return
@@ -236,8 +236,8 @@ class HealthStreams(RuleBasedStateMachine):
             entry = self.entry
             if self.kubelet_fixes.expiry and entry is not None and entry.stale(self.now_s * NS):
                 self.pod = "Unknown"
-            for one in self.instances:
-                self.beat(one)
+            for instance in self.instances:
+                self.beat(instance)
 
 
 class Authority(HealthStreams):
@@ -329,7 +329,7 @@ def test_messages_without_one_ordering_rule_violate_an_invariant(machine, order)
     run_until_violated(machine, replace(Messages(), **{order: False}), may_hang=machine is not Expiry)
 
 
-def test_stream_without_lists_that_changes_the_lease_leaves_the_pod_unknown():
+def test_lease_change_by_a_stream_without_lists_leaves_the_pod_unknown():
     run_until_violated(Refresh, replace(Messages(), salts_unused=True))
 
 

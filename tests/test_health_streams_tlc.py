@@ -79,7 +79,7 @@ def test_tlc_finds_that_an_older_instance_decides_with_plain_messages(violated):
     assert violated("Authority", **PLAIN) == "Authority"
 
 
-def test_tlc_finds_that_an_ended_lease_stays_in_the_pod_with_plain_messages(violated):
+def test_tlc_finds_that_plain_messages_keep_an_ended_lease_in_the_pod(violated):
     """Kubernetes issue 140819."""
     assert violated("Expiry", **PLAIN) == "Expiry"
 

@@ -42,7 +42,7 @@ def counted(others: dict[int, str], names: dict[int, str]) -> dict[str, float]:
     return dict(count_waits(CORE, calls, {CORE: "core"} | names, INTERPRETER))
 
 
-def test_waits_are_counted_between_heartbeats_without_those_for_the_interpreter() -> None:
+def test_waits_between_heartbeats_exclude_those_for_the_interpreter() -> None:
     none = dict.fromkeys(HEARTBEAT_THREADS, 0)
     assert counted({IO: IO_TEXT}, {IO: "io"}) == none | {"core": 1, "io": 1.5, CORE_WAKES: 1}
 

@@ -59,7 +59,9 @@ def history(path: Path) -> HistoryFile:
     return HistoryFile(path, UsageHistoryLimits())
 
 
-def kept(history: HistoryFile, *uses: PodDeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
+def write_uses_at(
+    history: HistoryFile, *uses: PodDeviceUsage, merged: tuple[str, ...] = (), second: int = 5
+) -> None:
     history.write_uses(uses, merged, at(second).wall_s, delete_by_age=False)
 
 
@@ -90,7 +92,7 @@ def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: P
         before=True,
     )
     ended = device_usage(2, state=SLOW, worst=LOST)
-    kept(history, running, ended)
+    write_uses_at(history, running, ended)
     found = read_history(path)
     assert found.running == (as_read(running),)
     assert found.ended == (as_read(ended),)
@@ -98,35 +100,35 @@ def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: P
 
 
 def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage(1, active=True), device_usage(2, active=True))
-    kept(history, device_usage(1, active=True, state=LOST, worst=LOST))
+    write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
+    write_uses_at(history, device_usage(1, active=True, state=LOST, worst=LOST))
     assert [(one.id, one.state) for one in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
-    kept(history, device_usage(1))
+    write_uses_at(history, device_usage(1))
     assert [one.id for one in read_history(path).running] == ["run-2"]
     assert [one.id for one in read_history(path).ended] == ["run-1"]
 
 
 def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) -> None:
     for _ in range(2):
-        kept(history, device_usage(1), device_usage(2, active=True))
+        write_uses_at(history, device_usage(1), device_usage(2, active=True))
     assert [len(part) for part in read_history(path)[:2]] == [1, 1]
 
 
 def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage(1, active=True), device_usage(2, active=True))
-    kept(history, merged=("run-1",))
+    write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
+    write_uses_at(history, merged=("run-1",))
     assert [one.id for one in read_history(path).running] == ["run-2"]
 
 
 def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
         ended = UsageEnd(UsageEndKind.RELEASED, noticed_s, noticed_s, 1.0)
-        kept(history, device_usage(number, ended=ended))
+        write_uses_at(history, device_usage(number, ended=ended))
     assert [one.id for one in read_history(path).ended] == ["run-2", "run-1", "run-0"]
 
 
 def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage(state=LOST._replace(evidence="x" * 10_000), owner="Job \udc80"))
+    write_uses_at(history, device_usage(state=LOST._replace(evidence="x" * 10_000), owner="Job \udc80"))
     (found,) = read_history(path).ended
     assert len(found.state.evidence) == 512
     assert found.owner == "Job ?"
@@ -138,7 +140,7 @@ def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, 
 def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=3))
     for number in range(5):
-        kept(history, device_usage(number), device_usage(100 + number, active=True))
+        write_uses_at(history, device_usage(number), device_usage(100 + number, active=True))
     assert [one.id for one in read_history(path).ended] == ["run-4", "run-3", "run-2"]
     assert len(read_history(path).running) == 5
 
@@ -158,7 +160,7 @@ def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(size=256 << 10))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     for number in range(0, 400, 4):
-        kept(history, *(device_usage(number + more, state=large) for more in range(4)))
+        write_uses_at(history, *(device_usage(number + more, state=large) for more in range(4)))
     assert path.stat().st_size <= 256 << 10
     found = [one.id for one in read_history(path).ended]
     assert found == [f"run-{number}" for number in range(399, 399 - len(found), -1)]
@@ -168,18 +170,18 @@ def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
 def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
-    kept(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
+    write_uses_at(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
     assert [one.id for one in read_history(path).ended] == [
         f"run-{number}" for number in range(7999, 7899, -1)
     ]
 
 
 def test_file_is_private(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     path.chmod(0o644)
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -189,19 +191,19 @@ def test_file_is_private(history: HistoryFile, path: Path) -> None:
 def test_next_agent_finds_the_last_content(history: HistoryFile, path: Path) -> None:
     failed = UsageEnd(UsageEndKind.FAILED, 1.0, 2.0, 3.0)
     running, over = device_usage(1, active=True), device_usage(2, ended=failed)
-    kept(history, running, over, device_usage(3))
+    write_uses_at(history, running, over, device_usage(3))
     found = HistoryFile(path, UsageHistoryLimits()).content_if_replaced()
     assert found == StoredUsages((as_read(running),), (as_read(over),), at(5).wall_s)
 
 
 def test_file_content_is_returned_once_and_again_after_replacement(history: HistoryFile, path: Path) -> None:
     assert history.content_if_replaced() is None
-    kept(history, device_usage(active=True))
+    write_uses_at(history, device_usage(active=True))
     assert history.content_if_replaced() is None
     path.unlink()
     assert history.content_if_replaced() == StoredUsages()
     assert history.content_if_replaced() is None
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(2, active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(2, active=True))
     found = history.content_if_replaced()
     assert found is not None
     assert [one.id for one in found.running] == ["run-2"]
@@ -210,13 +212,13 @@ def test_file_content_is_returned_once_and_again_after_replacement(history: Hist
 # --- unusable files -----------------------------------------------------------------------------
 
 
-def scribbled(path: Path) -> None:
+def overwrite_with_garbage(path: Path) -> None:
     path.write_bytes(b"no database at all, " * 500)
 
 
 def damaged(path: Path) -> None:
     """Overwrite pages of a valid file."""
-    kept(HistoryFile(path, UsageHistoryLimits()), *(device_usage(number) for number in range(200)))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(os.urandom(60_000))
@@ -228,20 +230,20 @@ def of_another_application(path: Path) -> None:
 
 
 def with_strange_rows(path: Path) -> None:
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
 
 
 def without_a_column(path: Path) -> None:
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
 
 def with_an_empty_value(path: Path) -> None:
     """Set a column to NULL that never is, as a changed byte in the file does."""
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA writable_schema = ON")
         db.execute("UPDATE sqlite_master SET sql = replace(sql, 'told_by TEXT NOT NULL', 'told_by TEXT')")
@@ -252,14 +254,14 @@ def with_an_empty_value(path: Path) -> None:
 
 def with_a_changed_text(path: Path) -> None:
     """Change one letter of a name, which leaves a valid database with valid values."""
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET device_device = device_device || 'x'")
 
 
 def with_a_schema_that_is_no_text(path: Path) -> None:
     """SQLite quotes the schema in its error message."""
-    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE running", b"CREATE \xff\xfe\xfdLE running", 1))
 
@@ -274,7 +276,7 @@ def with_a_schema_that_is_no_text(path: Path) -> None:
             "history file cannot be parsed: SQLite reports damage in bytes",
             "corrupt",
         ),
-        (scribbled, "history file cannot be parsed: file is not a database", "corrupt"),
+        (overwrite_with_garbage, "history file cannot be parsed: file is not a database", "corrupt"),
         (damaged, "", "corrupt"),
         (of_another_application, "file is not a history file of drahealth", "foreign"),
         (with_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
@@ -295,12 +297,19 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     assert str(caught.value).endswith(f"; renamed to {aside}")
     assert os.path.lexists(aside)
     assert history.content_if_replaced() is None
-    kept(history, device_usage(1, active=True))
+    write_uses_at(history, device_usage(1, active=True))
     assert [one.id for one in read_history(path).running] == ["run-1"]
 
 
 @pytest.mark.parametrize(
-    "make", [scribbled, damaged, with_an_empty_value, with_a_changed_text, with_a_schema_that_is_no_text]
+    "make",
+    [
+        overwrite_with_garbage,
+        damaged,
+        with_an_empty_value,
+        with_a_changed_text,
+        with_a_schema_that_is_no_text,
+    ],
 )
 def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Path], None]) -> None:
     path.parent.mkdir()
@@ -313,7 +322,7 @@ def test_any_damage_is_found_or_harmless(path: Path) -> None:
     """A changed byte leaves the content, or the file is set aside and recording goes on."""
     whole = path.with_name("whole")
     uses = [device_usage(number, active=number % 2 == 0, state=LOST) for number in range(12)]
-    kept(HistoryFile(whole, UsageHistoryLimits()), *uses)
+    write_uses_at(HistoryFile(whole, UsageHistoryLimits()), *uses)
     data, content = whole.read_bytes(), read_history(whole)
     chance = random.Random(5)
     for _ in range(80):
@@ -328,13 +337,13 @@ def test_any_damage_is_found_or_harmless(path: Path) -> None:
         with suppress(HistoryError):
             history.content_if_replaced()
         with suppress(HistoryError):
-            kept(history, device_usage(99, active=True))
-        kept(history, device_usage(99, active=True))
+            write_uses_at(history, device_usage(99, active=True))
+        write_uses_at(history, device_usage(99, active=True))
         assert "run-99" in [one.id for one in read_history(path).running]
 
 
 def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage(1, active=True), device_usage(2))
+    write_uses_at(history, device_usage(1, active=True), device_usage(2))
     with closing(sqlite3.connect(path)) as db, db:
         for table in ("running", "ended"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
@@ -342,7 +351,7 @@ def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> N
     later = HistoryFile(path, UsageHistoryLimits())
     assert later.content_if_replaced() is not None
     assert read_history(path) == before
-    kept(later, device_usage(3))
+    write_uses_at(later, device_usage(3))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE ended SET owner = 'other'")
     with pytest.raises(UnusableFile, match="checksum of row 2 is wrong"):
@@ -393,7 +402,7 @@ def test_row_limit_keeps_the_verdict_of_each_device_at_the_limit(path: Path) -> 
     node.change(OTHER_GPU, VERDICT_HOT)
     node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
     kept_verdicts(history, node)
-    assert [one.device for one in read_verdicts(path).changes] == [OTHER_GPU, *[GPU] * 5]
+    assert [change.device for change in read_verdicts(path).changes] == [OTHER_GPU, *[GPU] * 5]
 
 
 def test_row_limit_forgets_devices_that_are_gone(path: Path) -> None:
@@ -402,7 +411,7 @@ def test_row_limit_forgets_devices_that_are_gone(path: Path) -> None:
     node.follow((VERDICT_HOT, 60), (GONE, 60), device=OTHER_GPU)
     node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
     kept_verdicts(history, node)
-    assert {one.device for one in read_verdicts(path).changes} == {GPU}
+    assert {change.device for change in read_verdicts(path).changes} == {GPU}
 
 
 def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Path) -> None:
@@ -411,10 +420,10 @@ def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Pa
     node.start()
     node.run(500)
     kept_verdicts(history, node, oldest_s=START_S + 250)
-    assert [one.verdict for one in read_verdicts(path).changes] == [VERDICT_HOT, HEALTHY]
+    assert [change.verdict for change in read_verdicts(path).changes] == [VERDICT_HOT, HEALTHY]
     assert len(read_verdicts(path).periods) == 2
     kept_verdicts(HistoryFile(path, UsageHistoryLimits()), node, oldest_s=START_S + 450)
-    assert [one.id for one in read_verdicts(path).periods] == ["run-2"]
+    assert [period.id for period in read_verdicts(path).periods] == ["run-2"]
 
 
 def availability(path: Path, node: SimulatedNode) -> DeviceAvailability:
@@ -523,12 +532,12 @@ def test_damaged_mark_is_ignored(history: HistoryFile, path: Path, content: byte
 
 
 def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, path: Path) -> None:
-    kept(history, *(device_usage(number, active=True) for number in range(50)))
+    write_uses_at(history, *(device_usage(number, active=True) for number in range(50)))
     inode = path.stat().st_ino
     path.write_bytes(b"no database at all, " * 500)
     assert path.stat().st_ino == inode
     with pytest.raises(HistoryError, match="renamed to"):
-        kept(history, device_usage(1))
+        write_uses_at(history, device_usage(1))
     assert history.content_if_replaced() == StoredUsages()
 
 
@@ -545,17 +554,17 @@ def test_empty_file_is_treated_as_new(history: HistoryFile, path: Path) -> None:
     path.parent.mkdir()
     path.touch()
     assert history.content_if_replaced() == StoredUsages()
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     assert len(read_history(path).ended) == 1
 
 
 def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 2")
     before = path.read_bytes()
     later = HistoryFile(path, UsageHistoryLimits())
-    for attempt in (later.content_if_replaced, lambda: kept(later, device_usage(2))):
+    for attempt in (later.content_if_replaced, lambda: write_uses_at(later, device_usage(2))):
         with pytest.raises(
             HistoryError,
             match=r"file has format version 2, this agent reads up to 1; .*the file is left unchanged",
@@ -570,9 +579,9 @@ def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Pat
 def test_unusable_directory_raises_and_loses_nothing(history: HistoryFile, path: Path) -> None:
     path.parent.write_text("in the way")
     with pytest.raises(HistoryError, match=str(path)):
-        kept(history, device_usage())
+        write_uses_at(history, device_usage())
     path.parent.unlink()
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     assert len(read_history(path).ended) == 1
 
 
@@ -580,7 +589,7 @@ def test_unusable_directory_raises_and_loses_nothing(history: HistoryFile, path:
 
 
 def test_read_leaves_no_file_and_needs_no_write_permission(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     path.chmod(0o444)
     path.parent.chmod(0o555)
     before = os.geteuid()
@@ -597,10 +606,10 @@ def test_read_leaves_no_file_and_needs_no_write_permission(history: HistoryFile,
 
 
 def test_database_in_wal_mode_is_converted_back(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage())
+    write_uses_at(history, device_usage())
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
-    kept(history, device_usage(2))
+    write_uses_at(history, device_usage(2))
     assert names(path) == ["history.sqlite"]
     assert len(read_history(path).ended) == 2
 
@@ -616,15 +625,15 @@ def reading(path: Path) -> Iterator[None]:
 
 def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(), wait_s=0.05)
-    kept(history, device_usage(1))
+    write_uses_at(history, device_usage(1))
     with reading(path), pytest.raises(HistoryError, match="database is locked"):
-        kept(history, device_usage(2))
-    kept(history, device_usage(2))
+        write_uses_at(history, device_usage(2))
+    write_uses_at(history, device_usage(2))
     assert [one.id for one in read_history(path).ended] == ["run-2", "run-1"]
 
 
 def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) -> None:
-    kept(history, device_usage(1))
+    write_uses_at(history, device_usage(1))
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         with pytest.raises(ResourceBusyError, match=r"locked by the agent's write for over 0\.05 s"):
@@ -703,7 +712,7 @@ def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) 
         process.send_signal(signal.SIGKILL)
     history = HistoryFile(path, UsageHistoryLimits())
     assert history.content_if_replaced() is not None or not path.exists()
-    kept(history, device_usage(1_000_000), device_usage(1_000_001))
+    write_uses_at(history, device_usage(1_000_000), device_usage(1_000_001))
     ids = [one.id for one in read_history(path).ended]
     assert ids[:2] == ["run-1000001", "run-1000000"]
     assert len(ids) % 2 == 0
@@ -723,7 +732,7 @@ os.kill(os.getpid(), 9)
 @pytest.fixture
 def hot(history: HistoryFile, path: Path) -> Path:
     """Leave the file of a process killed in a transaction that is partly written."""
-    kept(history, *(device_usage(number) for number in range(500)))
+    write_uses_at(history, *(device_usage(number) for number in range(500)))
     subprocess.run([sys.executable, "-c", HOT, str(path)], check=False)
     assert path.with_name("history.sqlite-journal").stat().st_size
     return path
@@ -738,7 +747,7 @@ def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> No
 def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None:
     history = HistoryFile(hot, UsageHistoryLimits())
     assert history.content_if_replaced() is not None
-    kept(history, device_usage(1000))
+    write_uses_at(history, device_usage(1000))
     assert {one.owner for one in read_history(hot).ended} == {"Job train"}
 
 

@@ -43,7 +43,7 @@ RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
 RUNS = device_usage(4, active=True, before=True)
 
 
-def shown(*uses: PodDeviceUsage, **more: Any) -> str:
+def render_uses(*uses: PodDeviceUsage, **more: Any) -> str:
     return render(uses, TextStyle(), now_s=NOW_S, left_s=NOW_S - 30, **more)
 
 
@@ -51,8 +51,8 @@ def shown(*uses: PodDeviceUsage, **more: Any) -> str:
 
 
 def test_table_has_a_row_per_use_and_its_findings() -> None:
-    assert shown(RUNS, BROKE, RECOVERED, TRAINED) == (
-        "4 uses of devices: 1 running, 3 ended, 1 of them with a device that was not healthy\n"
+    assert render_uses(RUNS, BROKE, RECOVERED, TRAINED) == (
+        "4 uses of devices: 1 running, 3 ended, 1 of them with a device that was not healthy at the end\n"
         "\n"
         "  ENDED    LASTED  POD             OWNER      CLAIM        DEVICE                        "
         "HOW        STATE\n"
@@ -77,14 +77,14 @@ def test_running_use_is_not_counted_as_ended() -> None:
 
 
 def test_end_without_a_running_agent_shows_both_times() -> None:
-    text = shown(ended(1, UsageEndKind.AWAY))
+    text = render_uses(ended(1, UsageEndKind.AWAY))
     assert "ended between 2023-11-14T23:13:15Z and 2023-11-14T23:13:20Z, while the agent did not run" in text
 
 
 def test_possible_pod_name_has_a_question_mark() -> None:
-    text = shown(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
+    text = render_uses(ended(1, pod=PodRef("", "", "p-1"), maybe=("team-a/web-0", "team-a/web-1")))
     assert "team-a/web-0? or team-a/web-1?" in text
-    assert "pod p-1" in shown(ended(1, pod=PodRef("", "", "p-1")))
+    assert "pod p-1" in render_uses(ended(1, pod=PodRef("", "", "p-1")))
 
 
 def test_every_ending_has_a_text() -> None:
@@ -134,7 +134,7 @@ class Recorded:
         """Return the UIDs of the pods in the document."""
         code, out, err = self.run("-o", "json", *argv)
         assert (code, err) == (0, "")
-        return [one["pod"]["uid"] for one in json.loads(out)["uses"]]
+        return [use["pod"]["uid"] for use in json.loads(out)["uses"]]
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_table_shows_the_newest_and_counts_the_others(node: Recorded) -> None:
     node.store(*(ended(number) for number in range(100)))
     _, out, _ = node.run()
     assert "the newest 40 of 100 uses" in out
-    assert "60 uses: shown with --all" in out
+    assert "60 uses: render_uses with --all" in out
     assert "train-59 " not in out
     _, out, _ = node.run("--all")
     assert "train-0 " in out
@@ -224,6 +224,13 @@ def test_missing_record_names_the_searched_file(node: Recorded) -> None:
     assert str(node.path) in out
     assert not node.state.exists()
     assert node.pods() == []
+
+
+def test_history_without_an_entry_states_so(node: Recorded) -> None:
+    node.store()
+    assert node.run() == (0, "no change or use is recorded yet\n", "")
+    assert node.run("--uses") == (0, "no use is recorded yet\n", "")
+    assert node.run("--since", "7d") == (0, "no recorded change or use matches\n", "")
 
 
 def test_no_matching_use_prints_a_text(node: Recorded) -> None:
@@ -335,7 +342,7 @@ def test_history_without_uses_has_no_age_in_explain(
     _, out, _ = node.explain("gpu-2")
     assert "history: 0 uses of devices, queried now (" in out
     _, document = node.document("gpu-2")
-    assert [one["written"] for one in document["sources"] if one["source"] == "history"] == [None]
+    assert [source["written"] for source in document["sources"] if source["source"] == "history"] == [None]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +371,7 @@ def test_existing_pod_shows_no_record_of_its_namesake(kubelet: Node) -> None:
     with kubelet.sockets(listed, pods_answer()):
         _, document = kubelet.document("pod", "team-a/train-2")
     assert document["ended"] == []
-    assert [one["name"] for one in document["pods"]] == ["train-2"]
+    assert [pod["name"] for pod in document["pods"]] == ["train-2"]
 
 
 @pytest.mark.parametrize("subject", [("pod", "p-2"), ("claim", "c-2")])
@@ -381,7 +388,7 @@ def test_corrupt_record_costs_only_its_own_content(kubelet: Node) -> None:
     (kubelet.state / HISTORY_FILE).write_bytes(b"scribble" * 1000)
     code, document = kubelet.document("gpu.example.com/node-1/gpu-2")
     assert code == 3
-    (result,) = (one for one in document["sources"] if one["source"] == "history")
+    (result,) = (source for source in document["sources"] if source["source"] == "history")
     assert result["costs"] == "earlier use of devices not known"
     assert "file cannot be parsed" in result["why"]
 

@@ -84,7 +84,7 @@ def segments_of(node: SimulatedNode) -> tuple[Any, ObservedTimeAxis]:
 
 
 def test_table_of_changes_has_times_states_and_causes(recorded: Recorded) -> None:
-    at = [rfc3339(one.at_s) for one in recorded.node.changes if one.device == GPU]
+    at = [rfc3339(change.at_s) for change in recorded.node.changes if change.device == GPU]
     lines = recorded.output("--changes", "--device", "gpu-3").splitlines()
     assert lines[:3] == [
         "8 changes of verdicts, of 1 device",
@@ -157,7 +157,7 @@ def test_document_of_a_device_has_changes_and_uses(recorded: Recorded) -> None:
     recorded.file.write_uses((device_usage(3, active=True),), (), time.time(), delete_by_age=False)
     document = recorded.document("--device", "gpu-3", "--since", "7d")
     assert len(document["changes"]) == 8
-    assert [one["pod"]["uid"] for one in document["uses"]] == ["p-3"]
+    assert [use["pod"]["uid"] for use in document["uses"]] == ["p-3"]
     first = document["changes"][-1]
     assert first == {
         "device": {"driver": "", "pool": "node-1", "name": "gpu-3"},
@@ -178,22 +178,22 @@ def test_views_select_changes_or_uses(recorded: Recorded) -> None:
     assert set(recorded.document("--changes")) == {"apiVersion", "file", "lastWritten", "changes"}
     assert set(recorded.document("--uses")) == {"apiVersion", "file", "lastWritten", "uses"}
     assert recorded.document("--pod", "p-3")["changes"] == []
-    assert {one["to"] for one in recorded.document("--bad")["changes"]} == {"degraded", "unhealthy"}
+    assert {change["to"] for change in recorded.document("--bad")["changes"]} == {"degraded", "unhealthy"}
     assert len(recorded.document("--changes", "--since", "2d")["changes"]) == 7
 
 
 def test_document_of_the_summary_sums_to_the_wall_time(recorded: Recorded) -> None:
     for window in ((), ("--since", "2d")):
         document = recorded.document("--summary", *window)
-        for one in document["devices"]:
+        for device in document["devices"]:
             days = 2 if window else 4
-            assert sum(one["seconds"].values()) == pytest.approx(days * DAY_S, abs=60)
-            assert sum(one["shares"].values()) == pytest.approx(1, abs=1e-4)
+            assert sum(device["seconds"].values()) == pytest.approx(days * DAY_S, abs=60)
+            assert sum(device["shares"].values()) == pytest.approx(1, abs=1e-4)
     assert [rule["code"] for rule in recorded.document("--summary")["rules"]] == ["gpu.xid.79", "gpu.heat"]
 
 
 def test_flapping_lists_only_devices_that_flap(recorded: Recorded) -> None:
-    assert [one["device"]["name"] for one in recorded.document("--flapping")["devices"]] == ["gpu-3"]
+    assert [device["device"]["name"] for device in recorded.document("--flapping")["devices"]] == ["gpu-3"]
     assert recorded.document("--flapping", "--since", "1h")["devices"] == []
     assert recorded.output("--flapping", "--since", "1h") == "no device flaps\n"
 
@@ -201,11 +201,11 @@ def test_flapping_lists_only_devices_that_flap(recorded: Recorded) -> None:
 def test_csv_has_the_values_of_the_document(recorded: Recorded) -> None:
     rows, document = recorded.rows("--changes"), recorded.document("--changes")
     assert list(rows[0]) == list(CHANGE_COLUMNS)
-    assert [row["to"] for row in rows] == [one["to"] for one in document["changes"]]
+    assert [row["to"] for row in rows] == [change["to"] for change in document["changes"]]
     assert rows[-1]["codes"] == "gpu.xid.79"
     rows, document = recorded.rows("--summary"), recorded.document("--summary")
     assert list(rows[0]) == list(SUMMARY_COLUMNS)
-    assert [row["faults"] for row in rows] == [str(one["faults"]) for one in document["devices"]]
+    assert [row["faults"] for row in rows] == [str(device["faults"]) for device in document["devices"]]
     assert rows[1]["mean_time_to_recover_seconds"] == ""
 
 

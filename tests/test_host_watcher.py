@@ -196,9 +196,9 @@ class PciWatcher(RunningWatcher):
         return source.passes if source else 0
 
 
-async def until(claim: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Wait in real time, or with a mock clock until the threads are done."""
-    while not claim():  # noqa: ASYNC110
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(0.01)
 
 
@@ -206,7 +206,7 @@ def test_bus_without_watched_devices_is_not_read(machine: Config) -> None:
     plug_nic(machine)
     watcher = PciWatcher(machine)
     watcher.watch.start_single_read().join(PATIENCE_S)
-    watcher.watch.note_inputs(None, events(0))
+    watcher.watch.set_inputs(None, events(0))
     assert (watcher.watch.pci, watcher.watch.source) == (None, None)
 
 
@@ -214,18 +214,18 @@ def test_single_read_finds_gpus_and_declared_devices(machine: Config) -> None:
     plug_in(machine, BUS, "0x030200")
     plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declared(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     assert watcher.drivers == {BUS: "", NIC: "mlx5_core"}
 
 
 def test_pci_event_requests_a_count_of_the_gpus(machine: Config) -> None:
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(0))
-    watcher.watch.note_inputs(None, events(0), declared(NIC))
+    watcher.watch.set_inputs(None, events(0))
+    watcher.watch.set_inputs(None, events(0), declared(NIC))
     assert watcher.counted == 0
-    watcher.watch.note_inputs(None, events(1))
-    watcher.watch.note_inputs(None, events(1))
+    watcher.watch.set_inputs(None, events(1))
+    watcher.watch.set_inputs(None, events(1))
     assert watcher.counted == 1
 
 
@@ -233,7 +233,7 @@ def test_gpu_watch_disabled_still_finds_declared_devices(machine: Config) -> Non
     plug_in(machine, BUS, "0x030200")
     plug_nic(machine)
     watcher = PciWatcher(machine, gpus=False)
-    watcher.watch.note_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declared(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     assert watcher.watch.gpu_system == GpuOsSample()
     assert NIC in watcher.drivers
@@ -242,18 +242,18 @@ def test_gpu_watch_disabled_still_finds_declared_devices(machine: Config) -> Non
 async def test_declared_device_triggers_read_and_is_unknown_until_then(machine: Config) -> None:
     plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(0))
+    watcher.watch.set_inputs(None, events(0))
     async with watcher.running():
-        watcher.watch.note_inputs(None, events(0), declared(NIC))
+        watcher.watch.set_inputs(None, events(0), declared(NIC))
         source = watcher.watch.source
         assert source is not None
         assert (watcher.watch.pci, source.state) == (None, SourceState.STARTING)
         await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
-        watcher.watch.note_inputs(None, events(0), declared(NIC, BUS))
+        watcher.watch.set_inputs(None, events(0), declared(NIC, BUS))
         assert watcher.watch.pci is None  # not Missing: the bus was not read
         await until(lambda: watcher.watch.pci is not None)
         assert watcher.drivers == {NIC: "mlx5_core"}
-        watcher.watch.note_inputs(None, events(0))
+        watcher.watch.set_inputs(None, events(0))
         assert watcher.watch.source is None
 
 
@@ -264,7 +264,7 @@ async def test_hung_bus_read_reports_nothing_until_it_returns(machine: Config) -
     os.mkfifo(vendor)
     os.link(vendor, pipe)
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(0), declared(NIC))
+    watcher.watch.set_inputs(None, events(0), declared(NIC))
     async with watcher.running():
         await trio.testing.wait_all_tasks_blocked(0.1)
         assert watcher.watch.pci is None
@@ -282,12 +282,12 @@ async def test_device_event_triggers_bus_read_at_once(machine: Config) -> None:
     nic = plug_nic(machine)
     plug_in(machine, BUS, "0x030200")
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(7), declared(NIC))
+    watcher.watch.set_inputs(None, events(7), declared(NIC))
     async with watcher.running():
         await until(lambda: watcher.drivers.get(NIC) and watcher.watch.gpu_system.bus_gpus == (BUS,))
         bind(nic, "vfio-pci")
         shutil.rmtree(machine.sysfs_root / "bus/pci/devices" / BUS)
-        watcher.watch.note_inputs(None, events(8), declared(NIC))
+        watcher.watch.set_inputs(None, events(8), declared(NIC))
         await until(lambda: watcher.drivers == {NIC: "vfio-pci"} and watcher.watch.gpu_system.bus_gpus == ())
         assert watcher.wakes >= 2
 
@@ -297,11 +297,11 @@ async def test_bus_change_is_followed_by_enough_rechecks_to_clear_a_fault(
 ) -> None:
     nic = plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(0), declared(NIC))
+    watcher.watch.set_inputs(None, events(0), declared(NIC))
     async with watcher.running():
         await until(lambda: watcher.passes == CLEAN_PASSES)
         bind(nic, "vfio-pci")
-        watcher.watch.note_inputs(None, events(1), declared(NIC))
+        watcher.watch.set_inputs(None, events(1), declared(NIC))
         await until(lambda: watcher.passes == 2 * CLEAN_PASSES)
         soon_s = trio.current_time() + 60
         await until(lambda: trio.current_time() > soon_s)
@@ -310,11 +310,11 @@ async def test_bus_change_is_followed_by_enough_rechecks_to_clear_a_fault(
 
 async def test_gpu_plugged_in_is_found_at_once(machine: Config) -> None:
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, events(0))
+    watcher.watch.set_inputs(None, events(0))
     async with watcher.running():
         await until(lambda: not watcher.watch.unfinished_reads(0))
         plug_in(machine, BUS, "0x030200")
-        watcher.watch.note_inputs(None, events(1))
+        watcher.watch.set_inputs(None, events(1))
         await until(lambda: watcher.drivers == {BUS: ""})
 
 
@@ -326,11 +326,11 @@ async def test_flapping_device_is_read_at_growing_intervals(
     watcher = PciWatcher(machine)
     async with watcher.running():
         for number in range(1000):
-            watcher.watch.note_inputs(None, events(number), nics)
+            watcher.watch.set_inputs(None, events(number), nics)
             await trio.sleep(0.1)
         assert watcher.passes <= 30
         bind(nic, "vfio-pci")
-        watcher.watch.note_inputs(None, events(1000), nics)
+        watcher.watch.set_inputs(None, events(1000), nics)
         await until(lambda: watcher.drivers == {NIC: "vfio-pci"})
         assert trio.current_time() < 3600
 
@@ -341,7 +341,7 @@ async def test_bus_without_kernel_events_is_read_every_ten_seconds(
 ) -> None:
     nic = plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, uevents, declared(NIC))
+    watcher.watch.set_inputs(None, uevents, declared(NIC))
     async with watcher.running():
         await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
         source = watcher.watch.source
@@ -355,7 +355,7 @@ async def test_bus_without_kernel_events_is_read_every_ten_seconds(
 def test_absent_bus_is_missing_and_not_empty(machine: Config) -> None:
     (machine.sysfs_root / "bus/pci/devices").rmdir()
     watcher = PciWatcher(machine)
-    watcher.watch.note_inputs(None, None, declared(NIC))
+    watcher.watch.set_inputs(None, None, declared(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
     source = watcher.watch.source
     assert source is not None
@@ -373,7 +373,7 @@ async def test_unbind_event_of_kernel_triggers_bus_read(machine: Config) -> None
         listener.start()
 
         def reads() -> GpuPciWatcher:
-            watcher.watch.note_inputs(None, listener.read(), nics)
+            watcher.watch.set_inputs(None, listener.read(), nics)
             return watcher.watch
 
         try:

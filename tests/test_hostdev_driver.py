@@ -333,7 +333,9 @@ def test_pages_that_the_pool_lacks_are_not_taken(paper: Path, pages: int, free: 
 # --- hardware that outlives the driver -------------------------------------------------------------------
 
 
-def offered(paper: Path, holdings: Holdings | None = None, boot_id: str = "boot-1", **more: Any) -> Hardware:
+def offered_devices(
+    paper: Path, holdings: Holdings | None = None, boot_id: str = "boot-1", **more: Any
+) -> Hardware:
     """Return what a driver offers that starts now."""
     found = find_hardware(paper / "sys", paper / "proc")
     return offered_hardware(paper / "hardware.json", found, holdings or {}, boot_id=boot_id, **more)
@@ -343,7 +345,7 @@ TWO_MI = Pool(0, 2048)
 
 
 def test_lost_hardware_stays_offered_after_a_restart(paper: Path) -> None:
-    before = host_of(paper, cpus_each=1, hardware=offered(paper))
+    before = host_of(paper, cpus_each=1, hardware=offered_devices(paper))
     pool(paper / "sys", 0, 2048, 300)
     shutil.rmtree(paper / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB")
     write(paper / "sys/devices/system/cpu/online", "0,2-6")
@@ -352,27 +354,29 @@ def test_lost_hardware_stays_offered_after_a_restart(paper: Path) -> None:
     write(paper / "sys/devices/system/cpu/cpu5/topology/thread_siblings_list", 5)
     shutil.rmtree(paper / "proc/driver")
     assert parts(host_of(paper, cpus_each=1)) != parts(before)
-    assert parts(host_of(paper, cpus_each=1, hardware=offered(paper))) == parts(before)
-    assert parts(host_of(paper, cpus_each=1, hardware=offered(paper))) == parts(before), "and the next one"
+    assert parts(host_of(paper, cpus_each=1, hardware=offered_devices(paper))) == parts(before)
+    assert parts(host_of(paper, cpus_each=1, hardware=offered_devices(paper))) == parts(before), (
+        "and the next one"
+    )
 
 
 def test_added_hardware_is_offered_after_a_restart(paper: Path) -> None:
-    offered(paper)
+    offered_devices(paper)
     pool(paper / "sys", 0, 2048, 600)
     gpu(paper, "0000:5e:00.0", 4)
     write(paper / "sys/devices/system/cpu/online", "0-7")
-    again = offered(paper)
+    again = offered_devices(paper)
     assert (again.pages[TWO_MI], again.gpus["0000:5e:00.0"]) == (600, 4)
     assert again.cpus[7] == CpuPlace(1, 7)
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])
 def test_boot_ends_the_memory_of_hardware_that_no_claim_holds(paper: Path, boot_id: str) -> None:
-    offered(paper)
+    offered_devices(paper)
     pool(paper / "sys", 0, 2048, 300)
     write(paper / "sys/devices/system/cpu/online", "0-5")
     shutil.rmtree(paper / "proc/driver")
-    assert offered(paper, boot_id=boot_id) == find_hardware(paper / "sys", paper / "proc")
+    assert offered_devices(paper, boot_id=boot_id) == find_hardware(paper / "sys", paper / "proc")
 
 
 def test_hardware_that_claims_hold_stays_offered_over_a_boot(paper: Path) -> None:
@@ -382,31 +386,36 @@ def test_hardware_that_claims_hold_stays_offered_over_a_boot(paper: Path) -> Non
         Grant(request="g", pool=NODE, device="gpu-3"),
     )
     holdings = hold({}, claim_of(), grants)
-    offered(paper, holdings)
+    offered_devices(paper, holdings)
     pool(paper / "sys", 0, 2048, 300)
     write(paper / "sys/devices/system/cpu/online", "0-5")
     shutil.rmtree(paper / "proc/driver")
     for boot_id in ("boot-2", "boot-3"):
-        again = offered(paper, holdings, boot_id)
+        again = offered_devices(paper, holdings, boot_id)
         assert again.pages[TWO_MI] == 400
         assert set(again.cpus) == {0, 1, 2, 3, 4, 5, 6}
         assert again.gpus == {"0000:3b:00.0": 3}
-    assert offered(paper, boot_id="boot-4") == find_hardware(paper / "sys", paper / "proc"), "released"
+    assert offered_devices(paper, boot_id="boot-4") == find_hardware(paper / "sys", paper / "proc"), (
+        "released"
+    )
 
 
 def test_pages_of_the_store_are_offered_without_a_saved_file(paper: Path) -> None:
     pool(paper / "sys", 0, 2048, 300)
     holdings = hold({}, claim_of(), (page_grant(200),))
-    assert offered(paper, holdings, shares=2).pages[TWO_MI] == 400, "200 in each of two shares"
+    assert offered_devices(paper, holdings, shares=2).pages[TWO_MI] == 400, "200 in each of two shares"
 
 
 def test_given_pool_sizes_outrank_found_and_saved_ones(paper: Path) -> None:
-    offered(paper)
+    offered_devices(paper)
     given = {TWO_MI: 300, Pool(1, 1 << 20): 2}
-    assert offered(paper, given=given).pages == {TWO_MI: 300, Pool(0, 1 << 20): 2, Pool(1, 2048): 0} | given
-    assert offered(paper).pages[TWO_MI] == 512, "given sizes are not saved"
+    assert (
+        offered_devices(paper, given=given).pages
+        == {TWO_MI: 300, Pool(0, 1 << 20): 2, Pool(1, 2048): 0} | given
+    )
+    assert offered_devices(paper).pages[TWO_MI] == 512, "given sizes are not saved"
     held = hold({}, claim_of(), (page_grant(400),))
-    assert offered(paper, held, given=given).pages[TWO_MI] == 400, "a claim holds more"
+    assert offered_devices(paper, held, given=given).pages[TWO_MI] == 400, "a claim holds more"
 
 
 @pytest.mark.parametrize(
@@ -425,13 +434,13 @@ def test_given_pool_sizes_outrank_found_and_saved_ones(paper: Path) -> None:
 def test_unusable_hardware_file_is_logged_and_replaced(
     paper: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = offered(paper)
+    whole = offered_devices(paper)
     (paper / "hardware.json").write_bytes(data)
-    assert offered(paper) == whole
+    assert offered_devices(paper) == whole
     assert f"{paper / 'hardware.json'}: not usable: " in caplog.text
     caplog.clear()
     pool(paper / "sys", 0, 2048, 300)
-    assert offered(paper) == whole
+    assert offered_devices(paper) == whole
     assert not caplog.records
     assert [path.name for path in paper.glob(".*")] == []
 

@@ -32,7 +32,7 @@ def test_slice_device_has_the_attributes_for_selectors(paper: Path) -> None:
     }
 
 
-def test_driver_outside_a_cluster_names_what_is_missing(
+def test_driver_outside_a_cluster_names_the_missing_variables(
     tmp_path: Path, paper: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):

@@ -468,7 +468,7 @@ def test_event_stream_sends_parts_within_the_idle_time() -> None:
     assert IDLE_S > 2 * COMMENT_S
 
 
-def test_request_with_bytes_beyond_ascii_ends_its_connection_without_a_log_line(
+def test_request_with_non_ascii_bytes_ends_the_connection_unlogged(
     fake: FakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = H2Configuration(client_side=True, header_encoding=None, normalize_outbound_headers=False)

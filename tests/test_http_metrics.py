@@ -170,7 +170,7 @@ def test_xids_of_a_full_list_that_drops_entries_never_decrease() -> None:
     assert value(fake, "drahealth_gpu_xids_total", xid="31") == 1
 
 
-def test_durations_of_passes_are_a_histogram_and_a_source_without_passes_is_left_out(full: FakeAgent) -> None:
+def test_pass_durations_are_a_histogram_per_source_with_passes(full: FakeAgent) -> None:
     name = "drahealth_source_pass_seconds"
     assert {dict(labels)["source"] for known, labels in scrape(full) if known.startswith(name)} == {"nvml"}
     buckets = [value(full, f"{name}_bucket", le=floatToGoString(bound)) for bound in DURATION_BOUNDS_S]
@@ -178,7 +178,7 @@ def test_durations_of_passes_are_a_histogram_and_a_source_without_passes_is_left
     assert (value(full, f"{name}_count"), value(full, f"{name}_sum")) == (8, 12.5)
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_metric_of_an_unknown_value_is_left_out() -> None:
     fake = FakeAgent()
     assert value(fake, "drahealth_build_info") == 1
     assert value(fake, "drahealth_reports_total") == 0
@@ -260,7 +260,7 @@ def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Seve
     totals, second, states = TotalsSinceStart(), 0, []
     for seconds, severity in steps:
         second += seconds
-        totals.note_report(report([device(severity=severity)], second=second))
+        totals.handle_report(report([device(severity=severity)], second=second))
         states.append(STATE_OF_SEVERITY[severity])
     (found,) = totals.read().devices.values()
     assert sum(found.seconds(at(second + 7).mono_ns).values()) == pytest.approx(second + 7 - steps[0][0])
@@ -280,7 +280,7 @@ def test_device_between_unhealthy_and_unknown_is_lost_once() -> None:
     assert value(fake, "drahealth_device_transitions_total", to="unhealthy") == 2
 
 
-def test_time_in_a_state_never_decreases_if_a_scrape_is_between_evaluation_and_report() -> None:
+def test_time_in_state_does_not_decrease_if_scraped_before_the_report() -> None:
     """The report of second 7 is published after the scrape of second 10."""
     fake = FakeAgent()
     found = []
@@ -307,7 +307,7 @@ def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:
         [SourceState.STALLED] * 3 + [SourceState.OK, SourceState.STALLED], start=1
     ):
         source = SourceSample("cpus", state, 1, NS, 0, "")
-        totals.note_report(replace(report(second=second), sources=(source,)))
+        totals.handle_report(replace(report(second=second), sources=(source,)))
     assert totals.read().stalls == {"cpus": 2}
 
 

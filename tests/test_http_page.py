@@ -78,7 +78,7 @@ def history(*changes: tuple[float, RecordedState], lasted_h: float = 30.0) -> Hi
     return History(timeline, verdict_spans(stored, timeline))
 
 
-def given(shown: Report, **changes: Any) -> PageInput:
+def page_input(shown: Report, **changes: Any) -> PageInput:
     empty = PageInput(shown, at(100), None, None, (), history(), STATUS)
     return replace(empty, **changes)
 
@@ -102,9 +102,9 @@ def test_worst_devices_come_first_and_are_counted() -> None:
         unhealthy("d"),
         device("e", severity=Severity.INFO),
     ]
-    page = page_content(given(report(devices)))
+    page = page_content(page_input(report(devices)))
     assert [row.name for row in page.rows] == ["d", "c", "b", "e", "a"]
-    assert [(one.devices, one.state.word) for one in page.counts] == [
+    assert [(count.devices, count.state.word) for count in page.counts] == [
         (1, "Unhealthy"),
         (1, "Unknown"),
         (1, "Degraded"),
@@ -114,11 +114,11 @@ def test_worst_devices_come_first_and_are_counted() -> None:
 
 def test_pages_of_many_devices_show_each_device_once() -> None:
     devices = [device(f"cpu-{number:04}") for number in range(2 * ROWS_MAX + 1)]
-    pages = [page_content(given(report(devices)), first) for first in (0, ROWS_MAX, 2 * ROWS_MAX)]
-    assert [row.name for page in pages for row in page.rows] == [one.device for one in devices]
+    pages = [page_content(page_input(report(devices)), first) for first in (0, ROWS_MAX, 2 * ROWS_MAX)]
+    assert [row.name for page in pages for row in page.rows] == [device.device for device in devices]
     assert [page.previous for page in pages] == ["", "first=0", f"first={ROWS_MAX}"]
     assert [page.following for page in pages] == [f"first={ROWS_MAX}", f"first={2 * ROWS_MAX}", ""]
-    beyond = page_content(given(report(devices)), 10**9)
+    beyond = page_content(page_input(report(devices)), 10**9)
     assert [row.name for row in beyond.rows] == [devices[-1].device]
 
 
@@ -127,7 +127,7 @@ def test_pods_of_a_device_are_named_and_bounded() -> None:
     served = DeviceRef("cpu.example.com", "node-a", "cpu-node0")
     uses = {f"uid-{number:02}": (served,) for number in range(PODS_MAX + 2)}
     pods = PodsSample(source, uses, {"uid-00": "team-a/train-0"})
-    row = page_content(given(report([device()]), pods=pods, drivers={"cpu.example.com"})).rows[0]
+    row = page_content(page_input(report([device()]), pods=pods, drivers={"cpu.example.com"})).rows[0]
     assert row.pods[0].name == "pod UID uid-01"
     assert len(row.pods) == PODS_MAX
     assert row.more_pods == 2
@@ -156,7 +156,7 @@ def test_pods_of_a_device_have_their_claims_owners_and_possible_uses() -> None:
         SourceSample("pods", SourceState.OK, 0, NS, 0, ""), {"p-1": (served,)}, {"p-1": "team-a/train-0"}
     )
     row = page_content(
-        given(report([device()]), pods=uses, consumers=known, drivers={"cpu.example.com"})
+        page_input(report([device()]), pods=uses, consumers=known, drivers={"cpu.example.com"})
     ).rows[0]
     assert [(pod.name, pod.facts, pod.is_certain) for pod in row.pods] == [
         ("team-a/train-0", "claim team-a/gpus, container main, Job train", True),
@@ -175,14 +175,14 @@ def test_pods_of_a_device_have_their_claims_owners_and_possible_uses() -> None:
     ],
 )
 def test_pods_that_are_not_known_have_their_reason(pods: PodsSample | None, problem: str) -> None:
-    assert page_content(given(report([device()]), pods=pods)).pods_problem == problem
+    assert page_content(page_input(report([device()]), pods=pods)).pods_problem == problem
 
 
 def test_strip_shows_states_of_a_day_and_time_that_was_not_observed() -> None:
     shown = history(
         (0, RecordedState.HEALTHY), (18, RecordedState.UNHEALTHY), (24, RecordedState.HEALTHY), lasted_h=30
     )
-    strip = page_content(given(report([device()]), history=shown)).rows[0].strip
+    strip = page_content(page_input(report([device()]), history=shown)).rows[0].strip
     assert strip is not None
     assert [(part.begin, part.width, part.css) for part in strip.parts] == [
         (0, STRIP_STEPS // 2, "healthy"),
@@ -201,7 +201,7 @@ def test_strip_shows_a_stop_of_the_agent_as_not_observed() -> None:
     change = VerdictChange("a", 0, CPU, None, RecordedVerdict(RecordedState.HEALTHY), 0.0, 0.0)
     timeline = ObservedTimeAxis(periods, now)
     shown = History(timeline, verdict_spans(StoredVerdicts(periods, (change,)), timeline))
-    strip = page_content(given(report([device()]), history=shown)).rows[0].strip
+    strip = page_content(page_input(report([device()]), history=shown)).rows[0].strip
     assert strip is not None
     assert [(part.begin, part.width, part.css) for part in strip.parts] == [
         (0, STRIP_STEPS, "healthy"),
@@ -214,26 +214,26 @@ def test_short_fault_is_visible_in_the_strip() -> None:
     shown = history(
         (0, RecordedState.HEALTHY), (20, RecordedState.UNHEALTHY), (20.001, RecordedState.HEALTHY)
     )
-    strip = page_content(given(report([device()]), history=shown)).rows[0].strip
+    strip = page_content(page_input(report([device()]), history=shown)).rows[0].strip
     assert strip is not None
     assert [part.width for part in strip.parts if part.css == "unhealthy"] == [1]
 
 
 def test_device_without_record_has_no_strip() -> None:
-    assert page_content(given(report([device()]))).rows[0].strip is None
+    assert page_content(page_input(report([device()]))).rows[0].strip is None
 
 
 # --- endpoints ---------------------------------------------------------------------------------------------
 
 
-def test_page_before_the_first_report_says_so(fake: FakeAgent) -> None:
+def test_page_before_the_first_report_is_503_with_the_reason(fake: FakeAgent) -> None:
     with serving(fake.app) as server:
         answer = get(server.addresses[0], "/")
     assert answer.status == 503
     assert "The first pass over the node has not finished" in answer.text
 
 
-def test_page_of_an_agent_that_does_not_report_says_so(fake: FakeAgent) -> None:
+def test_page_of_a_stalled_agent_states_the_age_of_the_report(fake: FakeAgent) -> None:
     fake.view.latest.publish(report([device()], second=2))
     with serving(fake.app) as server:
         assert "does not report" not in get(server.addresses[0], "/").text
@@ -559,9 +559,7 @@ def test_page_without_an_event_stream_names_the_time_between_updates(
 
 @pytest.mark.slow
 @needs_chromium
-def test_script_in_a_text_does_not_run_and_a_narrow_window_does_not_scroll_sideways(
-    fake: FakeAgent, browser: Browser
-) -> None:
+def test_page_runs_no_injected_script_and_fits_a_narrow_window(fake: FakeAgent, browser: Browser) -> None:
     long = unhealthy("gpu-" + "x" * 200)._replace(
         causes=(replace(cause(repair=Repair.REBOOT_NODE), evidence=f"{SCRIPT} <img src=x onerror=alert(1)>"),)
     )

@@ -81,7 +81,7 @@ def booted(nr: Reading, asked: int, got: int) -> PoolRuleInput:
     return pool(nr, expected=nr)._replace(boot=IncompleteBootAllocation(asked, got, machine_wide=False))
 
 
-def using(nr: Reading, free: Reading, whole_free: Reading = 64, reserved: Reading = 0) -> PoolRuleInput:
+def pool_in_use(nr: Reading, free: Reading, whole_free: Reading = 64, reserved: Reading = 0) -> PoolRuleInput:
     """Return the view of a node's pool together with the machine's."""
     machine_pool = HugepagePoolSample(MIB2, None, nr, whole_free, reserved, 0, 0)
     return PoolRuleInput(
@@ -89,7 +89,9 @@ def using(nr: Reading, free: Reading, whole_free: Reading = 64, reserved: Readin
     )
 
 
-def lacking(alloc_failures: Reading, *, lately: bool = False, overcommit: Reading = 8) -> PoolRuleInput:
+def pool_with_failures(
+    alloc_failures: Reading, *, lately: bool = False, overcommit: Reading = 8
+) -> PoolRuleInput:
     machine_pool = HugepagePoolSample(MIB2, None, 10, 10, 0, 0, overcommit)
     return pool(10)._replace(
         machine_pool=machine_pool, alloc_failures=alloc_failures, alloc_failed_recently=lately
@@ -151,25 +153,25 @@ CASES: Final[list[tuple[str, PoolRuleInput, RuleResult]]] = [
     (SURPLUS, pool(10, EIO), UNREAD),
     (SURPLUS, NO_POOL, OK),
     # failed allocations
-    (FAILED, lacking(5), OK),
-    (FAILED, lacking(5, lately=True),
+    (FAILED, pool_with_failures(5), OK),
+    (FAILED, pool_with_failures(5, lately=True),
      bad(FAILED, "a hugepage could not be allocated in the last 10 min")),
-    (FAILED, lacking(5, lately=True, overcommit=0), OK),
-    (FAILED, lacking(5, lately=True, overcommit=ABSENT), OK),
-    (FAILED, lacking(ABSENT), RuleNotApplicable("no htlb_buddy_alloc_fail in /proc/vmstat")),
-    (FAILED, lacking(EIO, lately=True), RuleInconclusive("htlb_buddy_alloc_fail cannot be read")),
+    (FAILED, pool_with_failures(5, lately=True, overcommit=0), OK),
+    (FAILED, pool_with_failures(5, lately=True, overcommit=ABSENT), OK),
+    (FAILED, pool_with_failures(ABSENT), RuleNotApplicable("no htlb_buddy_alloc_fail in /proc/vmstat")),
+    (FAILED, pool_with_failures(EIO, lately=True), RuleInconclusive("htlb_buddy_alloc_fail cannot be read")),
     (FAILED, NO_POOL, OK),
     # free pages
-    (FULL, using(64, 1), OK),
-    (FULL, using(64, 0), bad(FULL, "all 64 pages of 2mi are in use")),
-    (FULL, using(0, 0), OK),
-    (FULL, using(64, 8, 8, 7), OK),
-    (FULL, using(64, 8, 8, 8), bad(FULL, "all free pages of 2mi are reserved")),
-    (FULL, using(64, 8, EIO, 8), OK),
-    (FULL, using(64, 8, 8, ABSENT), OK),
-    (FULL, using(64, EIO), RuleInputUnreadable("free_hugepages", EIO)),
-    (FULL, using(64, ABSENT), RuleNotApplicable("the kernel has no free_hugepages files")),
-    (FULL, using(EIO, EIO), UNREAD),
+    (FULL, pool_in_use(64, 1), OK),
+    (FULL, pool_in_use(64, 0), bad(FULL, "all 64 pages of 2mi are in use")),
+    (FULL, pool_in_use(0, 0), OK),
+    (FULL, pool_in_use(64, 8, 8, 7), OK),
+    (FULL, pool_in_use(64, 8, 8, 8), bad(FULL, "all free pages of 2mi are reserved")),
+    (FULL, pool_in_use(64, 8, EIO, 8), OK),
+    (FULL, pool_in_use(64, 8, 8, ABSENT), OK),
+    (FULL, pool_in_use(64, EIO), RuleInputUnreadable("free_hugepages", EIO)),
+    (FULL, pool_in_use(64, ABSENT), RuleNotApplicable("the kernel has no free_hugepages files")),
+    (FULL, pool_in_use(EIO, EIO), UNREAD),
     (FULL, NO_POOL, OK),
 ]  # fmt: skip
 
@@ -444,7 +446,7 @@ def real_pool(pages: int) -> Iterator[tuple[HugepagePool, RealPools]]:
 
 
 @contextmanager
-def lent(pages: int) -> Iterator[None]:
+def surplus_pages(pages: int) -> Iterator[None]:
     """Let the kernel allocate surplus pages; the caller holds the machine's lock."""
     before = OVERCOMMIT.read_text()
     OVERCOMMIT.write_text(f"{pages}\n")
@@ -472,7 +474,7 @@ def test_real_pool_is_exhausted_when_reserved_or_used() -> None:
 
 
 def test_real_surplus_pages_are_reported_after_a_minute() -> None:
-    with real_pool(2) as (_, real), lent(2):
+    with real_pool(2) as (_, real), surplus_pages(2):
         assert real.causes() == {}
         with mmap.mmap(-1, 4 * PAGE, flags=HUGETLB) as area:
             touch(area, 4)

@@ -117,10 +117,19 @@ def test_load_incidents_of_a_repeated_name_raises(tmp_path: Path) -> None:
         (LINE.format(name="a", line="b") + "colour = 1\n", "unknown field"),
         (LINE.format(name="a", line="b").replace("synthetic", "hearsay"), "hearsay"),
         ("[[incident", "Expected"),
+        (LINE.format(name="a", line="\xff"), "can't decode byte 0xff"),
+        (
+            LINE.format(name="a", line="b") + "nvml = [{gpu = '0000:01:00.0', after_s = 1}]\n",
+            "which nvml names",
+        ),
+        (
+            LINE.format(name="a", line="b") + "expect = [{device = 'node', severity = 'bad', code = 'c'}]\n",
+            "Invalid enum value 'bad'",
+        ),
     ],
 )
 def test_load_incidents_of_an_invalid_file_raises_and_names_it(tmp_path: Path, text: str, what: str) -> None:
-    (tmp_path / "bad.toml").write_text(text)
+    (tmp_path / "bad.toml").write_text(text, encoding="latin-1")
     with pytest.raises(CorpusError, match=rf"bad\.toml: .*{what}"):
         load_incidents(tmp_path)
 
@@ -130,6 +139,6 @@ def test_load_incidents_of_an_empty_folder_raises(tmp_path: Path) -> None:
         load_incidents(tmp_path)
 
 
-def test_find_corpus_of_an_installed_package_says_what_is_missing(tmp_path: Path) -> None:
+def test_find_corpus_of_an_installed_package_names_the_missing_checkout(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="run it from a checkout"):
         find_corpus(tmp_path)

@@ -115,7 +115,7 @@ def test_unchanged_lines_return_the_same_state() -> None:
     watch = LogLatch()
     lines = (line(LOCKUP.format(3, 26)), line(XID))
     past = watch.evaluate(*lines)
-    assert watch.evaluate(*[replace_nothing(one) for one in lines]) is past
+    assert watch.evaluate(*[replace_nothing(line) for line in lines]) is past
 
 
 def replace_nothing(one: LogLine) -> LogLine:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_renewed_token_is_used_by_the_next_call(tmp_path: Path, kube_api: FakeKu
         token.write_text(f"{text}\n")
         api.call("GET", f"{NODES}/{NODE}")
     assert [call.token for call in kube_api.calls] == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize("kind", ["token", "token_file"])
+@pytest.mark.parametrize("text", ["first\nsecond", "first\u2026", "first\x00"])
+def test_invalid_token_is_refused_and_not_shown(
+    tmp_path: Path, kube_api: FakeKubeApi, kind: str, text: str
+) -> None:
+    (tmp_path / "token").write_text(text)
+    api = client(kube_api, **{kind: {"token": text, "token_file": tmp_path / "token"}[kind]})
+    with pytest.raises(drahealth.ApiUnreachableError, match="is not one line of ASCII text") as failure:
+        api.call("GET", f"{NODES}/{NODE}")
+    assert "first" not in str(failure.value)
+    assert (str(tmp_path) in str(failure.value)) == (kind == "token_file")
+    assert kube_api.calls == []
+
+
+def test_block_of_yaml_is_a_token_without_its_newline(kube_api: FakeKubeApi) -> None:
+    kube_api.add_node(NODE)
+    client(kube_api, token="mine\n").call("GET", f"{NODES}/{NODE}")
+    assert kube_api.calls[-1].token == "Bearer mine"
+
+
+def test_ca_file_that_is_gone_is_named(tmp_path: Path, certificate: Path, kube_api: FakeKubeApi) -> None:
+    (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+    api = drahealth.ApiServer(drahealth.ApiAccess(kube_api.url, ca_file=tmp_path / "ca.crt"))
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(drahealth.ApiUnreachableError, match=r"/ca\.crt: No such file or directory$"):
+        api.call("GET", f"{NODES}/{NODE}")
 
 
 def test_renewed_ca_file_is_used_by_the_next_call(
@@ -139,6 +168,23 @@ def test_client_certificate_of_the_kubeconfig_is_sent(
         drahealth.find_api_access(half)
 
 
+@pytest.mark.parametrize("suffix", ["", "-data"])
+def test_client_key_with_a_passphrase_is_refused_without_a_prompt(
+    tmp_path: Path, certificate: Path, kube_api: FakeKubeApi, suffix: str
+) -> None:
+    key = tmp_path / "client.key"
+    command = ["openssl", "pkcs8", "-topk8", "-passout", "pass:x", "-in", certificate.with_suffix(".key")]
+    subprocess.run([*command, "-out", key], check=True, capture_output=True)
+    files = {"client-certificate": certificate, "client-key": key}
+    user = {
+        f"{name}{suffix}": base64.b64encode(file.read_bytes()).decode() if suffix else str(file)
+        for name, file in files.items()
+    }
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, user=user))
+    with pytest.raises(drahealth.ConfigError, match="the client's key has a passphrase; remove it"):
+        drahealth.ApiServer(access)
+
+
 def test_renewed_client_certificate_is_used_by_the_next_call(
     tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
 ) -> None:
@@ -199,9 +245,25 @@ def test_unusable_kubeconfig_is_an_operator_error(tmp_path: Path, text: str, mes
     assert str(caught.value).startswith(f"kubeconfig {path}: ")
 
 
+def test_ca_data_with_a_comment_in_another_script_are_used(
+    tmp_path: Path, certificate: Path, kube_api: FakeKubeApi
+) -> None:
+    kube_api.add_node(NODE)
+    data = "# Főtanúsítvány\n".encode() + certificate.read_bytes()
+    cluster = {"certificate-authority-data": base64.b64encode(data).decode()}
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, cluster=cluster))
+    assert drahealth.ApiServer(access).call("GET", f"{NODES}/{NODE}")["metadata"]["name"] == NODE
+    cluster = {"certificate-authority-data": base64.b64encode(b"\xff").decode()}
+    access = drahealth.find_api_access(kubeconfig(tmp_path, kube_api, cluster=cluster))
+    with pytest.raises(drahealth.ConfigError, match="certificates cannot be used: "):
+        drahealth.ApiServer(access)
+
+
 def test_unsupported_credentials_are_named(tmp_path: Path, kube_api: FakeKubeApi) -> None:
     path = kubeconfig(tmp_path, kube_api, user={"exec": {"command": "aws"}})
-    with pytest.raises(drahealth.ConfigError, match=r"user 'u': exec: .* use a token: kubectl create token"):
+    with pytest.raises(
+        drahealth.ConfigError, match=r"user 'u': exec: .* use a tokenFile or a client certificate"
+    ):
         drahealth.find_api_access(path)
 
 
@@ -232,7 +294,7 @@ def test_pipe_in_place_of_credentials_is_refused(key: str, tmp_path: Path, kube_
 def test_claim_is_read_by_its_name(kube_api: FakeKubeApi) -> None:
     kube_api.add_claim(CLAIM)
     claim = drahealth.ClaimReader(client(kube_api), DRIVER)(REF)
-    assert (claim.ref, [one.device for one in claim.devices]) == (REF, ["card-0"])
+    assert (claim.ref, [device.device for device in claim.devices]) == (REF, ["card-0"])
     assert [call.target for call in kube_api.calls] == ["/apis/resource.k8s.io", CLAIM_PATH]
 
 

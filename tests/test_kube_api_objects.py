@@ -125,7 +125,7 @@ def test_invalid_pod_is_refused_with_place(changes: Any, place: str) -> None:
 def test_invalid_object_does_not_hide_others() -> None:
     bad = {"metadata": {"name": "bad"}}
     answer = parse_pods(SourceAnswer(PROVENANCE, (bad, pod()), invalid=("before",)))
-    assert [one.ref.name for one in answer.items] == ["p"]
+    assert [item.ref.name for item in answer.items] == ["p"]
     assert answer.invalid == ("before", "item 0 ('bad'): metadata.namespace: is missing")
     assert not answer.is_complete
 
@@ -160,7 +160,7 @@ def test_allocation_without_devices_is_allocated() -> None:
     assert (found.allocated, found.devices) == (True, ())
 
 
-def test_controller_is_the_owner_marked_as_such() -> None:
+def test_controller_of_a_pod_is_the_owner_with_the_flag_controller() -> None:
     owners = [
         {"apiVersion": "v1", "kind": "Pod", "name": "other", "uid": "1"},
         {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2", "controller": True},

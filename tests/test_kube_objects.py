@@ -32,7 +32,7 @@ def pod(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
 
 
-def bare(name: str) -> dict[str, Any]:
+def without_kind(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}}
 
 
@@ -53,7 +53,11 @@ def names(document: object, kind: str = POD) -> list[Any]:
     "document",
     [
         {"apiVersion": "v1", "kind": "List", "items": [pod("a"), CLAIM_OBJECT, pod("b")]},
-        {"apiVersion": "v1", "kind": "PodList", "items": [bare("a"), bare("b")]},
+        {
+            "apiVersion": "v1",
+            "kind": "PodList",
+            "items": [without_kind("a"), without_kind("b")],
+        },
         [pod("a"), SERVICE, pod("b")],
     ],
     ids=["kubectl get", "kubectl get --raw", "jq"],
@@ -100,7 +104,7 @@ def test_byte_order_mark_is_ignored() -> None:
     assert objects_of(b"\xef\xbb\xbf" + json.dumps(pod("a")).encode()) == (pod("a"),)
 
 
-def refused(path: Path, kind: str = POD) -> str:
+def parse_error(path: Path, kind: str = POD) -> str:
     with pytest.raises(UsageError) as caught:
         read_objects(path, kind, NOW)
     return str(caught.value)
@@ -128,7 +132,7 @@ def test_invalid_yaml_is_refused_with_position_and_command(kind: str, command: s
     path = tmp_path / "pods.yaml"
     path.write_text("kind: List\nitems: [\n")
     place = "line 3, column 1: while parsing a flow node, did not find expected node content"
-    assert refused(path, kind) == f"file {path}: {place}; create it with: {command}"
+    assert parse_error(path, kind) == f"file {path}: {place}; create it with: {command}"
 
 
 def test_yaml_parser_is_imported_only_for_yaml() -> None:
@@ -148,17 +152,17 @@ def test_yaml_parser_is_imported_only_for_yaml() -> None:
 def test_other_json_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(text)
-    assert refused(path).startswith(f"file {path}: ")
+    assert parse_error(path).startswith(f"file {path}: ")
 
 
 def test_file_of_other_kinds_is_refused_with_their_counts(tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(json.dumps([SERVICE, CLAIM_OBJECT, SERVICE]))
-    assert f"{path}: holds no Pod, but 1 ResourceClaim, 2 Service; " in refused(path)
+    assert f"{path}: holds no Pod, but 1 ResourceClaim, 2 Service; " in parse_error(path)
 
 
 def test_absent_file_is_a_usage_error(tmp_path: Path) -> None:
-    assert refused(tmp_path / "none.json") == f"{tmp_path / 'none.json'}: No such file or directory"
+    assert parse_error(tmp_path / "none.json") == f"{tmp_path / 'none.json'}: No such file or directory"
 
 
 def test_objects_have_the_modification_time_of_their_file(tmp_path: Path) -> None:

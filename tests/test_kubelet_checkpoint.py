@@ -88,18 +88,14 @@ def use(
     return AllocatedDevice(DeviceRef(driver, pool, name), requests, share)
 
 
-def claims_in(data: bytes) -> tuple[PreparedClaim, ...]:
-    return parse_claims_checkpoint(data)[0]
-
-
 def only(data: bytes) -> PreparedClaim:
-    (found,) = claims_in(data)
+    (found,), _, _ = parse_claims_checkpoint(data)
     return found
 
 
-def refused(data: bytes) -> str:
+def parse_error(data: bytes) -> str:
     with pytest.raises(ValueError, match=r"\w") as caught:
-        claims_in(data)
+        parse_claims_checkpoint(data)
     return str(caught.value)
 
 
@@ -111,17 +107,17 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     claims, more, checksum = UPSTREAM[name]
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
-    found = claims_in(data)
+    found, _, _ = parse_claims_checkpoint(data)
     assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
-        (one["ClaimUID"], one["ClaimName"], (_POD,)) for one in claims
+        (claim["ClaimUID"], claim["ClaimName"], (_POD,)) for claim in claims
     ]
     assert [use.device.device for one in found for use in one.devices] == [
-        device["DeviceName"] for one in claims for device in one["DriverState"][_TEST_DRIVER]["Devices"]
+        device["DeviceName"] for claim in claims for device in claim["DriverState"][_TEST_DRIVER]["Devices"]
     ]
 
 
 def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
-    train, none = claims_in(CHECKPOINT.encode())
+    (train, none), _, _ = parse_claims_checkpoint(CHECKPOINT.encode())
     assert train == PreparedClaim(
         ref=ClaimRef("team-a", "train", "u-1"),
         devices=(use("gpu-0", "big", share="aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"),),
@@ -131,13 +127,15 @@ def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
         cdi_ids=(("example.com/gpu=<0&1>\u2028\u00e9", use("gpu-0").device),),
     )
     assert none == PreparedClaim(ClaimRef("team-a", "none", "u-2"))
-    assert claims_in(EMPTY_CHECKPOINT.encode()) == ()
+    assert parse_claims_checkpoint(EMPTY_CHECKPOINT.encode()) == ((), 0, 0)
 
 
 def test_checksum_covers_the_text_and_not_its_escaping() -> None:
     envelope = json.loads(CHECKPOINT)
     assert crc32(envelope["Data"].encode()) == envelope["Checksum"]
-    assert claims_in(json.dumps(envelope, ensure_ascii=True).encode()) == claims_in(CHECKPOINT.encode())
+    assert parse_claims_checkpoint(
+        json.dumps(envelope, ensure_ascii=True).encode()
+    ) == parse_claims_checkpoint(CHECKPOINT.encode())
 
 
 def test_claim_before_prepare_has_waiting_driver() -> None:
@@ -176,7 +174,7 @@ def test_duplicate_claim_entries_are_merged() -> None:
 
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
-    found = claims_in(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
+    found, _, _ = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
     assert [one.ref.uid for one in found] == ["u-1", "u-2"]
 
 
@@ -192,7 +190,7 @@ def test_unknown_fields_and_versions_are_ignored() -> None:
 @given(st.integers(0, len(CHECKPOINT.encode()) - 1))
 def test_truncated_file_is_torn_at_any_length(size: int) -> None:
     with pytest.raises(IncompleteCheckpoint):
-        claims_in(CHECKPOINT.encode()[:size])
+        parse_claims_checkpoint(CHECKPOINT.encode()[:size])
 
 
 def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
@@ -200,14 +198,15 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     right = json.loads(data)["Checksum"]
     wrong = json.dumps({**json.loads(data), "Checksum": right + 1}).encode()
     with pytest.raises(
-        IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file says {right + 1}"
+        IncompleteCheckpoint, match=f"checksum of the content is {right}, but the file states {right + 1}"
     ):
-        claims_in(wrong)
+        parse_claims_checkpoint(wrong)
 
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
     assert (
-        refused(sealed('{"kind":"CPUCheckpoint"}')) == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
+        parse_error(sealed('{"kind":"CPUCheckpoint"}'))
+        == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
     )
 
 
@@ -216,13 +215,13 @@ def test_other_checkpoint_kind_is_refused_by_name() -> None:
     [b"[]", b'{"version":"v1","entries":[],"checksum":3}', b'{"Data":7,"Checksum":7}', b"[" * 100_000],
 )
 def test_other_json_is_refused(data: bytes) -> None:
-    assert refused(data)
+    assert parse_error(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
 def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
     with pytest.raises(ValueError, match="key Data cannot be parsed: ") as caught:
-        claims_in(sealed(text))
+        parse_claims_checkpoint(sealed(text))
     assert not isinstance(caught.value, IncompleteCheckpoint)
 
 
@@ -239,7 +238,7 @@ def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     os.utime(path, (1_600_000_000, 1_600_000_000))
     answer = read_claims_checkpoint(path, NOW, no_pause)
     assert answer.provenance == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
-    assert [one.ref.uid for one in answer.items] == ["u"]
+    assert [item.ref.uid for item in answer.items] == ["u"]
     assert answer.is_complete
 
 
@@ -264,9 +263,9 @@ def test_claim_with_too_many_pods_is_left_out_and_others_are_kept(tmp_path: Path
     large = {**claim("large"), "PodUIDs": {f"{number:064}": {} for number in range(16_000)}}
     path.write_bytes(checkpoint([claim("first"), large, *full]))
     answer = read_claims_checkpoint(path, NOW, no_pause)
-    kept = [one.ref.uid for one in answer.items]
+    kept = [item.ref.uid for item in answer.items]
     assert kept[:5] == ["first", "waits-0", "waits-1", "waits-2", "u-0"]
-    parts = sum(len((*one.pods, *one.devices, *one.cdi_ids, *one.waiting)) for one in answer.items)
+    parts = sum(len((*item.pods, *item.devices, *item.cdi_ids, *item.waiting)) for item in answer.items)
     assert CLAIM_PARTS_MAX - 300 < parts <= CLAIM_PARTS_MAX
     left_out = len(full) + 2 - len(answer.items)
     assert left_out >= 3
@@ -311,7 +310,7 @@ def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
         new.rename(path)
 
     answer = read_claims_checkpoint(path, NOW, replaced)
-    assert [one.pods for one in answer.items] == [("p",)]
+    assert [item.pods for item in answer.items] == [("p",)]
     assert pauses == [RETRY_PAUSE_S]
 
 

@@ -76,6 +76,13 @@ def test_flags_are_read_with_and_without_equals_signs() -> None:
     }
 
 
+def test_flag_with_underscores_is_the_flag_with_dashes() -> None:
+    assert parse_flags(["--cpu_cfs_quota=false", "--feature_gates", "A=true"]) == {
+        "cpu-cfs-quota": "false",
+        "feature-gates": "A=true",
+    }
+
+
 def test_flags_take_precedence_and_gates_are_added() -> None:
     file = {"kubeReserved": {"cpu": "2"}, "cpuCFSQuota": True, "featureGates": {"A": True, "B": True}}
     flags = {"kube-reserved": "memory=1Gi", "cpu-cfs-quota": "false", "feature-gates": "B=false"}
@@ -181,6 +188,13 @@ def test_link_to_itself_is_a_reason_and_no_configuration(tmp_path: Path) -> None
     found = read_running_config(proc)
     assert found.config is None
     assert found.reason == "file /var/lib/kubelet/config.yaml: over 40 symbolic links, the limit"
+
+
+def test_capitalized_booleans_of_a_template_are_read(tmp_path: Path) -> None:
+    proc = procfs_tree(tmp_path, "cpuCFSQuota: False\nfeatureGates: {A: True}\n")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert (config.enforces_quota, config.gates) == (False, {"A": True})
 
 
 def test_kubelet_without_a_file_has_its_flags(tmp_path: Path) -> None:

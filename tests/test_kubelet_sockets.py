@@ -164,7 +164,7 @@ def test_pods_are_objects_as_kubectl_shows_them(socket: Path) -> None:
         answer = ask(list_pods, socket)
     assert answer.provenance == (Origin.PODS_API, NOW, None)
     known = parse_pods(answer)
-    assert [one.ref.uid for one in known.items] == ["u-1", "u-2"]
+    assert [item.ref.uid for item in known.items] == ["u-1", "u-2"]
     assert known.items[0].claims[0].claim == "c"
 
 
@@ -303,12 +303,12 @@ class Watching:
         self._seconds += 1
         return Instant(self._seconds, float(self._seconds))
 
-    async def until(self, claim: Callable[[SourceAnswer[Any]], bool]) -> SourceAnswer[Any]:
+    async def until(self, condition: Callable[[SourceAnswer[Any]], bool]) -> SourceAnswer[Any]:
         """Return the first published answer for which the condition holds."""
         version = 0
         while True:
             version, answer = await self.latest.wait_newer(version)
-            if claim(answer):
+            if condition(answer):
                 return answer
 
 
@@ -330,12 +330,12 @@ def watched(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]
         asyncio.run(run())
 
 
-async def opened(api: WatchApi) -> Any:
+async def open_stream(api: WatchApi) -> Any:
     return await asyncio.to_thread(api.stream)
 
 
 def uids(answer: SourceAnswer[Any]) -> list[str]:
-    return sorted(one["metadata"]["uid"] for one in answer.items)
+    return sorted(item["metadata"]["uid"] for item in answer.items)
 
 
 def say(stream: Any, *events: Any) -> None:
@@ -348,7 +348,7 @@ SYNCED = event("INITIAL_SYNC_COMPLETE")
 
 def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-1", "u-2"])).is_complete
         say(stream, event("MODIFIED", pod("u-1", phase="Failed")), deleted("u-2"), event("ADDED", pod("u-3")))
@@ -360,7 +360,7 @@ def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
 
 def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         assert not watching.watch.is_current
         say(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
@@ -384,7 +384,7 @@ def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> Non
 
 def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, *(event("ADDED", pod(f"u-{number}")) for number in range(50)), SYNCED)
         _, first = await watching.latest.wait_newer(0)
         assert len(first.items) == 50
@@ -394,7 +394,7 @@ def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Pat
 
 def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         before = await watching.until(lambda answer: len(answer.items) == 2)
         say(stream, SLOW_CLIENT)
@@ -402,7 +402,7 @@ def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) ->
         assert uids(lost) == ["u-1", "u-2"]  # the old list, with its old time
         assert lost.provenance == before.provenance
         assert lost.invalid == (f"{socket}: RESOURCE_EXHAUSTED: watch client channel closed",)
-        again = await opened(api)
+        again = await open_stream(api)
         say(again, event("ADDED", pod("u-2")))
         say(again, SYNCED)
         answer = await watching.until(lambda answer: answer.is_complete and uids(answer) == ["u-2"])
@@ -413,13 +413,13 @@ def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) ->
 
 def test_stream_broken_during_initial_list_replaces_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, event("ADDED", pod("u-1")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
         say(stream, STARTING)
-        again = await opened(api)
+        again = await open_stream(api)
         say(again, event("ADDED", pod("u-9")), STARTING)
-        say(await opened(api), event("ADDED", pod("u-3")), SYNCED)
+        say(await open_stream(api), event("ADDED", pod("u-3")), SYNCED)
         seen: list[list[str]] = []
         await watching.until(lambda answer: seen.append(uids(answer)) or uids(answer) == ["u-3"])
         assert ["u-9"] not in seen
@@ -437,7 +437,7 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
             _, answer = await watching.latest.wait_newer(0)
             assert (answer.absence, answer.reason) == (Absence.ABSENT, f"{socket}: no such socket")
             with WatchApi(socket) as api:
-                say(await opened(api), SYNCED)
+                say(await open_stream(api), SYNCED)
                 answer = await watching.until(lambda answer: answer.absence is None)
                 assert (answer.items, answer.is_complete) == ((), True)  # a node without pods
         task.cancel()
@@ -448,13 +448,13 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
 
 def test_watch_waits_out_a_rate_limit_and_keeps_the_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        say(await opened(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
+        say(await open_stream(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         for _ in range(2):
-            say(await opened(api), RATE_LIMIT)
+            say(await open_stream(api), RATE_LIMIT)
             answer = await watching.until(lambda answer: "RESOURCE_EXHAUSTED" in str(answer.invalid))
             assert (uids(answer), watching.watch.is_current) == (["u-1"], False)
-        say(await opened(api), event("ADDED", pod("u-2")), SYNCED)
+        say(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-2"])).is_complete
 
     watched(socket, story)
@@ -465,11 +465,11 @@ def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -
         watching = Watching(socket, sync_s=0.05)
         task = asyncio.ensure_future(watching.watch.run())
         with WatchApi(socket) as api:
-            say(await opened(api), event("ADDED", pod("u")))
+            say(await open_stream(api), event("ADDED", pod("u")))
             answer = await watching.until(lambda answer: True)
             why = f"{socket}: kubelet did not send all pods within 0.05 s"
             assert (answer.items, answer.reason) == ((), why)
-            await opened(api)  # the watch retries
+            await open_stream(api)  # the watch retries
             task.cancel()
             await asyncio.wait({task})
 
@@ -478,7 +478,7 @@ def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -
 
 def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         nameless = message_class("core", "Pod")().SerializeToString()
         say(stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED)
         answer = await watching.until(lambda answer: uids(answer) == ["u"])
@@ -492,7 +492,7 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
 
 def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert uids(await watching.until(lambda answer: answer.absence is None)) == ["u-2"]
 
@@ -501,7 +501,7 @@ def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
 
 def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        stream = await opened(api)
+        stream = await open_stream(api)
         say(stream, SYNCED)
         await watching.until(lambda answer: answer.absence is None)
         for number in range(2000):

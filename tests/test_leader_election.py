@@ -262,7 +262,7 @@ def test_symlink_in_place_of_lock_file_is_replaced_and_not_followed(tmp_path: Pa
     ours.leave()
 
 
-def test_symlink_in_place_of_unfinished_lock_file_raises_and_is_not_followed(tmp_path: Path) -> None:
+def test_symlink_in_place_of_an_unfinished_lock_file_is_not_followed(tmp_path: Path) -> None:
     ours = LeaderElection(tmp_path)
     (path,) = files(tmp_path)
     path.unlink()

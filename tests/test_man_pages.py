@@ -29,6 +29,17 @@ def test_every_flag_of_a_verb_is_in_its_page(verb: str) -> None:
             assert rf"\fB{escaped(name)}\fR" in PAGES[f"drahealth-{verb}.1"]
 
 
+def test_page_of_a_verb_names_the_variables_of_its_flags() -> None:
+    assert escaped("Each flag can also be set by a variable DRAHEALTH_<FLAG>") in PAGES["drahealth-run.1"]
+    assert "DRAHEALTH_<FLAG>" not in PAGES["drahealth-checks.1"]
+
+
+def test_keys_of_an_entry_are_in_the_page_of_the_file() -> None:
+    keys = "code, device, off, severity, probation, limit"
+    assert f"Keys of an entry: {keys}\n" in PAGES["drahealth.toml.5"]
+    assert escaped("Keys of an entry: name, command, devices, period") in PAGES["drahealth.toml.5"]
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_every_setting_is_in_the_page_of_the_file(setting) -> None:  # type: ignore[no-untyped-def]
     table, _, name = setting.key.rpartition(".")

@@ -175,7 +175,7 @@ def lost(*locations: str) -> Finding:
     return bad(LOST, ", ".join(locations))
 
 
-def often(*locations: str, limit: int = 24, window: str = "1 d") -> Finding:
+def frequent_errors(*locations: str, limit: int = 24, window: str = "1 d") -> Finding:
     what = f"at least {limit} correctable errors in {window}"
     return bad(RATE, ", ".join(f"{location}: {what}" for location in locations))
 
@@ -255,7 +255,9 @@ def test_long_list_of_modules_names_those_with_most_errors() -> None:
 # --- correctable errors -----------------------------------------------------------------------------------
 
 
-def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOUR) -> RuleResult:
+def result_after_growth(
+    ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOUR
+) -> RuleResult:
     """Return the result after the count of a module grew from 100 to ``ce``."""
     paper = PaperMemory((module(0, 0, 100),))
     paper.settings = replace(paper.settings, host=limits or HostLimits())
@@ -268,15 +270,15 @@ def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOU
     ("ce", "answer"),
     [
         (123, RuleInconclusive("needs 1 d of history")),
-        (124, often(f"mc0 {A1}")),
-        (100_000, often(f"mc0 {A1}")),
+        (124, frequent_errors(f"mc0 {A1}")),
+        (100_000, frequent_errors(f"mc0 {A1}")),
         (EIO, RuleInputUnreadable(f"ce_count of mc0 {A1}", EIO)),
         (0, RuleInconclusive("needs 1 d of history")),  # a reset is no growth
         (99, RuleInconclusive("needs 1 d of history")),
     ],
 )
 def test_correctable_errors_within_the_window_have_result(ce: Reading, answer: RuleResult) -> None:
-    assert grown(ce) == answer
+    assert result_after_growth(ce) == answer
 
 
 def test_numa_node_of_a_module_is_known_once_nodes_are() -> None:
@@ -295,14 +297,18 @@ def test_numa_node_of_a_module_is_known_once_nodes_are() -> None:
 
 def test_correctable_limit_and_window_follow_the_configuration() -> None:
     few = HostLimits(correctable_errors=3, correctable_window_s=90)
-    assert grown(102, limits=few, after_s=60) == RuleInconclusive("needs 90 s of history")
-    assert grown(102, limits=few, after_s=90) is OK
-    assert grown(103, limits=few, after_s=90) == often(f"mc0 {A1}", limit=3, window="90 s")
+    assert result_after_growth(102, limits=few, after_s=60) == RuleInconclusive("needs 90 s of history")
+    assert result_after_growth(102, limits=few, after_s=90) is OK
+    assert result_after_growth(103, limits=few, after_s=90) == frequent_errors(
+        f"mc0 {A1}", limit=3, window="90 s"
+    )
     too_rare = RuleInconclusive("needs 90 s of history")
-    assert grown(103, limits=few, after_s=91) == too_rare, "it may be from before the window, or within it"
+    assert result_after_growth(103, limits=few, after_s=91) == too_rare, (
+        "it may be from before the window, or within it"
+    )
 
 
-@pytest.mark.parametrize(("every_s", "answer"), [(65 * 60, OK), (55 * 60, often(f"mc0 {A1}"))])
+@pytest.mark.parametrize(("every_s", "answer"), [(65 * 60, OK), (55 * 60, frequent_errors(f"mc0 {A1}"))])
 def test_slow_correctable_errors_are_no_rate(every_s: int, answer: RuleResult) -> None:
     paper, results = PaperMemory(), []
     for count in range(30 * DAY // every_s):
@@ -322,16 +328,16 @@ def test_burst_leaves_the_window_and_one_after_a_reset_counts() -> None:
     paper.dimms = (controller(0, 23), module(0, 0, 23))
     assert paper.result(RATE, after_s=10) is OK
     paper.dimms = (controller(0, 24), module(0, 0, 24))
-    assert paper.result(RATE, after_s=10) == often(f"mc0 {A1}")
+    assert paper.result(RATE, after_s=10) == frequent_errors(f"mc0 {A1}")
 
 
 def test_briefly_unreadable_module_keeps_its_window() -> None:
     paper = PaperMemory((controller(0, 0), module(0, 0, 0)))
     paper.view()
     paper.dimms = (controller(0, 24), module(0, 0, EIO))
-    assert paper.result(RATE, after_s=60) == often("mc0"), "the controller still counts"
+    assert paper.result(RATE, after_s=60) == frequent_errors("mc0"), "the controller still counts"
     paper.dimms = (controller(0, 24), module(0, 0, 24))
-    assert paper.result(RATE, after_s=60) == often(f"mc0 {A1}")
+    assert paper.result(RATE, after_s=60) == frequent_errors(f"mc0 {A1}")
 
 
 def test_errors_spread_over_modules_are_no_finding() -> None:
@@ -351,7 +357,7 @@ def test_errors_without_a_module_count_for_the_controller() -> None:
     paper.dimms = (controller(0, 33, name="F19h"), module(0, 0, 10))
     assert paper.result(RATE, after_s=HOUR) == RuleInconclusive("needs 1 d of history")
     paper.dimms = (controller(0, 34, name="F19h"), module(0, 0, 10))
-    assert paper.result(RATE, after_s=HOUR) == often("mc0 (F19h)")
+    assert paper.result(RATE, after_s=HOUR) == frequent_errors("mc0 (F19h)")
 
 
 def test_memory_without_counters_is_not_applicable() -> None:
@@ -379,7 +385,7 @@ def test_log_lines_count_without_counters() -> None:
     assert paper.result(LOST) == lost(f"mc0 {A1}: 1 uncorrectable error in the kernel log")
     assert paper.result(RATE, after_s=HOUR) is OK
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc1", 24)
-    assert paper.result(RATE, after_s=HOUR) == often("mc1")
+    assert paper.result(RATE, after_s=HOUR) == frequent_errors("mc1")
     assert [paper.result(RATE, after_s=HOUR) for _ in range(26)][-1] is OK, "they are a day old"
     assert isinstance(paper.result(LOST), Finding), "what is lost stays lost"
 
@@ -402,7 +408,7 @@ def test_log_lines_from_long_before_the_start_are_no_rate() -> None:
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc0", 1_023)
     assert paper.result(RATE, after_s=60) is OK
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc0", 1_024)
-    assert paper.result(RATE, after_s=60) == often("mc0")
+    assert paper.result(RATE, after_s=60) == frequent_errors("mc0")
 
 
 @pytest.mark.parametrize(
@@ -549,7 +555,7 @@ def test_unknown_sockets_leave_the_node_unknown() -> None:
         (ABSENT, ABSENT, 0, RuleNotApplicable("the kernel does not count pages with hardware errors")),
     ],
 )
-def test_pages_with_hardware_errors_have_result(
+def test_pages_with_hardware_errors_have_the_result_of_the_table(
     pages: Reading, kib: Reading, lines: int, answer: RuleResult
 ) -> None:
     paper = PaperMemory(numa=(numa(poisoned=pages),), corrupted_kib=kib)

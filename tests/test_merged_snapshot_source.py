@@ -204,5 +204,5 @@ def test_reports_of_many_threads_are_all_read(source: HostAndDriverSource) -> No
         thread.join()
     found = source.read()
     assert found is not None
-    assert [one.passes for one in found.checks] == [200] * 8
+    assert [check.passes for check in found.checks] == [200] * 8
     assert is_awake(source)

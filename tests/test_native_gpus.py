@@ -159,7 +159,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Start a watch on the GPUs of a scenario."""
     begun: list[Watched] = []
 
-    def begin(*lines: str, branch: int = 580, options: GpuWatchOptions = QUICK) -> Watched:
+    def start_watch(*lines: str, branch: int = 580, options: GpuWatchOptions = QUICK) -> Watched:
         fake = fake_nvml(tmp_path, *lines, branch=branch)
         # the library keeps its scenario while its file is loaded, and is never unloaded
         fake = replace(fake, library=Path(shutil.copy(fake.library, tmp_path / "libnvidia-ml.so.1")))
@@ -169,7 +169,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         begun[-1].gpus.start()
         return begun[-1]
 
-    yield begin
+    yield start_watch
     for watched in begun:
         watched.close()
 

@@ -55,7 +55,7 @@ def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch
 
 
 def source(sample: MachineSample, name: str) -> SourceSample:
-    return next(one for one in sample.sources if one.name == name)
+    return next(source for source in sample.sources if source.name == name)
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -127,9 +127,9 @@ def test_memory_is_reported_by_node(sysfs: Path, procfs: Path) -> None:
 def test_no_machine_source_is_vital(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, NS, 2 * NS, 3 * NS) as one:
         sources = one.next().sources
-    assert [one.name for one in sources] == ["edac", "memory", "cores", "pressure"]
-    assert [one.period_ns for one in sources] == [NS, 2 * NS, 3 * NS, 2 * NS]
-    assert [(one.vital, one.limit_ns, one.passes) for one in sources] == [(False, 0, 1)] * 4
+    assert [source.name for source in sources] == ["edac", "memory", "cores", "pressure"]
+    assert [source.period_ns for source in sources] == [NS, 2 * NS, 3 * NS, 2 * NS]
+    assert [(source.vital, source.limit_ns, source.passes) for source in sources] == [(False, 0, 1)] * 4
 
 
 def test_read_before_start_is_none_then_all_starting(tmp_path: Path, procfs: Path) -> None:

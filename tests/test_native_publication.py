@@ -74,7 +74,7 @@ def test_large_publication_keeps_its_memory() -> None:
 def copied(*records: tuple[int, int], since: int = 0) -> CopiedBytes:
     """Return a copy: a head of 16 bytes, all stamps, and the newer records of a stamp and a number."""
     stamps = b"".join(STAMP.pack(stamp) for stamp, _ in records)
-    newer = b"".join(RECORD.pack(*one) for one in records if one[0] > since)
+    newer = b"".join(RECORD.pack(*record) for record in records if record[0] > since)
     copy: CopiedBytes = ffi.buffer(ffi.from_buffer(bytes(16) + stamps + newer))
     return copy
 

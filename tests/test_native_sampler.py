@@ -46,7 +46,7 @@ FAST = SamplerOptions(kubelet_cgroup_root=NO_PODS, period_ns=NS // 20, sweep_ns=
 
 
 @contextmanager
-def opened(options: SamplerOptions) -> Iterator[Sampler]:
+def open_sampler(options: SamplerOptions) -> Iterator[Sampler]:
     sampler = Sampler(options)
     try:
         yield sampler
@@ -57,7 +57,7 @@ def opened(options: SamplerOptions) -> Iterator[Sampler]:
 @contextmanager
 def started(options: SamplerOptions) -> Iterator[tuple[Sampler, Snapshot]]:
     """Yield a sampler with a running thread, and its first snapshot."""
-    with opened(options) as sampler:
+    with open_sampler(options) as sampler:
         sampler.start()
         yield sampler, until(sampler, lambda _: True)
 
@@ -100,7 +100,7 @@ def group_of(snapshot: Snapshot, container: str = "", pod: str = POD) -> CgroupS
 
 
 def test_next_pass_sees_a_pool_shrink_and_recover() -> None:
-    with hugepages(MIB2, 8) as pool, opened(FAST) as sampler:
+    with hugepages(MIB2, 8) as pool, open_sampler(FAST) as sampler:
         sampler.run_pass()
         assert pool_of(read(sampler), MIB2, None).nr == 8
         for pages in (7, 8):
@@ -223,7 +223,7 @@ def run_inside(cgroups: list[Path], code: str, *args: str) -> int:
     return subprocess.run(command, check=False, timeout=PATIENCE_S).returncode
 
 
-def keyed(path: Path) -> dict[str, int]:
+def read_key_values(path: Path) -> dict[str, int]:
     return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
 
 
@@ -234,7 +234,7 @@ def test_v1_counters_equal_the_files(tmp_path: Path) -> None:
         (memory / "memory.limit_in_bytes").write_text(f"{16 << 20}")
         (cpu / "cpu.cfs_period_us").write_text("20000")
         (cpu / "cpu.cfs_quota_us").write_text("2000")
-        with opened(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as sampler:
+        with open_sampler(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as sampler:
             sampler.run_pass()
             assert group_of(read(sampler), CONTAINER).mem_failcnt == 0
             # the kernel reclaims the pages of a file on a disk, and kills the process for those of a tmpfs
@@ -243,8 +243,11 @@ def test_v1_counters_equal_the_files(tmp_path: Path) -> None:
             stat: dict[str, int] = {}
             fails = 0
             # the last period counts when the process has ended, and the file's pages are written later
-            while (stat, fails) != (keyed(cpu / "cpu.stat"), int((memory / "memory.failcnt").read_text())):
-                stat, fails = keyed(cpu / "cpu.stat"), int((memory / "memory.failcnt").read_text())
+            while (stat, fails) != (
+                read_key_values(cpu / "cpu.stat"),
+                int((memory / "memory.failcnt").read_text()),
+            ):
+                stat, fails = read_key_values(cpu / "cpu.stat"), int((memory / "memory.failcnt").read_text())
                 assert sampler.run_sweep() == 2
             group = group_of(read(sampler), CONTAINER)
             assert group.mem_failcnt == fails > 0
@@ -308,7 +311,7 @@ def pod_uid(number: int) -> str:
 
 
 def test_snapshot_before_the_first_pass_is_none(fixture: SamplerOptions) -> None:
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         assert sampler.read() is None
         sampler.clear()  # returns at once with nothing to clear
         sampler.run_pass()
@@ -319,7 +322,7 @@ def test_snapshot_before_the_first_pass_is_none(fixture: SamplerOptions) -> None
 
 
 def test_unreadable_differs_from_zero_and_absent(fixture: SamplerOptions) -> None:
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         sampler.run_pass()
         pool = pool_of(read(sampler), MIB2, None)
         assert pool.nr == 64
@@ -344,7 +347,7 @@ def test_file_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -
     cpulist = fixture.sysfs_root / "devices/system/node/node0/cpulist"
     cpulist.parent.mkdir(parents=True)
     cpulist.write_text("some\n")
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         sampler.run_pass()
         snapshot = read(sampler)
         assert pool_of(snapshot, MIB2, None).free == Missing(Absence.UNREADABLE, EIO)
@@ -371,7 +374,7 @@ def test_source_without_its_root_names_the_cause(
     root = tmp_path / "root"
     if is_file:
         root.write_text("")
-    with opened(SamplerOptions(root, root)) as sampler:
+    with open_sampler(SamplerOptions(root, root)) as sampler:
         sampler.run_pass()
         sources = read(sampler).sources
     assert {source.state for source in sources} == {state}
@@ -381,7 +384,7 @@ def test_source_without_its_root_names_the_cause(
 
 
 def test_unreadable_group_names_the_cause(fixture: SamplerOptions) -> None:
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         sampler.run_pass()
         assert group_of(read(sampler), pod=pod_uid(1)).cpu_periods == 0
         stat = fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/cpu.stat"
@@ -410,7 +413,7 @@ def test_throttling_is_reported_per_cpu(fixture: SamplerOptions) -> None:
     (fixture.sysfs_root / "devices/system/node/node0").mkdir(parents=True)
     (fixture.sysfs_root / "devices/system/node/node0/cpulist").write_text("0-2\n")
     absent = Missing(Absence.ABSENT, 2)
-    with opened(replace(fixture, period_ns=NS)) as sampler:
+    with open_sampler(replace(fixture, period_ns=NS)) as sampler:
         sampler.run_pass()
         assert read(sampler).throttle == (CpuThrottleSample(0, 0, absent), CpuThrottleSample(2, 0, 0))
         assert len(read(sampler).pools) == 1  # the records behind them are in place
@@ -418,7 +421,7 @@ def test_throttling_is_reported_per_cpu(fixture: SamplerOptions) -> None:
 
 
 def test_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         sampler.run_pass()
         before = read(sampler)
         (fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/cpu.stat").write_text(MORE_CPU_STAT)
@@ -431,7 +434,7 @@ def test_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
 
 
 def test_unchanged_table_is_the_same_object(fixture: SamplerOptions) -> None:
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         sampler.run_pass()
         first = read(sampler)
         sampler.run_pass()
@@ -448,7 +451,7 @@ def test_one_change_among_700_groups_is_one_new_sample(fixture: SamplerOptions) 
     more = fixture.cgroupfs_root / "more"
     more.mkdir()
     pods_on_disk(more, 700)
-    with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+    with open_sampler(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
         sampler.run_pass()
         before = read(sampler).groups
         (more / f"kubepods/pod{pod_uid(333)}/cpu.stat").write_text(MORE_CPU_STAT)
@@ -461,7 +464,7 @@ def test_one_change_among_700_groups_is_one_new_sample(fixture: SamplerOptions) 
 def test_many_groups_are_copied_completely_every_time(fixture: SamplerOptions) -> None:
     (fixture.cgroupfs_root / "more").mkdir()
     pods_on_disk(fixture.cgroupfs_root / "more", 700)  # about 600 KiB of records
-    with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+    with open_sampler(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
         sampler.run_pass()
         groups = read(sampler).groups
         assert {group.pod_uid for group in groups} == {pod_uid(i) for i in range(700)}
@@ -475,7 +478,7 @@ def test_removed_groups_take_no_memory(fixture: SamplerOptions) -> None:
     pods_on_disk(more, 700)
     tracemalloc.start()
     try:
-        with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+        with open_sampler(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
             without = tracemalloc.get_traced_memory()[0]
             sampler.run_pass()
             assert len(read(sampler).groups) == 700
@@ -489,7 +492,7 @@ def test_removed_groups_take_no_memory(fixture: SamplerOptions) -> None:
 
 
 def test_full_table_counts_dropped_groups(fixture: SamplerOptions) -> None:
-    with opened(replace(fixture, group_max=2)) as sampler:
+    with open_sampler(replace(fixture, group_max=2)) as sampler:
         sampler.run_pass()
         snapshot = read(sampler)
         assert len(snapshot.groups) == 2
@@ -524,7 +527,7 @@ def test_first_pass_that_never_ends_is_visible(fixture: SamplerOptions) -> None:
     fifo = fixture.sysfs_root / "devices/system/cpu/online"
     fifo.unlink()
     os.mkfifo(fifo)
-    with opened(fixture) as sampler:
+    with open_sampler(fixture) as sampler:
         begun = time.monotonic_ns()
         sampler.start()
         snapshot = read(sampler)

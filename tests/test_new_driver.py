@@ -17,7 +17,7 @@ DRIVER = "card.example.com"
 
 
 @pytest.fixture(params=[DRIVER, "3d-card.example.com"])
-def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def driver_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """New driver in Python."""
     assert drahealth(["new-driver", request.param, "--directory", str(tmp_path / "made")]) == 0
     return tmp_path / "made"
@@ -37,29 +37,29 @@ def run_in(directory: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_new_driver_passes_its_own_tests(made: Path) -> None:
-    run_in(made, "pytest", "-q", "-p", "no:cacheprovider", "-k", "not conforms")
+def test_new_driver_passes_its_own_tests(driver_dir: Path) -> None:
+    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "not conforms")
 
 
 @pytest.mark.slow  # conform records for 40 s
-def test_new_driver_passes_conform_at_once(made: Path) -> None:
-    run_in(made, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms")
+def test_new_driver_passes_conform_at_once(driver_dir: Path) -> None:
+    run_in(driver_dir, "pytest", "-q", "-p", "no:cacheprovider", "-k", "conforms")
 
 
-def test_new_driver_passes_a_strict_type_check(made: Path) -> None:
+def test_new_driver_passes_a_strict_type_check(driver_dir: Path) -> None:
     run_in(
-        made,
+        driver_dir,
         "mypy",
         "--strict",
         "--cache-dir",
-        str(made / "cache"),
+        str(driver_dir / "cache"),
         "driver.py",
         "test_driver.py",
     )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_manifests_allow_what_the_driver_calls(language: str) -> None:
+def test_manifests_grant_the_api_calls_of_the_driver(language: str) -> None:
     files = driver_files(DRIVER, "card", language)
     objects = {obj["kind"]: obj for obj in yaml.safe_load_all(files["deploy.yaml"])}
     verbs = {rule["resources"][0]: set(rule["verbs"]) for rule in objects["ClusterRole"]["rules"]}
@@ -81,11 +81,13 @@ def test_version_of_the_go_module_is_the_one_that_its_readme_tags() -> None:
     assert f"git tag -a go/{GO_MODULE} " in (REPOSITORY / "go" / "README.md").read_text()
 
 
-def test_existing_directory_is_refused_and_unchanged(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (made / "driver.py").read_text()
-    assert drahealth(["new-driver", "other.example.com", "--directory", str(made)]) == 64
+def test_existing_directory_is_refused_and_unchanged(
+    driver_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (driver_dir / "driver.py").read_text()
+    assert drahealth(["new-driver", "other.example.com", "--directory", str(driver_dir)]) == 64
     assert "exists already; choose another one with --directory" in capsys.readouterr().err
-    assert (made / "driver.py").read_text() == before
+    assert (driver_dir / "driver.py").read_text() == before
 
 
 def test_invalid_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,8 +270,8 @@ async def test_machine_without_declared_nics_reads_none(files: NicFiles) -> None
     files.add()
     nics = WatchedNics(files)
     async with nics.running():
-        nics.watch.note_inputs((), uevents(0))
-        nics.watch.note_inputs((), uevents(1))
+        nics.watch.set_inputs((), uevents(0))
+        nics.watch.set_inputs((), uevents(1))
         await trio.testing.wait_all_tasks_blocked()
         assert (nics.watch.nics, nics.watch.source, nics.watch.addresses) == (None, None, frozenset())
 
@@ -280,13 +280,13 @@ async def test_declared_nic_is_read_at_once_and_unread_until_then(files: NicFile
     files.add()
     nics = WatchedNics(files)
     async with nics.running():
-        nics.watch.note_inputs(declarations(BY_NAME))
+        nics.watch.set_inputs(declarations(BY_NAME))
         source = nics.watch.source
         assert source is not None
         assert (nics.watch.nics, source.state) == (None, SourceState.STARTING)
         await until(lambda: nics.watch.nics == (nic_sample(),))
         assert nics.wakes == 1
-        nics.watch.note_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
+        nics.watch.set_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
         assert nics.watch.nics is None  # not missing: the second NIC was not read
         await until(lambda: nics.watch.nics is not None)
 
@@ -295,10 +295,10 @@ async def test_pci_event_triggers_a_read_of_the_nics(files: NicFiles) -> None:
     device = files.add()
     nics = WatchedNics(files)
     async with nics.running():
-        nics.watch.note_inputs(declarations(BY_NAME), uevents(0))
+        nics.watch.set_inputs(declarations(BY_NAME), uevents(0))
         await until(lambda: nics.passes == 1)
         os.rename(files.root / device, files.root / "removed")
-        nics.watch.note_inputs(declarations(BY_NAME), uevents(1))
+        nics.watch.set_inputs(declarations(BY_NAME), uevents(1))
         await until(lambda: nics.watch.nics == ())
         assert nics.wakes == 2
         assert nics.watch.addresses == {NIC}  # where the PCI rules look for its function
@@ -310,10 +310,10 @@ async def test_nic_without_rdma_device_after_a_restart_has_the_stored_address(fi
     nics = WatchedNics(files)
     nics.watch.restore_addresses(restored_nic_state([stored, other]).restored_addresses)
     async with nics.running():
-        nics.watch.note_inputs(declarations(BY_NAME))
+        nics.watch.set_inputs(declarations(BY_NAME))
         assert nics.watch.addresses == {NIC}
         await until(lambda: nics.watch.nics == ())
-        nics.watch.note_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
+        nics.watch.set_inputs(declarations(BY_NAME, DeclaredNicDevice("", "mlx5_1")))
         assert nics.watch.addresses == {NIC, "0000:5e:00.0"}  # also if it is declared after a read
 
 
@@ -321,7 +321,7 @@ async def test_changed_port_wakes_the_engine_with_the_next_read(files: NicFiles)
     device = files.add()
     nics = WatchedNics(files, period_s=0.05)
     async with nics.running():
-        nics.watch.note_inputs(declarations(BY_NAME))
+        nics.watch.set_inputs(declarations(BY_NAME))
         await until(lambda: nics.passes >= 3)
         assert nics.wakes == 1  # equal readings do not wake the engine
         files.write("whole", 1)
@@ -333,7 +333,7 @@ async def test_unlistable_nics_are_a_failing_source(files: NicFiles) -> None:
     files.write("class/infiniband", "not a directory")
     nics = WatchedNics(files)
     async with nics.running():
-        nics.watch.note_inputs(declarations(BY_NAME))
+        nics.watch.set_inputs(declarations(BY_NAME))
         await until(lambda: nics.passes == 1)
         source = nics.watch.source
         assert source is not None
@@ -350,7 +350,7 @@ async def test_hung_read_of_a_nic_is_named_at_the_end(files: NicFiles) -> None:
     state.unlink()
     os.mkfifo(state)
     nics = WatchedNics(files)
-    nics.watch.note_inputs(declarations(BY_NAME))
+    nics.watch.set_inputs(declarations(BY_NAME))
     async with nics.running():
         await until(lambda: nics.watch.unfinished_reads(0) == [NIC_READ])
     assert nics.watch.unfinished_reads(0) == [NIC_READ]

@@ -50,13 +50,13 @@ def config(tmp_path: Path, sysfs: PlainSysfs) -> Config:
     )
 
 
-def opened(config: Config) -> NodeSource:
+def open_node(config: Config) -> NodeSource:
     return open_node_source(config, engine_settings(config), NS, reads_declarations=True)
 
 
 @pytest.fixture
 def node(config: Config) -> Iterator[NodeSource]:
-    node = opened(config)
+    node = open_node(config)
     node.start()
     yield node
     node.stop(PATIENCE_S)
@@ -89,7 +89,7 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
     assert states(node)[DECLARED] is SourceState.OK
 
 
-def test_durations_of_passes_are_those_of_sources_that_do_not_wait_for_events(node: NodeSource) -> None:
+def test_pass_durations_exclude_sources_that_wait_for_events(node: NodeSource) -> None:
     def timed() -> set[str]:
         return {name for name, durations in node.pass_durations().items() if any(durations.counts)}
 
@@ -113,7 +113,7 @@ async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, con
     (config.runtime_dir / DECLARED).mkdir(mode=0o755)
     declared = 'version = 1\n[[device]]\nname = "hca"\nkind = "nic"\nrdma = "mlx5_0"\n'
     (config.runtime_dir / DECLARED / "nic.example.com.toml").write_text(declared)
-    node = opened(msgspec.structs.replace(config, gpu_slow_ns=NS))
+    node = open_node(msgspec.structs.replace(config, gpu_slow_ns=NS))
     node.start()
 
     async def found(nics: tuple[NicSample, ...]) -> None:
@@ -138,7 +138,7 @@ async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, con
 
 
 def test_stop_with_hung_threads_returns_in_time_and_names_each(sysfs: PlainSysfs, config: Config) -> None:
-    node, before = opened(config), threads_in_fifos()
+    node, before = open_node(config), threads_in_fifos()
     hung = [sysfs.hang(path).rename(sysfs.root / path.replace("/", "-")) for path in HANGING]
     node.start()
     node.start_single_read()
@@ -158,7 +158,7 @@ class HungPods:
     def __init__(self) -> None:
         self.others: set[int] = set()
 
-    def note_snapshot(self, snapshot: object) -> None:
+    def handle_snapshot(self, snapshot: object) -> None:
         """Ignore the snapshot."""
 
     def start(self, wake: object) -> None:

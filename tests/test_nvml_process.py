@@ -132,7 +132,7 @@ ENDS: Final = {
 
 
 @pytest.mark.parametrize(("command", "end"), ENDS.items(), ids=list(ENDS))
-def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
+def test_gpus_are_unreadable_from_the_end_of_nvml_process_to_the_next_read(
     watched: Watched, fake: FakeNvml, may_start: threading.Event, command: str, end: str
 ) -> None:
     before = watched.until_read(2)
@@ -324,7 +324,7 @@ def test_nvml_process_inherits_three_descriptors_and_standard_error_only(
         assert mine.st_rdev == os.stat(os.devnull).st_rdev
 
 
-def test_nvml_process_ignores_signals_of_the_terminal_and_loses_its_capabilities(watched: Watched) -> None:
+def test_nvml_process_ignores_terminal_signals_and_has_no_capabilities(watched: Watched) -> None:
     watched.until_read(2)
     child = watched.child
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -460,7 +460,7 @@ def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
     watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
     watched.until(lambda s: procfs.checks > 3)
     assert len(listed) == 1
-    watched.nvml.check_count()  # the PCI bus changed
+    watched.nvml.request_count()  # the PCI bus changed
     watched.until(lambda s: len(listed) == 2)
 
 
@@ -525,7 +525,7 @@ def test_driver_that_is_loaded_later_starts_the_process(
     watched = start(replace(QUICK, library=str(here), sysfs_root=tmp_path), procfs_root=tmp_path)
     watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
     here.symlink_to(fake.library)
-    watched.nvml.check_count()  # the PCI bus changed
+    watched.nvml.request_count()  # the PCI bus changed
     watched.until_read(2)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, MISSING_S, 
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.time import NS
 from agent.serve.platform_connector import ACTIONS, health_event
 
@@ -95,7 +97,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
     gpu = device(*SICK)._replace(
         message="gpu.xid.79: lost", attributes=(("uuid", "GPU-1"), ("pciBusId", "0000:41:00.0"))
     )
-    publisher.note_report(report(gpu, device("cpu-node0", kind="cpu")))
+    publisher.handle_report(report(gpu, device("cpu-node0", kind="cpu")))
     publisher.step()
     assert len(connector.calls) == 1
     cpu, sick = connector.events()
@@ -116,7 +118,7 @@ def test_first_report_sends_every_device_in_one_call(connector: PlatformConnecto
 
 def test_remediation_is_executed_only_if_asked(connector: PlatformConnector) -> None:
     publisher = publisher_of(connector, StepClock(), remediate=True)
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     publisher.step()
     assert [event.processing_strategy for event in connector.events()] == [EXECUTE]
 
@@ -135,7 +137,7 @@ def test_unchanged_device_is_not_sent_again(connector: PlatformConnector) -> Non
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for evidence in ("1 error", "2 errors"):
-        publisher.note_report(report(device(*SICK, evidence=evidence)))
+        publisher.handle_report(report(device(*SICK, evidence=evidence)))
         publisher.step()
         clock.advance(3600)
     assert len(connector.events()) == 1
@@ -145,10 +147,10 @@ def test_recovered_and_removed_devices_are_sent_as_healthy(connector: PlatformCo
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for devices in ([device(*SICK), device("gpu-1", XID)], [device("gpu-0")], [device("gpu-0")]):
-        publisher.note_report(report(*devices))
+        publisher.handle_report(report(*devices))
         publisher.step()
         clock.advance(60)
-    assert [(len(call.events), [one.is_healthy for one in call.events]) for call in connector.calls] == [
+    assert [(len(call.events), [event.is_healthy for event in call.events]) for call in connector.calls] == [
         (2, [False, False]),
         (2, [True, True]),
     ]
@@ -160,26 +162,26 @@ def test_replaced_gpu_ends_the_fault_of_the_former_gpu(
 ) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device(*SICK)._replace(attributes=(("uuid", "GPU-OLD"),))))
+    publisher.handle_report(report(device(*SICK)._replace(attributes=(("uuid", "GPU-OLD"),))))
     publisher.step()
     connector.events()
     clock.advance(60)
-    publisher.note_report(report(device(*SICK)))  # the lost GPU has no UUID now
+    publisher.handle_report(report(device(*SICK)))  # the lost GPU has no UUID now
     publisher.step()
-    assert not any(one.is_healthy for one in connector.events())
+    assert not any(event.is_healthy for event in connector.events())
     clock.advance(60)
     if restarts:
         publisher = publisher_of(connector, clock, state_dir=tmp_path)
-        publisher.note_report(report(device("gpu-1")))  # the GPU is not reported yet
+        publisher.handle_report(report(device("gpu-1")))  # the GPU is not reported yet
         publisher.step()
-        assert [one.entities_impacted[-1].entity_value for one in connector.events()] == [f"{NODE}/gpu-1"]
-    publisher.note_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
+        assert [event.entities_impacted[-1].entity_value for event in connector.events()] == [f"{NODE}/gpu-1"]
+    publisher.handle_report(report(device("gpu-0")._replace(attributes=(("uuid", "GPU-NEW"),))))
     clock.advance(60)
     publisher.step()
     first = [
-        (one.is_healthy, one.entities_impacted[0].entity_value)
-        for one in connector.events()
-        if one.entities_impacted[0].entity_type == "GPU_UUID"
+        (event.is_healthy, event.entities_impacted[0].entity_value)
+        for event in connector.events()
+        if event.entities_impacted[0].entity_type == "GPU_UUID"
     ]
     assert first == [(True, "GPU-OLD"), (True, "GPU-NEW")]
     assert (tmp_path / DEVICES_FILE).read_bytes() == b"[]"
@@ -190,27 +192,47 @@ def test_device_removed_before_a_restart_is_healthy_after_ten_minutes(
 ) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device(*SICK), device("gpu-1", XID)))
+    publisher.handle_report(report(device(*SICK), device("gpu-1", XID)))
     publisher.step()
     connector.events()
     publisher = publisher_of(connector, clock, state_dir=tmp_path)
-    publisher.note_report(report(device("gpu-1", XID)))
+    publisher.handle_report(report(device("gpu-1", XID)))
     assert publisher.step() == MISSING_S
-    assert [one.is_healthy for one in connector.events()] == [False]
+    assert [event.is_healthy for event in connector.events()] == [False]
     for pause_s, healthy in ((MISSING_S - 1, []), (1, [f"{NODE}/gpu-0"]), (3600, [])):
         clock.advance(pause_s)
         publisher.step()
         events = connector.events()
-        assert all(one.is_healthy for one in events)
-        assert [one.entities_impacted[-1].entity_value for one in events] == healthy
+        assert all(event.is_healthy for event in events)
+        assert [event.entities_impacted[-1].entity_value for event in events] == healthy
     assert b"gpu-0" not in (tmp_path / DEVICES_FILE).read_bytes()
+
+
+def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_fault(
+    connector: PlatformConnector, tmp_path: Path
+) -> None:
+    clock = StepClock()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    publisher.note_report(report(device(*SICK)))
+    publisher.step()
+    publisher = publisher_of(connector, clock, state_dir=tmp_path)
+    connector.events()
+    healthy = {SourceState.STALLED: [], SourceState.ABSENT: [True]}
+    for state, sent in healthy.items():
+        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
+        publisher.note_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        publisher.step()
+        clock.advance(MISSING_S)
+        publisher.step()
+        events = [one for one in connector.events() if "gpu-0" in one.entities_impacted[-1].entity_value]
+        assert [one.is_healthy for one in events] == sent
 
 
 def test_flapping_device_is_sent_once_in_half_a_minute(connector: PlatformConnector) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     for number in range(600):
-        publisher.note_report(report(device(*(SICK if number % 2 else ("gpu-0",)))))
+        publisher.handle_report(report(device(*(SICK if number % 2 else ("gpu-0",)))))
         publisher.step()
         clock.advance(1)
     assert 0 < len(connector.events()) <= 600 / DEVICE_S + 1
@@ -224,13 +246,13 @@ def test_absent_connector_gets_the_newest_state_once(
     end_ns = clock.now.mono_ns + 3600 * NS
     attempts = 0
     while clock.now.mono_ns < end_ns:
-        publisher.note_report(report(device(*(SICK if attempts % 2 else ("gpu-0",)))))
+        publisher.handle_report(report(device(*(SICK if attempts % 2 else ("gpu-0",)))))
         clock.advance(publisher.step())
         attempts += 1
     assert attempts <= 3600 / RETRY_MAX_S + 10
     assert caplog.text.count("no platform connector answers") == 1
     with connector:
-        publisher.note_report(report(device("gpu-1", XID)))
+        publisher.handle_report(report(device("gpu-1", XID)))
         clock.advance(2 * RETRY_MAX_S)
         publisher.step()
         (event,) = connector.events()
@@ -242,7 +264,7 @@ def test_refused_events_are_sent_later(connector: PlatformConnector) -> None:
     clock = StepClock()
     publisher = publisher_of(connector, clock)
     connector.refusal = grpc.StatusCode.RESOURCE_EXHAUSTED
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     pause_s = publisher.step()
     assert "RESOURCE_EXHAUSTED not now" in publisher.status.error
     connector.refusal = None
@@ -254,7 +276,7 @@ def test_refused_events_are_sent_later(connector: PlatformConnector) -> None:
 def test_thread_sends_a_change_and_ends(connector: PlatformConnector) -> None:
     publisher = SentinelPublisher(connector.socket, NODE, remediate=False)
     publisher.start()
-    publisher.note_report(report(device(*SICK)))
+    publisher.handle_report(report(device(*SICK)))
     eventually(lambda: bool(connector.calls), "event arrives")
     assert publisher.close(PATIENCE_S)
 

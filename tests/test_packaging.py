@@ -250,7 +250,7 @@ def wanted(name: str) -> set[str]:
     return {str(Requirement(line)) for line in lines(name) if not line.startswith("-")}
 
 
-def pinned(name: str) -> dict[str, str]:
+def pinned_versions(name: str) -> dict[str, str]:
     """Return the versions by name in a .txt file; assert that each line has only hashes in addition."""
     versions: dict[str, str] = {}
     for line in lines(name):
@@ -277,24 +277,24 @@ def test_runtime_requirements_match_the_distribution() -> None:
 
 @pytest.mark.parametrize("name", ["run", "dev", "package", "release"])
 def test_pins_satisfy_the_requirements(name: str) -> None:
-    pins = pinned(f"{name}.txt")
+    pins = pinned_versions(f"{name}.txt")
     for requirement in map(Requirement, wanted(f"{name}.in")):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True)
 
 
 def test_tests_use_the_runtime_pins() -> None:
-    dev = pinned("dev.txt")
-    assert pinned("run.txt").items() <= dev.items()
-    assert pinned("package.txt").items() <= dev.items()
+    dev = pinned_versions("dev.txt")
+    assert pinned_versions("run.txt").items() <= dev.items()
+    assert pinned_versions("package.txt").items() <= dev.items()
 
 
 @pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt", "release.txt"])
-def test_pins_name_no_index(name: str) -> None:
+def test_requirement_files_name_no_package_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
 
 
 def test_packages_that_tests_import_are_installed_by_make_test() -> None:
-    pins = pinned("dev.txt")
+    pins = pinned_versions("dev.txt")
     packages = packages_distributions()
     files = sorted((REPOSITORY / "tests").rglob("*.py"))
     near = [*files, *(path for name in ("examples", "tools") for path in (REPOSITORY / name).rglob("*.py"))]

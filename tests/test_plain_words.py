@@ -290,6 +290,38 @@ def test_sizes_over_budget_fail(plant: Plant) -> None:
     assert not passes("lines", plant({"agent/long.py": "\n" * (CHECK["lines"].limit + 1)}))
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "text"),
+    [
+        ("predicates", "agent/a.py", "def is_old(age):\n    return age or None\n"),
+        ("predicates", "agent/a.py", "class A:\n    def _has_error(self) -> str: ...\n"),
+        ("predicates", "agent/a.py", "async def may_write() -> bool: ...\n"),
+        ("results", "agent/a.py", 'def stop() -> bool:\n    """Stop the thread."""\n'),
+        ("test-names", "tests/test_a.py", f"def test_{'a' * 66}(): ...\n"),
+        ("test-names", "native/tests/test_a.c", f"static void test_{'a' * 66}(void)\n"),
+        ("test-names", "go/a_test.go", f"func Test{'A' * 67}(t *testing.T) {{\n"),
+    ],
+)
+def test_name_or_docstring_of_a_function_that_misleads_fails(
+    plant: Plant, name: str, path: str, text: str
+) -> None:
+    assert not passes(name, plant({path: text}))
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "text"),
+    [
+        ("predicates", "agent/a.py", "def is_old(age) -> bool | None: ...\n"),
+        ("predicates", "agent/a.py", "def island() -> str: ...\n"),
+        ("results", "agent/a.py", 'def stop() -> bool:\n    """Stop it. Returns False on timeout."""\n'),
+        ("results", "agent/a.py", "def differs(self) -> bool: ...\n"),
+        ("test-names", "tests/test_a.py", f"def test_{'a' * 65}(): ...\n"),
+    ],
+)
+def test_function_name_of_the_form_passes(plant: Plant, name: str, path: str, text: str) -> None:
+    assert passes(name, plant({path: text}))
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_c_calls_takes_the_status_of_the_program(plant: Plant, status: int) -> None:
     repository = plant({"tools/c_call_cycles.py": f"print('a.c calls b.c'); raise SystemExit({status})"})

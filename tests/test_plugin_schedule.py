@@ -9,7 +9,7 @@ TABLES = {"SLOW": SLOW, "LIVE": LIVE, "SPREAD": SPREAD} | GROUPS
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_table_names_only_what_exists(name: str) -> None:
+def test_schedule_table_names_only_existing_tests(name: str) -> None:
     missing = [entry for entry in sorted(TABLES[name]) if not (TESTS / entry).exists()]
     assert missing == []
 

@@ -120,7 +120,7 @@ class Node(PaperNode):
 
 
 def of(report: Report, name: str, driver: str = DRIVER) -> DeviceHealth:
-    return next(one for one in report.devices if (one.driver, one.device) == (driver, name))
+    return next(device for device in report.devices if (device.driver, device.device) == (driver, name))
 
 
 def notes_of(report: Report) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def worse(report: Report) -> dict[str, Severity]:
     return {one.device: one.severity for one in report.devices if one.severity and one.device != "magic"}
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------
+# --- the catalog -----------------------------------------------------------------------------------------
 
 
 def test_audit_findings_and_rows_match() -> None:
@@ -577,7 +577,7 @@ def test_pod_findings_keep_devices_healthy_and_replay(days: list[Any]) -> None:
         for with_finding, alone in zip(report.devices, same.devices, strict=True):
             assert with_finding.health is alone.health
             assert with_finding.severity is max(alone.severity, min(with_finding.severity, Severity.DEGRADED))
-            assert [one for one in with_finding.causes if one in alone.causes] == [*alone.causes]
+            assert [cause for cause in with_finding.causes if cause in alone.causes] == [*alone.causes]
             assert len(set(codes(with_finding))) == len(codes(with_finding))
             if with_finding.severity <= Severity.INFO:
                 assert with_finding.message == ""
@@ -595,7 +595,7 @@ def test_more_findings_never_improve_a_verdict_in_any_order(
         node.uses = dict(uses)
         reports.append(node.report_of_audit(*these))
     few, other, many = reports
-    assert [one.message for one in few.devices] == [one.message for one in other.devices]
+    assert [device.message for device in few.devices] == [device.message for device in other.devices]
     for less, worst in zip(few.devices, many.devices, strict=True):
         assert less.severity <= worst.severity
     assert {*notes_of(few)} <= {*notes_of(many)}

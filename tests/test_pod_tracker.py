@@ -133,7 +133,7 @@ class Following:
         return [record.message for record in self._log.records if record.name.startswith(LOGGERS)]
 
     def take(self, *devices: DeviceHealth) -> None:
-        self.watch.note_report(report(devices))
+        self.watch.handle_report(report(devices))
 
     def until_uses(self, expected: dict[str, list[str]]) -> None:
         eventually(lambda: self.uses == expected, f"{expected} are used")
@@ -282,10 +282,10 @@ def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
     async def watch() -> list[bool]:
         link.symlink_to("a")
         watcher = KubeletDirWatcher(link, HungGuard(), lambda: None)
-        changes = [await watcher.has_changed(), watcher.is_watched, await watcher.has_changed()]
+        changes = [await watcher.check_for_change(), watcher.is_watched, await watcher.check_for_change()]
         link.unlink()
         link.symlink_to("b")
-        changes += [await watcher.has_changed(), await watcher.has_changed()]
+        changes += [await watcher.check_for_change(), await watcher.check_for_change()]
         watcher.close()
         return changes
 
@@ -323,15 +323,15 @@ def test_new_directory_with_same_inode_is_watched_again(tmp_path: Path) -> None:
     async def watch(path: Path) -> tuple[bool, bool]:
         changed = asyncio.Event()
         with closing(KubeletDirWatcher(path, HungGuard(), changed.set)) as watcher:
-            await watcher.has_changed()
+            await watcher.check_for_change()
             made_again(path)
             async with asyncio.timeout(PATIENCE_S):
                 await changed.wait()
-                await watcher.has_changed()
+                await watcher.check_for_change()
                 changed.clear()
                 os.close(os.open(path / "file", os.O_CREAT | os.O_WRONLY))
                 await changed.wait()
-            return watcher.is_watched, await watcher.has_changed()
+            return watcher.is_watched, await watcher.check_for_change()
 
     with on_ext4(tmp_path / "root", tmp_path) as root:
         kubelet = root / "kubelet"
@@ -369,7 +369,7 @@ def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, fol
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
     with following.running():
-        following.watch.note_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+        following.watch.handle_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
         following.until_state(SourceState.FAILING)
         eventually(lambda: following.passes >= 6, "three poller")
         assert following.uses == {"u-1": ["gpu-0"]}
@@ -507,7 +507,7 @@ def test_stop_is_immediate_while_sources_hang(kubelet: Kubelet, follow: Make) ->
         assert following.watch.stop(PATIENCE_S)  # half of the time that an answer may take here
 
 
-def test_stop_before_start_works(follow: Make) -> None:
+def test_stop_before_start_returns_true(follow: Make) -> None:
     assert follow().watch.stop(0)
 
 
@@ -615,7 +615,7 @@ def test_unhealthy_device_of_unused_claim_is_logged_once_used(kubelet: Kubelet, 
 
 def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet, follow: Make) -> None:
     names = [f"gpu-{number}" for number in range(1000)]
-    kubelet.prepared(*(prepared_claim(f"c-{one}", one, pods=[f"u-{one}"]) for one in names))
+    kubelet.prepared(*(prepared_claim(f"c-{name}", name, pods=[f"u-{name}"]) for name in names))
     following = follow()
     with following.running():
         following.take(*map(bad, names))
@@ -720,7 +720,7 @@ def test_health_of_a_driver_replaces_an_unknown_verdict_only() -> None:
     unknown = healthy("gpu-0")._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN)
     of_agent = report([unknown, bad("gpu-1"), healthy("cpu-node0", driver="")])
     sent = [device(name, pool=NODE) for name in ("gpu-0", "gpu-1", "gpu-2")]
-    found = {one.key: one for one in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
+    found = {device.key: device for device in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
     assert {key[2]: one.health for key, one in found.items()} == {
         "gpu-0": Health.HEALTHY,
         "gpu-1": Health.UNHEALTHY,
@@ -798,7 +798,7 @@ def pods_api_listing(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
     """Pods API that lists these pods."""
 
     def answer() -> Any:
-        return message_class("v1alpha1", "ListPodsResponse")(pods=[one.SerializeToString() for one in pods])
+        return message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString() for pod in pods])
 
     with ListingApi(kubelet.kubelet / pods_api.SOCKET, pods_api.LIST, answer):
         yield
@@ -952,7 +952,7 @@ def test_pod_with_a_prepared_claim_for_an_extended_resource_is_audited(audited: 
         state = asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 300
     assert state.uses
-    assert [one.code for one in state.uses[2]] == ["cgroup.lower"]
+    assert [use.code for use in state.uses[2]] == ["cgroup.lower"]
 
 
 def test_overdue_audit_does_not_shorten_wait_for_pods_api(
@@ -983,6 +983,6 @@ def test_findings_stay_while_kubelet_restarts_until_next_audit(
         clock.later_s = later_s
         outcome = asyncio.run(poller.poll(None))
         assert outcome.uses
-        found.append([one.code for one in outcome.uses[2]])
+        found.append([use.code for use in outcome.uses[2]])
         assert asyncio.run(poller.audit_if_due(None)) is None
     assert found == [["cgroup.lower"], ["cgroup.lower"], []]

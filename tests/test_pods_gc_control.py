@@ -19,7 +19,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def collections() -> int:
-    return sum(int(one["collections"]) for one in gc.get_stats())
+    return sum(int(stat["collections"]) for stat in gc.get_stats())
 
 
 def test_collector_is_off_during_poll_and_large_results_are_frozen() -> None:

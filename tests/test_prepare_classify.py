@@ -34,6 +34,7 @@ from prepare_cases import (
 )
 from private_mounts import within_mounts
 
+from agent.embed.devices import Device
 from agent.health.verdict import kubelet_message
 from agent.model.claim import ClaimConfig
 from agent.model.health import Effect, Health, Repair, Severity
@@ -77,7 +78,7 @@ def chained(error: BaseException, cause: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("CUDA initialisation failed"),
+        RuntimeError("CUDA initialization failed"),
         ValueError("no bar"),
         TransientError("busy"),
         DriverError("no idea"),
@@ -260,7 +261,8 @@ def test_stopped_engine_blames_no_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpu-1", "node1/gpu-1", "gpu.example.com/node1/gpu-1", ref("gpu-1"), TWO.devices[1]]
+    "name",
+    ["gpu-1", "node1/gpu-1", "gpu.example.com/node1/gpu-1", ref("gpu-1"), TWO.devices[1], Device("gpu-1")],
 )
 def test_driver_report_overrides_a_healthy_engine_state(
     name: object,

@@ -111,6 +111,13 @@ def test_handler_without_a_claim_argument_raises_type_error(given, error_text):
     assert "prepare()" in str(caught.value)
 
 
+def test_decorator_without_a_monitor_raises_type_error():
+    """Without the error a call of the handler would return a function, and prepare nothing."""
+    for given in (lambda claim: None, None, "card.example.com"):
+        with pytest.raises(TypeError, match=r"is not a monitor; write @drahealth\.classified\(monitor\)"):
+            classified(given)
+
+
 def test_handler_patterns_are_used(tracker):
     locked = ErrorPattern(re.compile("bank .* is locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
 

@@ -296,7 +296,7 @@ def test_oserror_with_text_only_has_no_errno() -> None:
     )
 
 
-def test_timeout_with_errno_is_an_errno() -> None:
+def test_timeout_exception_with_an_errno_is_classified_by_the_errno() -> None:
     assert only(TimeoutError(errno.ETIMEDOUT, "timed out")) == (
         ErrnoEvidence(errno.ETIMEDOUT, None, "", "timed out"),
     )

@@ -73,7 +73,7 @@ class DriverRuns:
         """Return the verdicts in the file, by the claim's name."""
         book, problem = load_ledger(self.directory, DRIVER)
         assert problem == ""
-        return {one.outcome.claim.name: one.outcome.verdict for one in book.claims.values()}
+        return {claim.outcome.claim.name: claim.outcome.verdict for claim in book.claims.values()}
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_concurrent_failures_are_all_saved(driver):
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(driver.saved()) == {one.name for one in claims}
+    assert set(driver.saved()) == {claim.name for claim in claims}
 
 
 # --- answers -----------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_unhealthy_device_is_a_blocker_recorded_as_failure(driver):
         "gpu.xid.79",
         (ref(),),
     )
-    assert [one.verdict for one in tracker.outcomes()] == [verdict]
+    assert [outcome.verdict for outcome in tracker.outcomes()] == [verdict]
     assert tracker.known_blocker(A) == verdict, "the cached failure: no try is counted"
     assert driver.engine.faults == ()
     driver.engine.known = {ref(): health()}
@@ -575,6 +575,15 @@ def test_write_error_is_logged_once(driver, caplog):
     assert warnings[0].endswith("; prepare results are kept in memory only and are lost on restart")
     assert not tracker.close(PATIENCE_S)
     assert tracker.cached_failure(claim("3"))
+
+
+def test_close_saves_what_could_not_be_written_before(driver):
+    driver.directory.write_text("a file")
+    tracker = driver.open()
+    fails(tracker, BadConfigError("no"))
+    driver.directory.unlink()
+    assert tracker.close(PATIENCE_S)
+    assert set(driver.saved()) == {"a"}
 
 
 def test_corrupt_file_is_set_aside_and_logged(driver, caplog):

@@ -33,7 +33,7 @@ STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
 def failed(of=A, failure=None, at=NOW, ledger=None, **more):
     """Return the ledger after a failure of a device that is Unhealthy already."""
     more = {"fingerprint": UNHEALTHY, "version": "1", "unhealthy": {ref()}} | more
-    return prepare_ledger.record_failure(
+    return prepare_ledger.with_failure(
         ledger or PrepareLedger(),
         of,
         more["fingerprint"],
@@ -92,13 +92,13 @@ def test_health_is_not_read_for_a_cached_bad_config():
 
 def test_success_ends_the_cache_entry():
     ledger, _ = failed()
-    ledger = prepare_ledger.record_success(ledger, A, UNHEALTHY, NOW + 1, "1")
+    ledger = prepare_ledger.with_success(ledger, A, UNHEALTHY, NOW + 1, "1")
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 2, "1") is None
     assert ledger.claims[A.uid].outcome.verdict is None
 
 
 def test_failed_unprepare_never_answers_a_prepare():
-    ledger, failure = prepare_ledger.record_unprepare_failure(
+    ledger, failure = prepare_ledger.with_unprepare_failure(
         PrepareLedger(), A, verdict(ErrorClass.PERMANENT, "cdi.write"), NOW, "1"
     )
     assert failure.evidence[0] == "while unpreparing"
@@ -160,9 +160,9 @@ def test_repetition_never_makes_a_failure_worse(steps):
     for name, failure, passed, is_unhealthy in steps:
         now += passed
         if failure is None:
-            ledger = prepare_ledger.record_success(ledger, claim(name), "g", now)
+            ledger = prepare_ledger.with_success(ledger, claim(name), "g", now)
         else:
-            ledger, counted = prepare_ledger.record_failure(
+            ledger, counted = prepare_ledger.with_failure(
                 ledger, claim(name), "g", failure, now, "", {ref()} if is_unhealthy else set()
             )
             assert (counted.error_class, counted.code, counted.taint) == (
@@ -182,10 +182,10 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
     ledger, now, failures = PrepareLedger(), NOW, {}
     for claim_name, failure, _, _ in steps:
         if failure is None:
-            ledger = prepare_ledger.record_success(ledger, claim(claim_name), "g", now)
+            ledger = prepare_ledger.with_success(ledger, claim(claim_name), "g", now)
             failures.pop(claim_name, None)
         else:
-            ledger, failures[claim_name] = prepare_ledger.record_failure(
+            ledger, failures[claim_name] = prepare_ledger.with_failure(
                 ledger, claim(claim_name), "g", failure, now
             )
     cached = cached_failure(ledger, claim(name, mode=mode), "g", now + passed, "")
@@ -202,7 +202,7 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
 def test_oldest_claim_is_dropped_beyond_the_limit():
     ledger = PrepareLedger()
     for number in range(CLAIMS_MAX + 3):
-        ledger = prepare_ledger.record_success(ledger, claim(str(number)), "", NOW + number)
+        ledger = prepare_ledger.with_success(ledger, claim(str(number)), "", NOW + number)
     assert len(ledger.claims) == CLAIMS_MAX
     assert set(ledger.claims).isdisjoint({"uid-0", "uid-1", "uid-2"})
 
@@ -227,18 +227,18 @@ def test_texts_of_a_verdict_are_cut():
 
 def test_unprepared_claim_is_kept_for_a_day():
     ledger, failure = failed()
-    ledger = prepare_ledger.record_unprepare(ledger, A.ref, NOW + 10)
+    ledger = prepare_ledger.with_unprepare(ledger, A.ref, NOW + 10)
     kept = prepare_ledger.expire_entries(ledger, NOW + UNPREPARED_KEPT_S).claims[A.uid]
     assert (kept.outcome.verdict, kept.unprepared_wall_s) == (failure, NOW + 10)
     assert not prepare_ledger.expire_entries(ledger, NOW + 10 + UNPREPARED_KEPT_S).claims
 
 
 def test_unprepare_of_an_unknown_claim_is_ignored():
-    assert prepare_ledger.record_unprepare(PrepareLedger(), A.ref, NOW) == PrepareLedger()
+    assert prepare_ledger.with_unprepare(PrepareLedger(), A.ref, NOW) == PrepareLedger()
 
 
 def test_devices_of_a_claim_are_known_at_unprepare():
-    ledger = prepare_ledger.record_success(PrepareLedger(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
+    ledger = prepare_ledger.with_success(PrepareLedger(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
     assert prepare_ledger.prepared_devices(ledger, A.ref) == (ref("gpu-0"), ref("gpu-1"))
     assert prepare_ledger.prepared_devices(ledger, claim("b").ref) == ()
 
@@ -274,13 +274,13 @@ def test_driver_reported_fault_is_cached_for_60_s():
 
 
 def test_success_of_another_claim_clears_fault_and_cache():
-    ledger = prepare_ledger.record_success(with_fault(), claim("b"), "", NOW + 5)
+    ledger = prepare_ledger.with_success(with_fault(), claim("b"), "", NOW + 5)
     assert ledger.driver_faults.faults[0].expired_wall_s == NOW + 5
     assert cached_failure(ledger, A, "healthy", NOW + 6, "1") is None
 
 
 def test_success_with_another_device_clears_no_fault():
-    ledger = prepare_ledger.record_success(with_fault(), claim("b", "gpu-1"), "", NOW + 5)
+    ledger = prepare_ledger.with_success(with_fault(), claim("b", "gpu-1"), "", NOW + 5)
     assert ledger.driver_faults.faults[0].expired_wall_s == 0
 
 
@@ -303,7 +303,7 @@ def test_repeated_failure_does_not_extend_the_fault():
 
 
 def test_fault_after_its_expiry_gets_a_new_number():
-    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW + 5, "1")
+    ledger = prepare_ledger.with_success(with_fault(), A, "", NOW + 5, "1")
     (fault,) = with_fault(ledger=ledger, at=NOW + 10).driver_faults.faults
     assert (fault.number, fault.reported_wall_s, fault.expired_wall_s) == (2, NOW + 10, 0)
 
@@ -316,7 +316,7 @@ def test_failure_after_the_limit_records_a_new_fault(at):
 
 
 def test_expired_fault_is_dropped_after_an_hour():
-    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW)
+    ledger = prepare_ledger.with_success(with_fault(), A, "", NOW)
     assert prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S - 1).driver_faults.faults
     assert not prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.faults
     assert prepare_ledger.expire_entries(ledger, NOW + EXPIRED_KEPT_S).driver_faults.next_number == 2
@@ -329,7 +329,7 @@ def test_expired_fault_has_no_next_expiry():
     assert prepare_ledger.next_expiry_wall_s(with_fault().driver_faults, NOW) == NOW + FAULT_LIMIT_S
     assert (
         prepare_ledger.next_expiry_wall_s(
-            prepare_ledger.record_success(with_fault(), A, "", NOW + 5).driver_faults, NOW + 5
+            prepare_ledger.with_success(with_fault(), A, "", NOW + 5).driver_faults, NOW + 5
         )
         is None
     )
@@ -340,14 +340,14 @@ def test_fault_in_the_future_expires_now():
 
 
 def test_expired_faults_are_dropped_first_beyond_the_limit():
-    ledger = prepare_ledger.record_success(
+    ledger = prepare_ledger.with_success(
         with_fault(verdict(ErrorClass.FAILED_DEVICE, "fpga.old")), claim("b", "gpu-1"), "", NOW
     )
     for number in range(FAULTS_MAX):
         other = claim("b", f"gpu-{number + 1}")
         failure = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other)
         ledger, _ = failed(other, failure, NOW + 1, ledger, unhealthy=set())
-        ledger = prepare_ledger.record_success(ledger, other, "", NOW + 1)
+        ledger = prepare_ledger.with_success(ledger, other, "", NOW + 1)
     assert len(ledger.driver_faults.faults) == FAULTS_MAX
     assert ledger.driver_faults.faults[0].code == "fpga.old"
 
@@ -375,8 +375,8 @@ def test_cause_of_the_engine_stays_with_the_same_code() -> None:
 
 
 def test_second_clear_does_not_extend_an_expired_fault():
-    ledger = prepare_ledger.record_success(with_fault(), A, "", NOW + 5)
-    ledger = prepare_ledger.record_success(ledger, claim("b"), "", NOW + 50)
+    ledger = prepare_ledger.with_success(with_fault(), A, "", NOW + 5)
+    ledger = prepare_ledger.with_success(ledger, claim("b"), "", NOW + 50)
     assert [fault.expired_wall_s for fault in ledger.driver_faults.faults] == [NOW + 5]
 
 
@@ -384,7 +384,7 @@ def test_fault_of_another_device_does_not_change_the_fingerprint():
     other = claim("b", "gpu-1")
     ledger, _ = failed(other, verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other), unhealthy=set())
     ledger, failure = failed(ledger=ledger)
-    ledger = prepare_ledger.record_success(ledger, claim("c", "gpu-1"), "", NOW + 5)
+    ledger = prepare_ledger.with_success(ledger, claim("c", "gpu-1"), "", NOW + 5)
     assert cached_failure(ledger, A, UNHEALTHY, NOW + 6, "1") == failure
 
 
@@ -400,8 +400,8 @@ def test_unhealthy_device_keeps_the_long_cache_time():
 
 def test_merge_keeps_the_newest_entry_of_each_claim():
     mine, _ = failed(at=NOW + 10)
-    theirs = prepare_ledger.record_success(
-        prepare_ledger.record_success(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW
+    theirs = prepare_ledger.with_success(
+        prepare_ledger.with_success(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW
     )
     merged = prepare_ledger.merge_ledgers(mine, theirs, NOW + 20)
     assert merged.claims == {**theirs.claims, **mine.claims}
@@ -410,13 +410,13 @@ def test_merge_keeps_the_newest_entry_of_each_claim():
 
 def test_entry_from_the_future_yields_to_a_current_one():
     theirs, _ = failed(at=NOW + 1e8)
-    mine = prepare_ledger.record_success(PrepareLedger(), A, "", NOW)
+    mine = prepare_ledger.with_success(PrepareLedger(), A, "", NOW)
     assert prepare_ledger.merge_ledgers(mine, theirs, NOW + 1).claims == mine.claims
 
 
 def test_merge_keeps_an_unprepare():
-    theirs = prepare_ledger.record_success(PrepareLedger(), A, "", NOW)
-    mine = prepare_ledger.record_unprepare(theirs, A.ref, NOW + 1)
+    theirs = prepare_ledger.with_success(PrepareLedger(), A, "", NOW)
+    mine = prepare_ledger.with_unprepare(theirs, A.ref, NOW + 1)
     for merged in (
         prepare_ledger.merge_ledgers(mine, theirs, NOW + 2),
         prepare_ledger.merge_ledgers(theirs, mine, NOW + 2),
@@ -433,7 +433,7 @@ def test_merged_faults_have_unique_numbers():
 
 def test_merge_keeps_an_expiry_of_either_instance():
     theirs = with_fault()
-    mine = prepare_ledger.record_success(theirs, claim("b"), "", NOW + 5)
+    mine = prepare_ledger.with_success(theirs, claim("b"), "", NOW + 5)
     for merged in (
         prepare_ledger.merge_ledgers(mine, theirs, NOW + 6),
         prepare_ledger.merge_ledgers(theirs, mine, NOW + 6),
@@ -453,10 +453,10 @@ def ledger_of(steps) -> PrepareLedger:
     for name, failure, passed, is_unhealthy in steps:
         at = NOW + abs(passed)
         if failure is None:
-            ledger = prepare_ledger.record_success(ledger, claim(name), "g", at)
+            ledger = prepare_ledger.with_success(ledger, claim(name), "g", at)
         else:
             unhealthy = {ref()} if is_unhealthy else set()
-            ledger, _ = prepare_ledger.record_failure(ledger, claim(name), "g", failure, at, "", unhealthy)
+            ledger, _ = prepare_ledger.with_failure(ledger, claim(name), "g", failure, at, "", unhealthy)
     return ledger
 
 

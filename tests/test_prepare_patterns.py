@@ -43,8 +43,9 @@ MASKED = [
     ("attempt 3/10 failed, retry #4", "attempt <number> failed, retry #<number>"),
     ("dial 10.0.0.1:43122 refused", "dial 10.0.0.1:<port> refused"),
     ("localhost:8080 and [::1]:53242", "localhost:<port> and [::1]:<port>"),
-    ("HTTPSConnectionPool(host='10.0.0.1', port=443)", "HTTPSConnectionPool(host='10.0.0.1', port=<port>)"),
+    ("HTTPConnectionPool(host='10.0.0.1', port=8080)", "HTTPConnectionPool(host='10.0.0.1', port=<port>)"),
     ("took 12.5 ms of 1m30.25s", "took <duration> of <duration>"),
+    ("gave up after 873.4µs", "gave up after <duration>"),  # as Go writes it
     ("cannot open '/tmp/abc/x.json'", "cannot open '/tmp/<name>'"),
     ("no file tmp8f_k2x9a here", "no file <name> here"),
     ("open '/etc/cdi/tmpabcdefgh'", "open '/etc/cdi/<name>'"),
@@ -86,6 +87,7 @@ def test_every_mask_has_a_sample() -> None:
         "/run/.hostdev.lock and /etc/cdi/gpu.json.tmp and /var/.driver-state",
         "/proc/driver/nvidia, Task 17, /etc/.driver.template",
         "line 1 column 14 (char 13)",
+        "mlx5_0 port 1 is down",
     ],
 )
 def test_stable_facts_are_not_masked(text: str) -> None:
@@ -135,6 +137,31 @@ def test_short_text_is_not_shortened() -> None:
         ("fork: Cannot allocate memory", "text.no_memory"),
         ("read: Input/output error", "text.io"),
         ("context canceled", "text.cancelled"),
+        ("error setting compute mode: In use by another client", "text.busy"),
+        ("error creating GPU instance for '1g.20gb': Insufficient Resources", "text.try_again"),
+        (
+            'Operation cannot be fulfilled on resourceclaims.resource.k8s.io "c": the object has been '
+            "modified; please apply your changes to the latest version and try again",
+            "text.try_again",
+        ),
+        ("rpc error: code = Unavailable desc = error reading from server: EOF", "text.try_again"),
+        ("the server is currently unable to handle the request", "text.try_again"),
+        ("etcdserver: leader changed", "text.try_again"),
+        ("error asserting ComputeDomain Ready: current node not ready in ComputeDomain", "text.not_ready"),
+        ("dial tcp: lookup kubernetes.default.svc on 10.0.0.10:53: no such host", "text.no_connection"),
+        ('Get "https://10.96.0.1:443/apis": unexpected EOF', "text.no_connection"),
+        ("http2: client connection lost", "text.no_connection"),
+        ("rate: Wait(n=1) would exceed context deadline", "text.timeout"),
+        ("prepare dynamic resources: DRA driver gpu.example.com is not registered", "kubelet.not_registered"),
+        ("claim team-a/train not allocated", "claim.unallocated"),
+        ("ResourceClaim train: not allocated", "claim.unallocated"),
+        ("claim team-a/train got replaced", "claim.uid_mismatch"),
+        ("ResourceClaim train is being unprepared", "text.try_again"),
+        (
+            "old ResourceClaim with same name train and different UID 0f3c-1 still exists (previous pod "
+            "force-deleted?!)",
+            "claim.uid_mismatch",
+        ),
     ],
 )
 def test_text_is_matched_if_nothing_else_is_known(text: str, code: str) -> None:

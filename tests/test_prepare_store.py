@@ -20,7 +20,7 @@ from small_disk import run_on_small_disk
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Effect, Health, Repair
 from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
-from agent.prepare import prepare_ledger as books
+from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.prepare_ledger import DriverFaults, LedgerEntry, PrepareLedger
 from agent.store.driver_files import (
     LEDGER_FILE,
@@ -36,8 +36,8 @@ from agent.system.files import ReadError
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
-FULL, _ = books.record_failure(
-    books.record_success(PrepareLedger(), claim("b"), "healthy", NOW, "1"),
+FULL, _ = ledgers.with_failure(
+    ledgers.with_success(PrepareLedger(), claim("b"), "healthy", NOW, "1"),
     claim("a"),
     "healthy",
     STUCK,
@@ -48,11 +48,11 @@ FULL, _ = books.record_failure(
 
 def one(name: str, at: float = NOW) -> PrepareLedger:
     """Return a ledger with one prepared claim."""
-    return books.record_success(PrepareLedger(), claim(name), "healthy", at, "1")
+    return ledgers.with_success(PrepareLedger(), claim(name), "healthy", at, "1")
 
 
-def keep(directory: Path, book: PrepareLedger = FULL) -> PrepareLedger:
-    return save_ledger(directory, DRIVER, "1", book, NOW)[0]
+def keep(directory: Path, ledger: PrepareLedger = FULL) -> PrepareLedger:
+    return save_ledger(directory, DRIVER, "1", ledger, NOW)[0]
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -116,15 +116,17 @@ faults = st.builds(
     texts,
 )
 def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
-    book = PrepareLedger({one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100))
-    found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, book)))
-    assert found == LedgerFileContent(driver, version, book)
+    ledger = PrepareLedger(
+        {one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100)
+    )
+    found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, ledger)))
+    assert found == LedgerFileContent(driver, version, ledger)
 
 
 def test_ledger_of_a_version_without_repairs_is_loaded():
     data = encode_ledger(LedgerFileContent(DRIVER, "1", FULL))
     assert b"repair" not in data
-    (entry,) = (one for one in decode_ledger(data).ledger.claims.values() if one.outcome.verdict)
+    (entry,) = (claim for claim in decode_ledger(data).ledger.claims.values() if claim.outcome.verdict)
     assert entry.outcome.verdict.repair is Repair.NONE
 
 
@@ -148,17 +150,17 @@ def test_file_is_private(tmp_path):
 
 def test_text_invalid_in_utf_8_does_not_prevent_the_save(tmp_path):
     odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
-    book, _ = books.record_failure(PrepareLedger(), claim("a"), "", odd, NOW)
-    assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
+    ledger, _ = ledgers.with_failure(PrepareLedger(), claim("a"), "", odd, NOW)
+    assert keep(tmp_path, ledger).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
     assert load_ledger(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
 
 
 def test_oversized_ledger_drops_its_oldest_claims():
     long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
-    book = PrepareLedger()
+    ledger = PrepareLedger()
     for number in range(600):
-        book, _ = books.record_failure(book, claim(f"{number:03}"), "", long, NOW + number)
-    data = encode_ledger(LedgerFileContent(DRIVER, "1", book))
+        ledger, _ = ledgers.with_failure(ledger, claim(f"{number:03}"), "", long, NOW + number)
+    data = encode_ledger(LedgerFileContent(DRIVER, "1", ledger))
     left = decode_ledger(data).ledger.claims
     assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
     assert set(left) == {f"uid-{number:03}" for number in range(600 - len(left), 600)}
@@ -229,8 +231,8 @@ def test_field_of_a_later_release_is_ignored(key: str) -> None:
 def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
     path = tmp_path / LEDGER_FILE
     path.write_bytes(data)
-    book, problem = load_ledger(tmp_path, DRIVER)
-    assert book == PrepareLedger()
+    ledger, problem = load_ledger(tmp_path, DRIVER)
+    assert ledger == PrepareLedger()
     assert problem.startswith(f"{path}: {reason}")
     assert problem.endswith("; renamed to prepares.json.corrupt-1")
     assert (tmp_path / "prepares.json.corrupt-1").read_bytes() == data
@@ -256,8 +258,8 @@ def test_random_bytes_give_ledger_or_corrupt_file(data):
 
 def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
     (tmp_path / LEDGER_FILE).write_bytes(b"{")
-    book, problem = save_ledger(tmp_path, DRIVER, "1", FULL, NOW)
-    assert (book, load_ledger(tmp_path, DRIVER)) == (FULL, (FULL, ""))
+    ledger, problem = save_ledger(tmp_path, DRIVER, "1", FULL, NOW)
+    assert (ledger, load_ledger(tmp_path, DRIVER)) == (FULL, (FULL, ""))
     assert problem.endswith("; renamed to prepares.json.corrupt-1")
 
 
@@ -293,19 +295,19 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from prepare_samples import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
-from agent.prepare import prepare_ledger as books
+from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.store.driver_files import save_ledger as save
 from prepare_samples import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-book = PrepareLedger()
+ledger = PrepareLedger()
 print("saving", flush=True)
 number = 0
 while number < times or not times:
     failure = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
     mine = claim(f"{{name}}{{number % 20}}", f"dev-{{name}}{{number % 20}}")
-    book, _ = books.record_failure(book, mine, "", failure, NOW + number, "1")
-    book, _ = save(directory, DRIVER, "1", book, NOW + number)
+    ledger, _ = ledgers.with_failure(ledger, mine, "", failure, NOW + number, "1")
+    ledger, _ = save(directory, DRIVER, "1", ledger, NOW + number)
     number += 1
 """
 
@@ -319,11 +321,11 @@ def saver(name: str, directory: Path, times: int) -> subprocess.Popen[str]:
 def test_concurrent_saves_lose_nothing_and_share_no_fault_number(tmp_path):
     with saver("x", tmp_path, 20) as first, saver("y", tmp_path, 20) as second:
         assert (first.wait(), second.wait()) == (0, 0)
-    book, problem = load_ledger(tmp_path, DRIVER)
+    ledger, problem = load_ledger(tmp_path, DRIVER)
     assert problem == ""
-    assert set(book.claims) == {f"uid-{name}{number}" for name in "xy" for number in range(20)}
-    assert len(book.driver_faults.faults) == 40
-    assert len({fault.number for fault in book.driver_faults.faults}) == 40
+    assert set(ledger.claims) == {f"uid-{name}{number}" for name in "xy" for number in range(20)}
+    assert len(ledger.driver_faults.faults) == 40
+    assert len({fault.number for fault in ledger.driver_faults.faults}) == 40
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 3, 7])
@@ -333,9 +335,9 @@ def test_instance_killed_during_save_leaves_complete_file_and_no_lock(tmp_path, 
         assert writer.stdout.readline() == "saving\n"
         time.sleep(delay_ms / 1000)  # kills at any point of a write
         writer.send_signal(signal.SIGKILL)
-    book, problem = load_ledger(tmp_path, DRIVER)
+    ledger, problem = load_ledger(tmp_path, DRIVER)
     assert problem == ""
-    assert set(FULL.claims) <= set(book.claims)
+    assert set(FULL.claims) <= set(ledger.claims)
     assert set(FULL.claims) <= set(keep(tmp_path).claims)
     assert sorted(os.listdir(tmp_path)) == [LEDGER_FILE, "prepares.lock"]
 
@@ -376,17 +378,17 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_prepare_store import DRIVER, FULL, NOW, claim, keep, verdict
-from agent.prepare import prepare_ledger as books
+from agent.prepare import prepare_ledger as ledgers
 from agent.store.state_files import StateWriteError
 from agent.store.driver_files import load_ledger as load
 directory = Path({directory!r}, "state")
 keep(directory)
 large = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 16)
-book = FULL
+ledger = FULL
 for number in range(10):
-    book, _ = books.record_failure(book, claim(str(number)), "", large, NOW)
+    ledger, _ = ledgers.with_failure(ledger, claim(str(number)), "", large, NOW)
 try:
-    keep(directory, book)
+    keep(directory, ledger)
 except StateWriteError as error:
     assert error.errno == errno.ENOSPC, error
     print(error)
@@ -411,8 +413,8 @@ def test_full_and_read_only_disks_are_named_and_file_stays(tmp_path):
 
 def test_fault_numbers_continue_over_restarts(tmp_path):
     keep(tmp_path)
-    book, _ = load_ledger(tmp_path, DRIVER)
-    book, _ = books.record_failure(
-        book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1"
+    ledger, _ = load_ledger(tmp_path, DRIVER)
+    ledger, _ = ledgers.with_failure(
+        ledger, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1"
     )
-    assert [fault.number for fault in book.driver_faults.faults] == [1, 2]
+    assert [fault.number for fault in ledger.driver_faults.faults] == [1, 2]

@@ -15,7 +15,7 @@ from prometheus import Prometheus, need
 from test_docs_site import listed_pages
 from wire.serving import device, unhealthy
 
-from agent.cli.checks.catalog import check_sections
+from agent.cli.checks.catalog import checks_by_section
 from agent.http.app import create_app
 from agent.http.metric_families import FAMILIES
 from agent.model.settings import GpuLimits
@@ -61,7 +61,7 @@ def promtool_test(directory: Path, rows: dict[str, str], cases: list[dict[str, A
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_rules_are_valid_and_do_what_their_tests_say() -> None:
+def test_prometheus_rules_are_valid_and_pass_their_promtool_tests() -> None:
     for arguments in (("check", "rules", "alerts.yml", "fleet.yml"), ("test", "rules", "alerts.test.yml")):
         ended = subprocess.run(
             [need("promtool"), *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False
@@ -88,7 +88,7 @@ def test_runbook_of_an_alert_leads_to_a_heading_of_the_site(rule: dict[str, Any]
         return
     replaced = re.findall(r'reReplaceAll "([^"]*)" "([^"]*)"', anchor)
     assert len(replaced) == 5
-    codes = [check.code for section in check_sections(GpuLimits()) for check in section.checks]
+    codes = [check.code for section in checks_by_section(GpuLimits()) for check in section.checks]
     for code in (*codes, "custom.fabric", "custom.fabric.unknown", "check.links.expired"):
         text = code
         for pattern, replacement in replaced:
@@ -106,7 +106,7 @@ def test_queries_of_dashboards_name_existing_series_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["drahealth_gpu_xids_total", "drahealth_prepares_total"])
 def test_dashboard_shows_the_first_event_of_a_series_that_begins_with_it(short_tmp: Path, name: str) -> None:
-    (query,) = (one for one in dashboard_queries("node") if name in one)
+    (query,) = (query for query in dashboard_queries("node") if name in query)
     query = f"sum({query.replace('$instance', 'a:1').replace('$__rate_interval', '5m')})"
     labels = 'instance="a:1",job="drahealth"'
     rows = {f"{name}{{{labels}}}": "_x20 1+0x20", f"drahealth_build_info{{{labels}}}": "1+0x40"}
@@ -120,23 +120,23 @@ def test_dashboard_shows_the_first_event_of_a_series_that_begins_with_it(short_t
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_panels_with_one_value_query_the_present_only(name: str) -> None:
-    targets = [one for panel in panels(name) if panel["type"] == "stat" for one in panel["targets"]]
+    targets = [target for panel in panels(name) if panel["type"] == "stat" for target in panel["targets"]]
     assert targets
-    assert all((one.get("instant"), one.get("range")) == (True, False) for one in targets)
+    assert all((target.get("instant"), target.get("range")) == (True, False) for target in targets)
 
 
 def test_dashboard_of_a_node_finds_an_instance_with_an_ipv6_address(short_tmp: Path) -> None:
-    (query,) = (one for one in dashboard_queries("node") if one.startswith("sum by (state)"))
+    (query,) = (query for query in dashboard_queries("node") if query.startswith("sum by (state)"))
     node = "[2001:db8::7]:14680"
     rows = {f'drahealth_devices{{instance="{node}",state="healthy"}}': "8+0x10"}
     wanted = [{"labels": '{state="healthy"}', "value": 8}]
     case = {"expr": query.replace("$instance", node), "eval_time": "5m", "exp_samples": wanted}
     promtool_test(short_tmp, rows, [case])
-    assert not [one for one in dashboard_queries("node") if '=~"$instance"' in one]
+    assert not [query for query in dashboard_queries("node") if '=~"$instance"' in query]
 
 
 def test_timeline_of_devices_names_states_and_separates_pools(short_tmp: Path) -> None:
-    (panel,) = (one for one in panels("node") if one["type"] == "state-timeline")
+    (panel,) = (panel for panel in panels("node") if panel["type"] == "state-timeline")
     (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
     (target,) = panel["targets"]
     health = "drahealth_device_health"
@@ -154,7 +154,7 @@ def test_timeline_of_devices_names_states_and_separates_pools(short_tmp: Path) -
 
 
 def test_agents_that_service_discovery_has_lost_count_as_not_scraped(short_tmp: Path) -> None:
-    (query,) = (one for one in dashboard_queries("fleet") if "up{" in one)
+    (query,) = (query for query in dashboard_queries("fleet") if "up{" in query)
     up = {"a:1": "1+0x90", "b:1": "1+0x5 0+0x85", "c:1": "1+0x5 stale"}
     rows = {f'up{{instance="{node}",job="drahealth"}}': values for node, values in up.items()}
     for node, values in up.items():

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,42 @@ def test_path_that_is_no_file_is_unreadable(tmp_path: Path, make, reason: str, n
     error = unread(tmp_path / "it")
     assert (error.absence, error.reason, error.errno) == (Absence.UNREADABLE, reason, number)
     assert not error.is_forbidden
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_input_may_be_a_pipe_or_standard_input(tmp_path: Path, is_named: bool) -> None:
+    reader, writer = os.pipe()
+    before = os.dup(0)
+    try:
+        os.write(writer, b"objects")
+        os.close(writer)
+        os.dup2(reader, 0)
+        path = Path(f"/dev/fd/{reader}" if is_named else "-")
+        assert read_bounded(path, LIMIT, is_input=True).data == b"objects"
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(reader)
+
+
+def test_input_pipe_is_read_up_to_its_end() -> None:
+    """A reader that does not wait for the writer gets no more than the pipe holds, 64 KiB."""
+    size = 1 << 20
+    with subprocess.Popen(["head", "-c", str(size), "/dev/zero"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        path = Path(f"/dev/fd/{process.stdout.fileno()}")
+        assert len(read_bounded(path, size, is_input=True).data) == size
+
+
+def test_input_pipe_whose_writer_comes_later_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pods")
+    with subprocess.Popen(["sh", "-c", f"echo objects >{tmp_path}/pods"]):
+        assert read_bounded(tmp_path / "pods", LIMIT, is_input=True).data == b"objects\n"
+
+
+def test_directory_is_no_input(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match="Is a directory"):
+        read_bounded(tmp_path, LIMIT, is_input=True)
 
 
 @pytest.fixture

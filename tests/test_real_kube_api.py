@@ -94,7 +94,7 @@ def taints_of(*names: str) -> drahealth.Taints:
     return drahealth.Taints({drahealth.DeviceRef(DRIVER, NODE, name): TAINTS for name in names})
 
 
-def tainted(server: RealKubeApi) -> dict[str, list[str]]:
+def taint_effects_by_device(server: RealKubeApi) -> dict[str, list[str]]:
     devices = [device for obj in slices(server) for device in obj["spec"]["devices"]]
     return {one["name"]: [taint["effect"] for taint in one["taints"]] for one in devices if one.get("taints")}
 
@@ -114,18 +114,18 @@ def test_slices_are_accepted_updated_and_left_alone(
     publisher.publish(drahealth.Taints())
     assert versions(server) == before
     publisher.publish(taints_of("card-69"))
-    assert tainted(server) == {"card-69": ["None", "NoSchedule", "NoExecute"]}
+    assert taint_effects_by_device(server) == {"card-69": ["None", "NoSchedule", "NoExecute"]}
     assert versions(server)[0] == before[0]
     assert slices(server)[1]["spec"]["pool"]["generation"] == 1
     publisher.publish(drahealth.Taints())
-    assert tainted(server) == {}
+    assert taint_effects_by_device(server) == {}
 
 
 def test_taint_on_each_device_of_a_full_slice_is_accepted(
     server: RealKubeApi, publisher: drahealth.SlicePublisher
 ) -> None:
     publisher.publish(taints_of(*(f"card-{number}" for number in range(70))))
-    assert len(tainted(server)) == 70
+    assert len(taint_effects_by_device(server)) == 70
 
 
 def test_second_publisher_takes_over_without_a_change(
@@ -150,7 +150,7 @@ def test_deleted_and_changed_slices_are_restored(
     (changed, _) = slices(server)
     changed["spec"]["devices"][0]["taints"] = []
     admin.call("PUT", f"{SLICES}/{changed['metadata']['name']}", changed)
-    eventually(lambda: "card-0" in tainted(server), "taint is published again")
+    eventually(lambda: "card-0" in taint_effects_by_device(server), "taint is published again")
 
 
 def test_slices_are_repaired_after_a_restart_of_the_api_server(
@@ -162,7 +162,9 @@ def test_slices_are_repaired_after_a_restart_of_the_api_server(
         publisher.publish(taints_of("card-0"))
     server.start_server()
     server.admin.call("DELETE", f"{SLICES}?fieldSelector=spec.driver%3D{DRIVER}")
-    eventually(lambda: "card-0" in tainted(server), "slices are published again", 3 * PATIENCE_S)
+    eventually(
+        lambda: "card-0" in taint_effects_by_device(server), "slices are published again", 3 * PATIENCE_S
+    )
 
 
 def test_missing_verb_is_named_as_in_the_role(server: RealKubeApi, tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_claim_is_read_with_its_allocation(server: RealKubeApi, access: drahealt
     created = create_claim(server, "one")
     ref = drahealth.ClaimRef("default", "one", created["metadata"]["uid"])
     read = drahealth.ClaimReader(drahealth.ApiServer(access), DRIVER)
-    assert [(one.request, one.device) for one in read(ref).devices] == [("it", "card-0")]
+    assert [(device.request, device.device) for device in read(ref).devices] == [("it", "card-0")]
     server.admin.call("DELETE", f"{CLAIMS}/one")
     with pytest.raises(drahealth.TransientError) as caught:
         read(ref)
@@ -360,7 +362,7 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     server.create("/api/v1/nodes", "Node", node)
     publisher = cluster_agent(server, server.service_account("agent", chart_rules()), node, clock)
     broken = device("gpu-0", XID, driver=DRIVER)._replace(pool=node)
-    publisher.note_report(report(broken))
+    publisher.handle_report(report(broken))
     run_steps(publisher, clock, 2)
     assert publisher.status.error == ""
 
@@ -373,26 +375,26 @@ def test_health_is_written_with_the_rights_of_the_chart(server: RealKubeApi) -> 
     lease = admin.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/drahealth-{node}")
     assert lease["spec"]["holderIdentity"] == f"{node}-agent"
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
-    assert [one["reason"] for one in events] == ["DeviceUnhealthy"]
+    assert [event["reason"] for event in events] == ["DeviceUnhealthy"]
     (rule,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
     assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": node, "device": "gpu-0"}
 
     successor = cluster_agent(server, server.service_account("agent-2", chart_rules()), node, clock)
-    successor.note_report(report(broken))
+    successor.handle_report(report(broken))
     run_steps(successor, clock, 2)
     (adopted,) = admin.list_objects(admin.dra_path("devicetaintrules")).items
     assert adopted["metadata"]["generation"] == rule["metadata"]["generation"]
     after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
     assert after["DRADevicesHealthy"] == found
 
-    successor.note_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
+    successor.handle_report(report(broken._replace(health=Health.HEALTHY, severity=Severity.OK, causes=())))
     run_steps(successor, clock, 60)
     assert successor.status.error == ""
     after = {one["type"]: one for one in admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]}
     assert after["DRADevicesHealthy"]["status"] == "True"
     assert admin.list_objects(admin.dra_path("devicetaintrules")).items == []
     events = admin.list_objects("/api/v1/namespaces/default/events", f"involvedObject.name={node}").items
-    assert sorted({one["reason"] for one in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
+    assert sorted({event["reason"] for event in events}) == ["DeviceRecovered", "DeviceUnhealthy"]
 
     admin.apply(f"/api/v1/nodes/{node}/status", documented_removal(node), manager="drahealth")
     status = admin.call("GET", f"/api/v1/nodes/{node}")["status"]
@@ -408,7 +410,7 @@ def test_condition_of_another_manager_is_a_conflict_and_taken_over(
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": {"conditions": [entry]}}
     server.admin.apply(f"/api/v1/nodes/{node}/status", body, manager="test")
     publisher = cluster_agent(server, server.access, node, clock)
-    publisher.note_report(report(device("gpu-0", XID, driver=DRIVER)._replace(pool=node)))
+    publisher.handle_report(report(device("gpu-0", XID, driver=DRIVER)._replace(pool=node)))
     run_steps(publisher, clock, 1)
     assert 'conflicts with "test"' in caplog.text
     (found,) = server.admin.call("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
@@ -434,7 +436,7 @@ def test_role_of_the_chart_has_no_verb_that_is_not_used(server: RealKubeApi) -> 
         for sick in (True, False, True):
             causes = broken if sick else device("gpu-0", driver=DRIVER)._replace(pool=node)
             for _ in range(40):
-                publisher.note_report(report(causes))
+                publisher.handle_report(report(causes))
                 run_steps(publisher, clock, 1)
                 errors.append(publisher.status.error)
         groups, (resource,), verb = missing
@@ -531,7 +533,7 @@ def test_admission_policy_restricts_a_pod_to_its_own_node(server: RealKubeApi) -
     clock = StepClock()
     publisher = cluster_agent(server, access, "own-node", clock)
     for causes in ((XID,), ()):
-        publisher.note_report(report(device("gpu-0", *causes, driver=DRIVER)._replace(pool="own-node")))
+        publisher.handle_report(report(device("gpu-0", *causes, driver=DRIVER)._replace(pool="own-node")))
         run_steps(publisher, clock, 3)
         assert publisher.status.error == ""
     assert publisher.status.taint_rules == 0

@@ -25,7 +25,7 @@ from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
 from agent.model.time import Instant
-from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, report_verdicts
+from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, recorded_verdicts
 from agent.record.recorder import RecordLimits, SnapshotRecorder, _Queued
 from agent.record.replay import Replay, verdict_differences
 from agent.record.segment_file import (
@@ -63,7 +63,7 @@ def write_segment(path: Path, steps: list[Step], per_frame: int = 3) -> None:
     recorded, verdicts = [], ()
     for _, snapshot, report, use in steps:
         if use is StepOutcome.PUBLISHED:
-            verdicts = report_verdicts(report)
+            verdicts = recorded_verdicts(report)
         recorded.append(RecordedStep(snapshot, report.at, use, verdicts, report.is_full))
     writer = SegmentWriter(path, HEAD, steps[0][0])
     for at in range(0, len(recorded), per_frame):
@@ -169,7 +169,9 @@ def test_replayed_random_day_gives_the_published_reports(day: Any, seed: int, tm
         assert again.report == report
         if use is StepOutcome.PUBLISHED:
             now = again.recorded.now
-            assert not list(verdict_differences(now, again.recorded.verdicts, report_verdicts(again.report)))
+            assert not list(
+                verdict_differences(now, again.recorded.verdicts, recorded_verdicts(again.report))
+            )
 
 
 @pytest.mark.parametrize(("day", "seed"), DAYS[2:4])
@@ -367,7 +369,9 @@ def test_clock_that_is_ahead_at_the_start_deletes_no_segment(short_day: list[Ste
     assert len(segment_paths(tmp_path)) == 2
 
 
-def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step], tmp_path: Path) -> None:
+def test_full_disk_loses_steps_and_the_next_segment_counts_them(
+    short_day: list[Step], tmp_path: Path
+) -> None:
     write_segment(segment_path(tmp_path, 1), short_day, per_frame=1)
     size = segment_path(tmp_path, 1).stat().st_size
     segment_path(tmp_path, 1).unlink()
@@ -442,7 +446,7 @@ def wait_for(is_done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_slow_disk_drops_queued_steps_and_the_next_segment_says_so(
+def test_slow_disk_drops_queued_steps_and_the_next_segment_counts_them(
     short_day: list[Step], tmp_path: Path
 ) -> None:
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
@@ -497,7 +501,9 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     steps = host_day(1, 30)
     first = steps[1]
     state, snapshot, report, _ = next(
-        one for one in steps if report_verdicts(one[2]) != report_verdicts(first[2]) and not one[2].starting
+        step
+        for step in steps
+        if recorded_verdicts(step[2]) != recorded_verdicts(first[2]) and not step[2].starting
     )
     recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
     recorder.record(*first)
@@ -512,7 +518,7 @@ def test_silent_step_after_lost_ones_has_the_verdicts_of_its_report(tmp_path: Pa
     reader = SegmentReader(segment_paths(tmp_path)[-1])
     *_, recorded = reader.steps()
     assert (reader.head.lost, recorded.use) == (1000, StepOutcome.SILENT)
-    assert recorded.verdicts == report_verdicts(report)
+    assert recorded.verdicts == recorded_verdicts(report)
 
 
 def recorder_item(one: Step) -> Any:

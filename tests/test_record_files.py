@@ -1,7 +1,7 @@
 """No verdict changes unnoticed between releases: committed records replay with the verdicts of their time."""
 
 import pytest
-from record_files import DIRECTORY, SCENARIOS, record_path
+from record_files import DIRECTORY, SCENARIOS, parse_record_path
 
 from agent.cli.main import main
 from agent.record.events import CLASSES
@@ -13,7 +13,7 @@ SIZE_MAX = 64 << 10
 
 
 def test_each_scenario_has_a_small_redacted_record() -> None:
-    assert {record_path(scenario) for scenario in SCENARIOS} == set(RECORDS.values())
+    assert {parse_record_path(scenario) for scenario in SCENARIOS} == set(RECORDS.values())
     segments = [path for record in RECORDS.values() for path in segment_paths(record)]
     assert all(SegmentReader(path).head.is_redacted for path in segments)
     assert [path for path in segments if path.stat().st_size > SIZE_MAX] == []

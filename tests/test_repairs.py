@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paper_gpus import OLD_DRIVER, GpuNode
 
-from agent.cli.checks.catalog import CheckDescription, check_sections
+from agent.cli.checks.catalog import CheckDescription, checks_by_section
 from agent.health.gpu.rule_state import gpu_rules
 from agent.health.gpu.xid.decisions import (
     MIN_BURSTS,
@@ -48,7 +48,7 @@ from agent.model.settings import GpuLimits
 from agent.model.time import Instant
 from agent.prepare.failure_kinds import FAILURE_KINDS, failure_kind
 
-CHECKS: Final = {check.code: check for group in check_sections(GpuLimits()) for check in group.checks}
+CHECKS: Final = {check.code: check for group in checks_by_section(GpuLimits()) for check in group.checks}
 RULES: Final = {rule.code: rule for rule in gpu_rules(GpuLimits())}
 ZERO: Final = Instant(0, 0.0)
 WORDS: Final = {
@@ -154,7 +154,7 @@ def test_prepare_error_has_the_repair_of_the_check_with_its_code() -> None:
     assert wrong == []
 
 
-def test_every_kind_that_blames_a_device_has_a_repair_that_its_advice_names() -> None:
+def test_failure_kind_that_blames_a_device_has_the_repair_in_its_advice() -> None:
     for kind in FAILURE_KINDS:
         words = WORDS.get(kind.repair, ())
         assert not words or any(word in kind.advice.lower() for word in words), kind.code

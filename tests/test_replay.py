@@ -35,7 +35,7 @@ from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.reading import SourceSample, SourceState
 from agent.model.settings import CustomCheck, EngineSettings, RuleOverride
 from agent.model.time import NS, Instant
-from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
+from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, recorded_verdicts
 from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
 from agent.record.what_if import (
@@ -211,6 +211,15 @@ def test_replay_with_speed_goes_on_after_a_reboot(
     assert sum(sleeps) == pytest.approx(published[-1] - published[0])  # twice, at twice the speed
 
 
+def test_replay_with_the_lowest_speed_waits_without_an_error(
+    day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleeps.append))
+    run(capsys, "replay", day, "--speed", "1e-300")
+    assert 0 < max(sleeps) < 2**63 / NS
+
+
 def test_last_report_of_a_damaged_record_names_the_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,15 +251,15 @@ def test_verdict_that_differs_from_the_recorded_one_is_listed(
     writer = SegmentWriter(segment_path(tmp_path, 1), head, steps[0][0])
     for _, snapshot, report, use in steps:  # as another release would have decided
         verdicts = [
-            one._replace(severity=2, causes=(("gpu.old", 2),)) if one.subject == "gpu-1" else one
-            for one in report_verdicts(report)
+            verdict._replace(severity=2, causes=(("gpu.old", 2),)) if verdict.subject == "gpu-1" else verdict
+            for verdict in recorded_verdicts(report)
         ]
         writer.append([RecordedStep(snapshot, report.at, use, tuple(verdicts), report.is_full)])
     writer.close()
     code, _, err = run(capsys, "replay", tmp_path)
     assert code == 1
     assert "gpu-1: recorded Healthy (gpu.old), replayed Healthy" in err
-    assert "this release decides otherwise in 1 case on 1 device" in err
+    assert "this release decides differently in 1 case on 1 device" in err
 
 
 def test_damaged_segment_is_named_and_the_rest_is_replayed(
@@ -285,7 +294,7 @@ def test_problem_of_a_record_has_no_escape_sequence(
 
 def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
     _, snapshot, report, use = step
-    recorded = RecordedStep(snapshot, report.at, use, report_verdicts(report), report.is_full)
+    recorded = RecordedStep(snapshot, report.at, use, recorded_verdicts(report), report.is_full)
     return recorded._replace(**changes)
 
 
@@ -498,6 +507,7 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
         document = json.loads(done.stdout)
         del document["elapsedSeconds"]
         documents.append(document)
+    assert documents[0]["apiVersion"] == "drahealth/v1"
     assert documents[0] == documents[1]
     assert len(documents[0]["records"]) == 3
 
@@ -581,7 +591,7 @@ def test_cause_that_is_no_longer_info_is_a_report() -> None:
 def test_pattern_of_codes_has_no_score_of_its_own(pattern: str) -> None:
     side = HealthIntervals(causes={("gpu-0", "gpu.xid.79"): [FaultInterval(10.0, 20.0)]})
     scores = score_rules([("node-a", side)], [Incident("gpu-0", 5.0, 30.0, codes=(pattern,))])
-    assert [one.code for one in scores] == ["*", "gpu.xid.79"]
+    assert [score.code for score in scores] == ["*", "gpu.xid.79"]
     assert (scores[1].recall.successes, scores[1].recall.trials) == (1, 1)
 
 
@@ -696,7 +706,7 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
 
 
 @pytest.mark.parametrize("name", ["edac", "fabric", "watchdog", "mlx5_core", "source.stalled"])
-def test_copy_with_a_pod_named_as_a_part_of_the_agent_has_the_same_verdicts(
+def test_redacted_copy_with_a_pod_named_like_a_source_keeps_the_verdicts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check = CustomCheck(
@@ -717,7 +727,7 @@ def test_copy_with_a_pod_named_as_a_part_of_the_agent_has_the_same_verdicts(
     assert run(capsys, "replay", tmp_path / "copy") == (0, original, "")
     (path,) = segment_paths(tmp_path / "copy")
     state, _ = SegmentReader(path).state()
-    assert [(*one.command, one.user) for one in state.settings.checks] == [
+    assert [(*check.command, check.user) for check in state.settings.checks] == [
         ("/opt/check", "redacted", "{device}", "redacted", "redacted")
     ]
     assert b"s3cr3t" not in unpacked(tmp_path / "copy")
@@ -744,7 +754,7 @@ def test_name_before_a_sign_is_redacted_and_a_part_of_a_name_is_not(text: str, e
     assert redacted == expected
 
 
-def test_redacted_copy_of_a_growing_record_has_no_names_of_later_evaluations(
+def test_redacted_copy_of_a_growing_record_has_no_later_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = secret_day()
@@ -862,7 +872,11 @@ def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.Cap
     ("args", "code", "text"),
     [
         (["{day}", "--to", "{day}"], 64, "is the directory of the record itself"),
-        (["--to", "{day}/x", "--config", "/dev/null"], 78, "record.dir: the agent of this configuration"),
+        (
+            ["--to", "{day}/x", "--config", "/dev/null"],
+            78,
+            "set the key and reload the agent, or name a record",
+        ),
         (["{day}", "--to", "/dev/null/x"], 70, "/dev/null/x: cannot be written: Not a directory"),
     ],
 )

@@ -115,11 +115,11 @@ def test_check_that_stops_is_unknown_when_its_lease_ends(part: DeclaredPart | No
     report = node.next(3)
     assert health_and_codes(report) == EXPIRED
     assert device_of(report, "card-0").causes[0].evidence == "no result of the driver for more than 15 s"
-    source = next(one for one in report.sources if one.name == f"check.{DRIVER}/link")
+    source = next(source for source in report.sources if source.name == f"check.{DRIVER}/link")
     assert source.state is SourceState.FAILING
 
 
-def test_result_about_former_hardware_of_a_redeclared_device_does_not_count() -> None:
+def test_check_result_for_former_hardware_of_a_device_does_not_count() -> None:
     node = Node(CPU)
     assert health_and_codes(node.report(result())) == (Health.HEALTHY, [])
     node.part = CPU._replace(cpus=parse_cpus("0"))
@@ -228,7 +228,7 @@ def test_checks_of_two_drivers_with_one_name_are_two_sources() -> None:
     files = [DriverDevice("other.example.com", "node-a", "x-0", DeclaredOtherDevice(), 0, ("link",))]
     declared = (*snapshot.declared, DeclaredFile("other.example.com", tuple(files)))
     _, report = step(node.state, replace(snapshot, declared=declared), node.now)
-    states = {one.name: one.state for one in report.sources if one.name.startswith("check.")}
+    states = {source.name: source.state for source in report.sources if source.name.startswith("check.")}
     assert states == {
         f"check.{DRIVER}/link": SourceState.OK,
         "check.other.example.com/link": SourceState.FAILING,
@@ -395,7 +395,7 @@ def test_declared_checks_are_read_back_from_the_file(tmp_path: Path) -> None:
     write_declaration(tmp_path, DRIVER, "node-a", rows)
     [file] = read_declarations(tmp_path, (), "node-a")
     assert file.error == ""
-    assert [(one.name, type(one.part), one.checks) for one in file.devices] == [
+    assert [(device.name, type(device.part), device.checks) for device in file.devices] == [
         ("card-0", DeclaredOtherDevice, ("link", "memory")),
         ("cpu-1", DeclaredCpuDevice, ("load",)),
     ]
@@ -453,7 +453,7 @@ class CardNode(GpuNode):
 def test_declared_gpu_is_not_healthy_without_a_valid_result() -> None:
     node = CardNode()
     node.declare()
-    assert not [one for one in node.next().devices if one.device == "card-0"]
+    assert not [device for device in node.next().devices if device.device == "card-0"]
     assert health_and_codes(node.next(3)) == EXPIRED
     node.reported.report([result()])
     node.next()
@@ -471,7 +471,7 @@ def test_declared_gpu_is_unknown_until_its_embedded_check_has_a_result() -> None
     node = CardNode()
     node.checks, node.samples = (), [embedded_sample(node, 0)]
     node.declare()
-    assert not [one for one in node.next().devices if one.device == "card-0"]
+    assert not [device for device in node.next().devices if device.device == "card-0"]
     for _ in range(3):
         assert health_and_codes(node.next(3)) == (Health.UNKNOWN, ["declared.unseen"])
     node.samples = [embedded_sample(node, 1)]

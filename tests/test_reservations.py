@@ -122,7 +122,7 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
 def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
     claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
     orphans = unmatched_reservations(claim, existing_reservation_targets([pod(0), pod(7, group="workers")]))
-    assert [one.name for one in orphans] == ["train-1", "gone"]
+    assert [orphan.name for orphan in orphans] == ["train-1", "gone"]
 
 
 def test_pod_of_another_namespace_matches_no_reservation() -> None:
@@ -130,7 +130,7 @@ def test_pod_of_another_namespace_matches_no_reservation() -> None:
     orphans = unmatched_reservations(
         reserved(GROUP, pod_entry()), existing_reservation_targets([other_namespace])
     )
-    assert [one.name for one in orphans] == ["workers", "train-0"]
+    assert [orphan.name for orphan in orphans] == ["workers", "train-0"]
 
 
 def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
@@ -292,4 +292,4 @@ def test_every_entry_has_exactly_one_kind(entries: list[dict[str, str]]) -> None
     claim = reserved(*entries)
     kinds = reservations_by_kind(claim.reserved)
     assert sorted(one for of in kinds for one in of) == sorted(claim.reserved)
-    assert all(one.api_group == "" and one.resource == "pods" for one in kinds.pods)
+    assert all(pod.api_group == "" and pod.resource == "pods" for pod in kinds.pods)

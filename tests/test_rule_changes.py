@@ -8,7 +8,7 @@ from paper import EIO, PaperNode, codes, device_of, node_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.config.config import Config
-from agent.config.tables import parse_rules, show_rules
+from agent.config.tables import parse_rules, rules_to_tables
 from agent.engine.step import with_settings
 from agent.health.evaluation import RULE_OFF
 from agent.health.gpu.rule_input import GpuRuleInput
@@ -95,7 +95,7 @@ def test_rule_turned_off_by_a_reload_ends_its_fault_at_once_and_returns() -> Non
     assert codes(device_of(node.evaluate(), POOL)) == [SHRUNK], "the pages at start are still known"
 
 
-def test_gpu_rule_that_is_off_finds_nothing_and_latched_faults_are_unaffected() -> None:
+def test_gpu_rule_that_is_off_has_no_finding_but_latched_faults_stay() -> None:
     node = GpuNode()
     node.state = with_settings(
         node.state, replace(node.settings, rules=(RuleOverride("gpu.recovery_action", off=True),)), node.now
@@ -142,7 +142,7 @@ def test_milder_severity_applies_to_a_raised_fault_at_once() -> None:
     assert node.cause("gpu.lost").severity is Severity.DEGRADED
 
 
-def test_severity_does_not_hide_what_cannot_be_read() -> None:
+def test_severity_of_a_rule_does_not_hide_unreadable_data() -> None:
     node = PaperNode(EngineSettings("node-a", rules=(RuleOverride("cpu.*", severity=Severity.INFO),)))
     node.states = {}
     node.nodes[0] = node_sample(core=0, package=0)
@@ -292,7 +292,7 @@ def test_entry_for_one_xid_is_like_the_key_gpu_xids_and_outranks_it() -> None:
         ({"code": "cpu.offline"}, "rule 1: nothing is changed; set off, severity, probation or limit"),
         (
             {"code": "cpu.offline", "off": 1},
-            "rule 1: 1 is neither true nor false; write one of them without quotes",
+            "rule 1: off: 1 is neither true nor false; write one of them without quotes",
         ),
         (
             {"code": "cpu.offline", "severity": "bad"},
@@ -326,7 +326,7 @@ def test_parsed_entries_are_shown_as_they_were_written() -> None:
         {"code": THROTTLED, "device": "cpu-node*", "severity": "info", "probation": "5m", "limit": 7},
         {"code": "gpu.xid.*", "off": False},
     ]
-    assert show_rules(parse_rules(tables)) == tables
+    assert rules_to_tables(parse_rules(tables)) == tables
 
 
 def test_more_than_64_entries_are_refused() -> None:

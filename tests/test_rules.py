@@ -1,4 +1,4 @@
-"""Catalogue of the host's rules as a whole; the rules are tested by theme."""
+"""Catalog of the host's rules as a whole; the rules are tested by theme."""
 
 from dataclasses import replace
 from typing import Final

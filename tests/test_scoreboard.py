@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from agent.model.health import Severity
+from agent.scoreboard import main as command
 from agent.scoreboard.detectors import (
     BYSTANDER_GPU,
     BYSTANDER_NIC,
@@ -26,6 +27,7 @@ from agent.scoreboard.incidents import (
     LabelledIncident,
     LineOrigin,
     NvmlChange,
+    SeverityName,
     find_corpus,
     load_incidents,
 )
@@ -72,7 +74,7 @@ def incident(
     )
 
 
-def verdict(device: str = GPU, severity: str = "unhealthy", part: str = "") -> ExpectedVerdict:
+def verdict(device: str = GPU, severity: SeverityName = "unhealthy", part: str = "") -> ExpectedVerdict:
     """Return an expected verdict."""
     return ExpectedVerdict(device=device, severity=severity, code="gpu.xid.79", part=part)
 
@@ -208,7 +210,7 @@ OTHERS: Final = [
 
 
 @pytest.mark.parametrize(("name", "line", "expected"), OTHERS)
-def test_detector_reports_what_its_patterns_state(
+def test_detector_reports_the_findings_of_its_patterns(
     name: str, line: str, expected: set[tuple[str, Severity]]
 ) -> None:
     assert reports(name, line) == expected
@@ -225,13 +227,33 @@ def test_detector_file_has_origin_version_and_disjoint_lists(run: PatternDetecto
         assert len(frozenset.union(*lists)) == sum(map(len, lists))
 
 
-def test_load_detectors_of_an_invalid_pattern_raises_and_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("detector", "before", "after", "what"),
+    [
+        ("node-problem-detector", "Killed process", "(Killed process", r"missing \)"),
+        ("node-problem-detector", 'severity = "info"', 'severity = "bad"', "Invalid enum value 'bad'"),
+        ("node-problem-detector", "Killed process", "\xff", "can't decode byte 0xff"),
+        ("gpud", "?P<code>", "?P<number>", r"no group \(\?P<code>"),
+    ],
+)
+def test_load_detectors_of_an_invalid_file_raises_and_names_it(
+    detector: str, before: str, after: str, what: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "detectors"
     folder.mkdir()
     (folder / "nvlink5.tsv").write_text("")
-    text = (CORPUS / "detectors" / "node-problem-detector.toml").read_text()
-    (folder / "bad.toml").write_text(text.replace("Killed process", "(Killed process"))
-    with pytest.raises(CorpusError, match=r"bad\.toml: missing \)"):
+    text = (CORPUS / "detectors" / f"{detector}.toml").read_text()
+    assert before in text
+    (folder / "bad.toml").write_text(text.replace(before, after), encoding="latin-1")
+    with pytest.raises(CorpusError, match=rf"bad\.toml: .*{what}"):
+        load_detectors(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["145\tA", "x\tA\t0\t0\t0\t0\tnone"])
+def test_load_detectors_of_an_invalid_nvlink_row_raises_and_names_its_file(row: str, tmp_path: Path) -> None:
+    (tmp_path / "detectors").mkdir()
+    (tmp_path / "detectors/nvlink5.tsv").write_text(f"{row}\n")
+    with pytest.raises(CorpusError, match=r"nvlink5\.tsv: "):
         load_detectors(tmp_path)
 
 
@@ -313,4 +335,21 @@ def test_scoreboard_page_of_one_part_is_refused(tmp_path: Path) -> None:
 def test_scoreboard_page_in_a_missing_folder_fails_and_names_it(tmp_path: Path) -> None:
     run = scoreboard("--write", str(tmp_path / "missing" / "page.md"))
     assert run.returncode == 1
-    assert "missing/page.md: cannot be read or written: No such file" in run.stderr
+    assert "missing/page.md: cannot be written: No such file" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("incident 'a': the log reader did not read 'b'"), OSError("no space for the log")]
+)
+def test_scoreboard_page_whose_replay_fails_stays_and_is_not_named(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> Findings:
+        raise error
+
+    (tmp_path / "page.md").write_text("a page")
+    monkeypatch.setattr(command, "run_own", fail)
+    monkeypatch.setattr(sys, "argv", ["scoreboard", "--write", str(tmp_path / "page.md")])
+    assert command.main() == 1
+    assert capsys.readouterr().err == f"python -m agent.scoreboard: {error}\n"
+    assert (tmp_path / "page.md").read_text() == "a page"

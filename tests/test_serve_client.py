@@ -413,7 +413,7 @@ def test_compressed_message_is_refused(tmp_path: Path) -> None:
 def test_end_of_stream_is_an_error(tmp_path: Path) -> None:
     with driver(tmp_path / "a.sock", lambda _: iter([entry("a")])) as path:
         assert refusal(path, lambda path: first(path, 2)) == (
-            "the agent ended the stream of health reports; it may be shutting down"
+            "the server ended the stream of health reports; it may be shutting down"
         )
 
 

@@ -166,10 +166,10 @@ def test_report_prepare_returns_verdicts_of_failed_claims(serving: Serving, driv
         message("PrepareOutcome", claim=claim("c"), failed=True),
     ]
     answers = driver.call("ReportPrepare", step=1, outcomes=outcomes).answers
-    assert [one.HasField("verdict") for one in answers] == [True, False, True]
+    assert [answer.HasField("verdict") for answer in answers] == [True, False, True]
     verdict = answers[0].verdict
     assert (verdict.error_class, verdict.code) == (3, "gpu.lost")
-    assert [(one.driver, one.pool, one.device) for one in verdict.devices] == [
+    assert [(device.driver, device.pool, device.device) for device in verdict.devices] == [
         ("test.drahealth.example", "p", "gpu-0")
     ]
     assert (verdict.count, verdict.first_s) == (0, 0.0), "failures are not recorded"
@@ -441,9 +441,9 @@ def test_watch_taints_sends_current_taints_and_changes(serving: Serving, driver:
             assert (taint.key, taint.value) == ("test.drahealth.example/gpu.lost", "")
             assert (taint.effect, taint.time_added_s) == (2, 1_700_000_000)
         serving.handler.newest.publish(taints())
-        assert [len(one.taints) for one in first.next().devices] == [0, 0, 0]
+        assert [len(device.taints) for device in first.next().devices] == [0, 0, 0]
     with driver.watch() as later:
-        assert [len(one.taints) for one in later.next().devices] == [0, 0, 0]
+        assert [len(device.taints) for device in later.next().devices] == [0, 0, 0]
 
 
 def test_too_many_taints_are_reduced_to_the_worst(serving: Serving, driver: Driver) -> None:

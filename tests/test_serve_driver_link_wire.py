@@ -585,7 +585,7 @@ def test_reply_names_fewer_devices_to_stay_below_4_mib() -> None:
     verdict = classify_evidence([ErrorText("x" * 5000)], context)
 
     class FixedVerdict(RecordingHandler):
-        def unprepared(self, ended: Any) -> list[PrepareVerdict | None]:
+        def record_unprepares(self, ended: Any) -> list[PrepareVerdict | None]:
             return [replace(verdict, claim=item.claim.ref) for item in ended]
 
     outcomes = [{"claim": claim(f"{number:0253d}"), "failed": True} for number in range(256)]

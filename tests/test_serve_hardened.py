@@ -416,7 +416,7 @@ def test_leaked_connections_give_way_to_new_ones_idle_first(
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "all are listed")
         assert still_serves(serving)
         read_to_the_end(leaked[1])
-        (logged,) = [one.getMessage() for one in caplog.records if one.name == server.__name__]
+        (logged,) = [record.getMessage() for record in caplog.records if record.name == server.__name__]
         assert logged.startswith(
             f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached: closed 1 connections, idle"
         )
@@ -685,7 +685,7 @@ def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCapture
                 assert listed(client, stream) == ["cpu-node0"]
         more = itertools.count(129, 2)
         assert not any(is_served(clients[0], next(more)) for _ in range(20))
-        (logged,) = [one.getMessage() for one in caplog.records if one.name == server.__name__]
+        (logged,) = [record.getMessage() for record in caplog.records if record.name == server.__name__]
         assert logged.startswith(
             f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused or ended 1 requests"
         )

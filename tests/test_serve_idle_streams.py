@@ -187,13 +187,13 @@ def lent_streams(serving: Serving) -> IdleStreamTable:
     return service.subscribers._lent.table
 
 
-def lent(serving: Serving) -> int:
+def lent_count(serving: Serving) -> int:
     """Return how many streams of the driver's socket are lent."""
     return len(lent_streams(serving))
 
 
 def wait_lent(serving: Serving, count: int = 1) -> None:
-    eventually(lambda: lent(serving) == count, f"{count} streams are lent")
+    eventually(lambda: lent_count(serving) == count, f"{count} streams are lent")
 
 
 @contextmanager
@@ -414,7 +414,7 @@ def test_stream_is_not_lent_while_data_wait_for_its_socket(serving: Serving) -> 
             last = publish_until_cut(serving)
         eventually(lambda: serving.latest.is_delivered(), "the event loop has the report")
         with stopped_loop(serving):
-            assert lent(serving) == 0
+            assert lent_count(serving) == 0
             client.drain()
             serving.publish(*large(last + 1))
             assert client.drain() == 0

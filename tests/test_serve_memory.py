@@ -140,7 +140,7 @@ def own_descriptors(number: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def opened(path: Path, clients: ExitStack) -> bool:
+def open_connection(path: Path, clients: ExitStack) -> bool:
     """Open one more connection; return False if the queue of the listening socket is full."""
     try:
         clients.enter_context(connect(path))
@@ -149,7 +149,7 @@ def opened(path: Path, clients: ExitStack) -> bool:
     return True
 
 
-def test_idle_connections_above_the_descriptor_limit_make_no_device_unknown(short_tmp: Path) -> None:
+def test_idle_connections_at_the_descriptor_limit_make_no_device_unknown(short_tmp: Path) -> None:
     """Half of the descriptors are a reserve for the agent's sources."""
     wrapper = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
     flags = ("--period", "100ms")
@@ -161,10 +161,10 @@ def test_idle_connections_above_the_descriptor_limit_make_no_device_unknown(shor
     ):
         for number in range(1120):
             path = (agent.health_socket, agent.agent_socket)[number % 2]
-            eventually(partial(opened, path, clients), "the server accepts")
+            eventually(partial(open_connection, path, clients), "the server accepts")
         eventually(lambda: "connections" in agent.log, "the limit is logged")
         with agent.watch_reports() as watcher:
             for _ in range(4):  # reports of heartbeats, each after ten passes
-                assert {one.health for one in watcher.next().devices} == {HEALTHY}
+                assert {device.health for device in watcher.next().devices} == {HEALTHY}
         assert psutil.Process(agent.pid).num_fds() < 700
         assert "Unknown" not in agent.log

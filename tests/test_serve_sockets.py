@@ -483,9 +483,7 @@ def test_socket_that_cannot_be_restored_is_logged_once(
 
 
 @pytest.mark.parametrize("steps", range(1, 14))
-def test_shutdown_while_a_socket_is_restored_ends_the_server_and_removes_its_file(
-    tmp_path: Path, steps: int
-) -> None:
+def test_shutdown_while_a_socket_is_restored_removes_the_socket_file(tmp_path: Path, steps: int) -> None:
     async def restore_and_stop() -> None:
         grpc_servers = GrpcServers(LatestValue(), runtime_dir=tmp_path, drivers=(), version="1")
         (path,) = grpc_servers.paths

@@ -1,6 +1,8 @@
 """Simulated nodes: no invariant is violated, and each one can be."""
 
 import json
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 import agent.simulate.node_run as node_run
 from agent.devices import taints
 from agent.engine import step as engine
+from agent.errors import OutputError, OutputPipeClosed
 from agent.health.gpu import state as gpu_state
-from agent.model.health import Severity
+from agent.model.health import Health, Severity, Taints
 from agent.prepare import prepare_ledger
 from agent.serve.health import service
 from agent.simulate import fault_model, main
@@ -60,6 +63,16 @@ def test_each_kind_of_event_alone_violates_no_invariant(kind):
     assert result.kinds[kind] >= 1
 
 
+@pytest.mark.parametrize("kind", sorted(kind.name for kind in FAULT_KINDS.values() if kind.median_s))
+def test_overlapping_faults_of_one_kind_violate_no_invariant(kind):
+    assert violated((600, kind, 0, 60), (620, kind, 0, 600)) is None
+
+
+def test_end_of_a_hang_that_a_crash_of_nvml_ended_leaves_a_later_hang():
+    events = ((600, "gpu-hang", 0, 400), (700, "nvml-crash", 0, 5), (900, "gpu-hang", 0, 600))
+    assert violated(*events) is None
+
+
 def test_same_seed_gives_the_same_script_and_verdicts():
     first, second = (NodeRun(random_script(3, 1, 0.1, 300), records=True).run() for _ in range(2))
     assert first.verdicts == second.verdicts
@@ -92,6 +105,9 @@ def test_script_survives_a_file(tmp_path):
         ({"events": [{"at": 1, "kind": "gpu-hang", "target": 2}]}, "target 2"),
         ({"machine": {"gpus": 2, "migs": [1]}}, "migs has 1 numbers for 2 GPUs"),
         ({"machine": {"gpus": 2, "model": "A1"}}, "model 'A1'"),
+        ({"machine": {"gpus": 1, "migs": [8]}}, "<= 7 - at"),
+        ({"length": 10**12}, "<= 316224000"),
+        ({"events": [{"at": 1, "kind": "clock-step", "lasts": 10**18}]}, "<= 316224000"),
     ],
 )
 def test_invalid_script_is_refused_with_its_place(tmp_path, change, text):
@@ -117,6 +133,48 @@ def test_ignored_xids_leave_a_broken_gpu_healthy(monkeypatch):
 def test_missing_recovery_leaves_a_gpu_unhealthy(monkeypatch):
     monkeypatch.setattr(gpu_state, "resolve_faults", lambda log, *_: (log, None))
     assert violated((600, "gpu-gsp", 0, 60)) in (CAUSE, CLEARS)
+
+
+def test_cause_that_outlasts_its_fault_is_found_while_another_fault_lasts(monkeypatch):
+    monkeypatch.setattr(gpu_state, "resolve_faults", lambda log, *_: (log, None))
+    assert violated((600, "gpu-gsp", 0, 60), (700, "gpu-hot", 0, 2200)) == CAUSE
+
+
+def change_devices(monkeypatch, change):
+    """Let each report have only the changed devices that are not None."""
+    real = node_run.step
+
+    def changed(*args, **options):
+        state, report = real(*args, **options)
+        devices = [changed for device in report.devices if (changed := change(device))]
+        return state, replace(report, devices=tuple(devices))
+
+    monkeypatch.setattr(node_run, "step", changed)
+
+
+def test_device_that_reports_lack_is_found(monkeypatch):
+    change_devices(monkeypatch, lambda device: None if device.device == "cpu-node0" else device)
+    assert violated() == CLEARS
+
+
+def test_fault_that_is_only_a_note_is_found(monkeypatch):
+    monkeypatch.setattr("agent.health.gpu.heat.Severity", type("S", (), {"DEGRADED": Severity.INFO}))
+    assert violated((600, "gpu-hot", 0, 600)) == BROKEN
+
+
+def test_broken_device_that_is_only_unknown_is_found(monkeypatch):
+    def unknown(device):
+        is_bad = device.health is Health.UNHEALTHY
+        return device._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN) if is_bad else device
+
+    change_devices(monkeypatch, unknown)
+    machine = MachineSpec(2, "H100", (), 1, 4, 512, False)
+    assert violated((600, "gpu-halted", 0, 600), machine=machine) == BROKEN
+
+
+def test_lease_that_is_too_long_is_found_before_a_stopped_agent_continues(monkeypatch):
+    change_devices(monkeypatch, lambda device: device._replace(timeout_s=45))
+    assert violated((600, "agent-stop", 0, 90), (610, "gpu-halted", 0, 600)) == BROKEN
 
 
 def test_unknown_cause_that_stays_is_found(monkeypatch):
@@ -145,19 +203,36 @@ def test_taint_that_goes_at_once_is_found(monkeypatch):
 
 
 def test_time_that_the_history_loses_is_found(monkeypatch):
-    real = node_run.VerdictChangeLog.note_report
+    real = node_run.VerdictChangeLog.handle_report
 
     def forgetful(log, report, boot_s):
         if len(log.pending) < 40:
             real(log, report, boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
     assert violated(*events, length=4000) == HISTORY
 
 
+def test_device_that_the_history_lacks_is_found(monkeypatch):
+    real = node_run.VerdictChangeLog.note_report
+
+    def forgetful(log, report, boot_s):
+        devices = [device for device in report.devices if device.device != "cpu-node0"]
+        real(log, replace(report, devices=tuple(devices)), boot_s)
+
+    monkeypatch.setattr(node_run.VerdictChangeLog, "note_report", forgetful)
+    assert violated() == HISTORY
+
+
+def test_device_without_a_taint_is_found(monkeypatch):
+    real = node_run.decide_taints
+    monkeypatch.setattr(node_run, "decide_taints", lambda *args: replace(real(*args), taints=Taints()))
+    assert violated((600, "gpu-halted", 0, 600)) == TAINTS
+
+
 def test_driver_fault_that_is_not_added_is_found(monkeypatch):
-    monkeypatch.setattr(prepare_ledger, "record_faults", lambda known, *_: known)
+    monkeypatch.setattr(prepare_ledger, "add_faults", lambda known, *_: known)
     assert violated((600, "prepare-fault", 0, 60)) == PREPARES
 
 
@@ -183,7 +258,7 @@ def test_shrunk_script_has_only_the_needed_events(monkeypatch):
     assert shorter.length < 400
 
 
-def test_minimal_subset_keeps_only_what_is_needed():
+def test_minimal_subset_keeps_only_the_needed_events():
     tested = []
 
     def is_enough(part):
@@ -214,3 +289,32 @@ def test_command_prints_and_saves_the_script_of_a_violation(monkeypatch, capsys,
 def test_command_refuses_values_out_of_range(arguments):
     with pytest.raises(SystemExit, match="2"):
         main.main(arguments)
+
+
+FLEET = ["--nodes", "1", "--days", "0.01", "--jobs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (OutputError("standard output: No space left on device"), 74, "No space left on device"),
+        (OutputPipeClosed("standard output: Broken pipe"), 141, ""),
+        (BrokenProcessPool("terminated abruptly"), 70, "a process was killed; lower --jobs"),
+    ],
+)
+def test_command_that_cannot_end_has_its_own_status(monkeypatch, capsys, error, status, text):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(main, "_print_sums", fail)
+    assert main.main(FLEET) == status
+    assert text in capsys.readouterr().err
+
+
+def test_violation_whose_script_cannot_be_saved_stays_a_violation(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu_state, "ingest_faults", lambda log, *_: log)
+    (tmp_path / "in.json").write_text(encode_script(script((600, "gpu-halted", 0, 600))))
+    assert main.main(["--script", str(tmp_path / "in.json"), "--save", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "gpu-halted" in out
+    assert f"file {tmp_path}: cannot be written: Is a directory" in err

@@ -47,9 +47,9 @@ def taints_of(*names: str, taint: drahealth.Taint = XID, pool: str = NODE) -> dr
     return drahealth.Taints({drahealth.DeviceRef(DRIVER, pool, name): (taint,) for name in names})
 
 
-def tainted(kube_api: FakeKubeApi) -> list[str]:
+def tainted_devices(kube_api: FakeKubeApi) -> list[str]:
     slices = kube_api.all_slices().values()
-    return [one["name"] for obj in slices for one in obj["spec"]["devices"] if one.get("taints")]
+    return [device["name"] for obj in slices for device in obj["spec"]["devices"] if device.get("taints")]
 
 
 # --- contents ----------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_only_changed_slices_are_written(
     assert kube_api.writes() == []
     publisher.publish(taints_of("card-64"))
     assert kube_api.writes() == ["PUT"]
-    assert tainted(kube_api) == ["card-64"]
+    assert tainted_devices(kube_api) == ["card-64"]
 
 
 def generations(kube_api: FakeKubeApi) -> set[tuple[str, int, int]]:
@@ -173,7 +173,7 @@ def test_pools_have_generations_of_their_own(
     publisher.set_devices([CARDS[1], shelf])
     publisher.publish(taints_of("card-0", pool="shelf"))
     assert generations(kube_api) == {(NODE, 2, 1), ("shelf", 1, 1)}
-    assert tainted(kube_api) == ["card-0"]
+    assert tainted_devices(kube_api) == ["card-0"]
     publisher.set_devices([shelf])
     publisher.publish(drahealth.Taints())
     assert generations(kube_api) == {("shelf", 1, 1)}
@@ -216,6 +216,7 @@ def test_long_names_of_slices_differ_by_pool() -> None:
         ({"name": "c", "pool": "Not A Pool"}, "device 'c': pool: pool name 'Not A Pool' is not valid"),
         ({"name": "c", "attributes": {"a": 1.5}}, "attribute 'a': 1.5 is not a string, number or boolean"),
         ({"name": "c", "capacity": {"a": True}}, "capacity 'a': True is not a quantity"),
+        ({"name": "c", "capacity": {"a": "16GB"}}, "device 'c': capacity 'a': '16GB' is not a quantity"),
         ({"name": "c", "fields": {"taints": []}}, "fields: 'taints' is set by drahealth"),
     ],
 )
@@ -236,7 +237,7 @@ def test_attribute_or_taint_that_is_gone_is_removed(
     publisher = drahealth.SlicePublisher(api, monitor, [device])
     publisher.publish(taints_of("card-0"))
     publisher.publish(drahealth.Taints())
-    assert tainted(kube_api) == []
+    assert tainted_devices(kube_api) == []
     publisher.set_devices(CARDS[:1])
     publisher.publish(drahealth.Taints())
     assert [obj["spec"]["devices"] for obj in kube_api.all_slices().values()] == [[{"name": "card-0"}]]
@@ -305,7 +306,7 @@ def test_conflict_is_resolved_by_reading_again(
     kube_api.refuse = change_first
     publisher.publish(taints_of("card-0"))
     assert not conflicts
-    assert tainted(kube_api) == ["card-0"]
+    assert tainted_devices(kube_api) == ["card-0"]
     assert kube_api.get(f"{SLICES}/{NAME}-0")["metadata"]["labels"] == {"changed": "0"}
 
 
@@ -356,7 +357,7 @@ def test_old_api_server_gets_only_taints_that_it_accepts(
     informing = XID._replace(effect=drahealth.Effect.NONE)
     taints = taints_of("card-0", taint=informing).devices | taints_of("card-1").devices
     publisher.publish(drahealth.Taints(taints))
-    assert tainted(kube_api) == ["card-1"]
+    assert tainted_devices(kube_api) == ["card-1"]
     assert "published without taints of effect None" in caplog.text
 
 
@@ -412,7 +413,7 @@ def test_slices_that_the_kubelet_deletes_return(
 ) -> None:
     for _ in range(2):
         kube_api.wipe(DRIVER)
-        eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+        eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
 
 
 def test_slices_that_others_change_are_restored(
@@ -421,7 +422,7 @@ def test_slices_that_others_change_are_restored(
     found = json.loads(json.dumps(kube_api.get(f"{SLICES}/{NAME}-0")))
     found["spec"]["devices"] = []
     kube_api.update(f"{SLICES}/{NAME}-0", found)
-    eventually(lambda: tainted(kube_api) == ["card-0"], "devices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "devices are published again")
 
 
 def test_new_devices_are_published_without_a_change_of_taints(
@@ -490,7 +491,7 @@ def test_repair_is_tried_until_the_api_server_answers(
     kube_api.wipe(DRIVER)
     eventually(lambda: [call.method for call in kube_api.calls].count("POST") > 2, "several attempts")
     kube_api.refuse = lambda call: None
-    eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
     assert caplog.text.count("ResourceSlices not compared with the API server: 503") == 1
 
 
@@ -539,11 +540,11 @@ def test_repair_continues_after_answers_of_another_program(
     kube_api.calls.clear()
     kube_api.break_streams()
     started.set_devices(CARDS[:1])
-    eventually(lambda: len([one for one in kube_api.calls if "watch" not in one.target]) > 2, "attempts")
-    assert not [one for one in kube_api.calls if one.method == "DELETE"]
+    eventually(lambda: len([call for call in kube_api.calls if "watch" not in call.target]) > 2, "attempts")
+    assert not [call for call in kube_api.calls if call.method == "DELETE"]
     kube_api.garbage = None
     kube_api.wipe(DRIVER)
-    eventually(lambda: tainted(kube_api) == ["card-0"], "slices are published again")
+    eventually(lambda: tainted_devices(kube_api) == ["card-0"], "slices are published again")
 
 
 def test_stop_ends_both_threads_and_keeps_the_slices(
@@ -588,7 +589,7 @@ def test_taint_is_published_before_a_failed_device_is_answered(
         eventually(lambda: len(kube_api.all_slices()) == 1, "first publication")
         with pytest.raises(drahealth.PrepareError) as caught:
             prepare(claim)
-        assert tainted(kube_api) == ["card-0"]
+        assert tainted_devices(kube_api) == ["card-0"]
     assert caught.value.verdict.code == "card.link"
 
 
@@ -618,9 +619,9 @@ def test_hanging_api_server_delays_the_error_and_does_not_prevent_it(
         kube_api.refuse = hang
         with suppress(drahealth.PrepareError):
             prepare(claim)
-        assert not tainted(kube_api)
+        assert not tainted_devices(kube_api)
         release.set()
-        eventually(lambda: tainted(kube_api) == ["card-0"], "taint is published later")
+        eventually(lambda: tainted_devices(kube_api) == ["card-0"], "taint is published later")
 
 
 def test_publisher_is_created_before_the_start_of_the_monitor(
@@ -633,4 +634,4 @@ def test_publisher_is_created_before_the_start_of_the_monitor(
 def test_logger_of_the_package_is_quiet_while_slices_are_in_order(
     started: drahealth.SlicePublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -169,7 +169,7 @@ def test_relapse_keeps_since() -> None:
         assert (condition.phase, condition.since) == (ConditionPhase.RAISED, at(1))
 
 
-def test_unhealthy_cause_in_probation_says_that_it_is_over_and_until_when_it_stays() -> None:
+def test_unhealthy_cause_in_probation_states_its_end_and_the_report_end() -> None:
     for observations in ("bggg", "bgggggg", "bggg?g"):
         condition = play(observations, WATCHED)
         assert condition is not None

@@ -27,7 +27,7 @@ from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, GpuLimits, RuleOverride
 from agent.model.time import NS
 from agent.record import replay
-from agent.record.events import CLASSES, recordable_state, report_verdicts
+from agent.record.events import CLASSES, recordable_state, recorded_verdicts
 from agent.record.replay import CgroupsMatter, ChangeSettings, Replay
 from agent.record.segment_file import SegmentReader, segment_path, segment_paths
 from agent.record.steady_state import _LastPass, _reading_checks, _SteadyGpu, find_steady_state
@@ -67,7 +67,7 @@ def all_verdicts(paths: Sequence[Path], change: ChangeSettings) -> tuple[list[Ob
     replayed = Replay(change)
     found = [
         (
-            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, report_verdicts(one.report)),
+            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, recorded_verdicts(one.report)),
             one.report.starting,
             (pods := one.recorded.snapshot.pods) and (pods.uses, pods.names),
         )
@@ -85,11 +85,11 @@ def few_verdicts(
     replayed = Replay(change)
     found = [
         (
-            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, one.verdicts),
-            *(one.starting, one.pods and (one.pods.uses, one.pods.names)),
+            *(verdict.recorded.now, verdict.recorded.use, verdict.recorded.verdicts, verdict.verdicts),
+            *(verdict.starting, verdict.pods and (verdict.pods.uses, verdict.pods.names)),
         )
         for path in paths
-        for one in replayed.verdicts(SegmentReader(path), with_cgroups=with_cgroups)
+        for verdict in replayed.verdicts(SegmentReader(path), with_cgroups=with_cgroups)
     ]
     assert replayed._state is not None
     return found, replayed._state

@@ -402,7 +402,7 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
 # --- prepares that wait for a taint -----------------------------------------------------------------------
 
 
-async def waited(one: TaintCallbackPublisher, timeout_s: float = PATIENCE_S) -> bool:
+async def wait_until_published(one: TaintCallbackPublisher, timeout_s: float = PATIENCE_S) -> bool:
     """Wait like a failed prepare, in a thread, until the taints of the GPU are published."""
     return await trio.to_thread.run_sync(one.wait_published, [GPU], timeout_s)
 
@@ -412,10 +412,10 @@ async def test_waiting_prepare_gets_its_taint_published_at_once(mock_clock: Mock
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
         one.update(report(), clock())
-        assert await waited(one)
+        assert await wait_until_published(one)
         one.update(report("gpu.xid.79"), clock())
-        assert await waited(one)
-        assert await waited(one), "they are published"
+        assert await wait_until_published(one)
+        assert await wait_until_published(one), "they are published"
     assert driver.calls == [(0.0, []), (0.0, ["xid"])]
 
 
@@ -424,12 +424,12 @@ async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_cl
     async with running(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79"), clock())
         for number in range(1, 4):
-            assert not await waited(one, 0.0)
+            assert not await wait_until_published(one, 0.0)
             while len(driver.calls) < number:  # a thread calls the driver
                 await trio.testing.wait_all_tasks_blocked(0.001)
             await trio.testing.wait_all_tasks_blocked()
             assert driver.calls == [(0.0, ["xid"])] * number
-        assert await waited(one)
+        assert await wait_until_published(one)
     assert len(driver.calls) == 4
 
 
@@ -437,14 +437,14 @@ async def test_hung_callback_ends_the_wait_at_its_limit(mock_clock: MockClock) -
     driver = Driver(trio.sleep_forever)
     async with running(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79"), clock())
-        assert not await waited(one, 0.05)
+        assert not await wait_until_published(one, 0.05)
 
 
 async def test_pause_after_a_hastened_call_is_the_usual_one(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
         one.update(report("a"), clock())
-        assert await waited(one)
+        assert await wait_until_published(one)
         published_s = driver.calls[0][0]
         one.update(report("a", "b"), clock())
         await trio.sleep(1000)

@@ -46,7 +46,7 @@ def same(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"][1]["value"] = "79"
 
 
-def none(document: dict[str, Any]) -> None:
+def remove_taints(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"] = []
 
 
@@ -100,7 +100,7 @@ def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
             "taint file has 2 taints of device gpu.example.com/node-1/gpu-0, but only 1 with different key "
             "and value",
         ),
-        (none, "expected `array` of length >= 1"),
+        (remove_taints, "expected `array` of length >= 1"),
     ],
 )
 def test_inconsistent_file_is_refused(change: Any, reason: str) -> None:

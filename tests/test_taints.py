@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.checks.catalog import check_sections
+from agent.cli.checks.catalog import checks_by_section
 from agent.devices.taints import (
     MORE_CAUSES,
     RESERVED_NAMES,
@@ -42,6 +42,7 @@ from agent.model.health import (
     Taint,
     Taints,
 )
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
@@ -104,7 +105,7 @@ class TaintTimeline:
 
     def decide(self, seconds: float, *causes: Causes) -> tuple[Taint, ...]:
         """Decide with a list of causes, or without the device if there is none; return its taints."""
-        return self.apply(seconds, report(*(device_with(one) for one in causes)))
+        return self.apply(seconds, report(*(device_with(cause) for cause in causes)))
 
     def apply(self, seconds: float, current_report: Report) -> tuple[Taint, ...]:
         self.state = decide_taints(self.state, current_report, DRIVER, self.policy, at(seconds))
@@ -385,6 +386,20 @@ def test_device_found_late_after_a_restart_keeps_its_taints() -> None:
     assert restarted.decide(503, XID) == first
 
 
+def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
+    before = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
+    host_gpu = report(device_with(XID, driver=""), declaring=())
+    (evicting,) = before.apply(0, host_gpu)
+    timeline = before.restarted()
+    nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
+    unlisted = replace(report(declaring=()), sources=(nvml,))
+    assert timeline.apply(500, unlisted) == (evicting,)
+    assert timeline.apply(9000, unlisted) == (taint("xid", "79", added=9000),)
+    listed = replace(unlisted, sources=(nvml._replace(state=SourceState.OK, passes=1),))
+    assert timeline.apply(9001, listed) != ()
+    assert timeline.apply(9061, listed) == ()
+
+
 def test_restart_drops_taints_the_new_policy_does_not_allow() -> None:
     timeline = TaintTimeline()
     timeline.decide(0, [*XID, ("gpu.ecc.off", Severity.DEGRADED)])
@@ -422,7 +437,7 @@ CODES: Final = [f"fpga.part_{number:02}" for number in range(20)]
 
 def test_sixteen_causes_give_sixteen_taints() -> None:
     taints = TaintTimeline().decide(0, bad(*CODES[:16]))
-    assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
+    assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
@@ -450,7 +465,7 @@ def test_count_flapping_around_16_changes_nothing() -> None:
 
 def test_without_informing_taints_the_worst_16_are_published() -> None:
     taints = TaintTimeline(SILENT).decide(0, bad(*CODES))
-    assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
+    assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 # --- valid labels ----------------------------------------------------------------------------------------
@@ -490,7 +505,7 @@ def test_every_code_gives_a_valid_label(code: str) -> None:
 
 
 def test_every_finding_code_has_its_own_taint() -> None:
-    checks = [check for group in check_sections(GpuLimits()) for check in group.checks]
+    checks = [check for group in checks_by_section(GpuLimits()) for check in group.checks]
     codes = {check.code for check in checks} | {f"{check.code}.unreadable" for check in checks}
     codes |= {row.code.replace("*", "x") for row in FAILURE_KINDS} | {f"gpu.xid.{number}" for number in XIDS}
     taint_ids = {taint_id(code, DRIVER) for code in codes}
@@ -521,8 +536,8 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
         seconds += pause_s
         taints = timeline.decide(seconds, causes)
         assert len(taints) <= TAINTS_MAX
-        assert len({(one.key, one.value) for one in taints}) == len(taints)
-        assert policy.inform or all(one.effect is not NONE for one in taints)
+        assert len({(taint.key, taint.value) for taint in taints}) == len(taints)
+        assert policy.inform or all(taint.effect is not NONE for taint in taints)
         assert timeline.restarted().state.taints.devices.get(GPU, ()) == taints
         due_ns = timeline.state.due_ns
         assert due_ns is None or due_ns > at(seconds).mono_ns

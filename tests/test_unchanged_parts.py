@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from paper import group_sample, pool_sample
-from test_declared_verdict_cache import CHANGES, CPUS, FullNode, happen, moves, stories
+from test_declared_verdict_cache import CHANGES, CPUS, FullNode, apply_event, moves, stories
 
 from agent.devices.inventory import DeviceKind
 from agent.engine.step import EngineState, step
@@ -47,7 +47,7 @@ class ChangingNode(FullNode):
         return full
 
 
-def settled() -> ChangingNode:
+def settled_node() -> ChangingNode:
     """Return a node that has been healthy for so long that no rule waits for history."""
     node = ChangingNode()
     for _ in range(15):
@@ -63,16 +63,16 @@ def settled() -> ChangingNode:
 @given(st.one_of(*map(stories, CHANGES), st.lists(st.one_of(*CHANGES.values(), moves, moves), max_size=30)))
 @hypothesis_settings(max_examples=2 * hypothesis_settings.default.max_examples)
 def test_evaluation_of_change_gives_report_of_full_evaluation(story: list[Any]) -> None:
-    node = settled()
+    node = settled_node()
     node.stuck = set()
     for what, *how in story:
-        happen(node, what, how)
+        apply_event(node, what, how)
         node.evaluate()
         node.next()
 
 
 def test_change_of_pool_evaluates_no_other_part() -> None:
-    node = settled()
+    node = settled_node()
     node.pool(pool_sample(nr=5))
     node.evaluate()
     assert node.reused == ALL_PARTS - {DeviceKind.HUGEPAGES}
@@ -81,7 +81,7 @@ def test_change_of_pool_evaluates_no_other_part() -> None:
 
 
 def test_change_of_cgroup_evaluates_no_part() -> None:
-    node = settled()
+    node = settled_node()
     node.groups = [group_sample(1)._replace(mem_oom_kill=1)]
     node.evaluate()
     assert node.reused == ALL_PARTS
@@ -99,15 +99,15 @@ def test_change_of_cgroup_evaluates_no_part() -> None:
     ],
 )
 def test_changed_reading_evaluates_its_parts(change: tuple[Any, ...], parts: set[str]) -> None:
-    node = settled()
+    node = settled_node()
     what, *how = change
-    happen(node, what, how)
+    apply_event(node, what, how)
     node.evaluate()
     assert not node.reused & parts
 
 
 def test_package_of_cpus_decides_at_once_which_memory_a_controller_has() -> None:
-    node = settled()
+    node = settled_node()
     node.change(dimms=(DimmSample(0, 0, "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "", 0, 0),))
     for _ in range(15):
         node.wait(10)
@@ -117,12 +117,12 @@ def test_package_of_cpus_decides_at_once_which_memory_a_controller_has() -> None
     node.wait(1)
     node.read()
     for cpu in CPUS:
-        happen(node, "core", (cpu, "package", 7))
+        apply_event(node, "core", (cpu, "package", 7))
     assert node.evaluate().not_applicable != before
 
 
 def test_declared_cpu_waits_for_history_no_longer_than_in_full_evaluations() -> None:
-    node = settled()
+    node = settled_node()
     node.throttle = dict.fromkeys(CPUS, 0)
     waited = set()
     for _ in range(80):
@@ -134,7 +134,7 @@ def test_declared_cpu_waits_for_history_no_longer_than_in_full_evaluations() -> 
 
 
 def test_restarted_source_evaluates_all_parts_afterwards() -> None:
-    node = settled()
+    node = settled_node()
     node.states["cpus"] = SourceState.STARTING
     node.evaluate()
     assert node.reused == set()
@@ -145,7 +145,7 @@ def test_restarted_source_evaluates_all_parts_afterwards() -> None:
 
 
 def test_full_evaluation_reuses_no_part() -> None:
-    node = settled()
+    node = settled_node()
     node.wait(10)
     node.read()
     node.evaluate()
@@ -153,7 +153,7 @@ def test_full_evaluation_reuses_no_part() -> None:
 
 
 def test_skipped_readings_of_counters_count_as_read() -> None:
-    node = settled()
+    node = settled_node()
     counting = DimmSample(0, 0, "DIMM_A1", "", 0, 0)
     node.throttle = dict.fromkeys(range(6), 0)
     node.change(dimms=(counting,))

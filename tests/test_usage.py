@@ -47,7 +47,7 @@ from agent.model.settings import TRACKED_USAGES_MAX
 NO_CLAIMS = checkpoint_map()
 
 
-def for_pods(*pods: str) -> ConsumerMap:
+def shared_claim_map(*pods: str) -> ConsumerMap:
     return checkpoint_map(prepared("c-1", use("gpu-0", "gpus"), pods=pods, name="gpus"))
 
 
@@ -93,13 +93,16 @@ def test_claim_that_waits_for_its_driver_is_no_use() -> None:
 
 
 def test_device_shared_by_two_pods_is_two_uses() -> None:
-    assert {one.pod.uid for one in UsageObserver().observe(for_pods("p-1", "p-2"))} == {"p-1", "p-2"}
+    assert {one.pod.uid for one in UsageObserver().observe(shared_claim_map("p-1", "p-2"))} == {
+        "p-1",
+        "p-2",
+    }
 
 
 def test_use_in_the_first_observation_began_before() -> None:
     observer = UsageObserver()
-    assert observer.observe_one(for_pods("p-1")).before
-    (second,) = observer.observe(for_pods("p-1", "p-2"))
+    assert observer.observe_one(shared_claim_map("p-1")).before
+    (second,) = observer.observe(shared_claim_map("p-1", "p-2"))
     assert not second.before
 
 
@@ -169,7 +172,7 @@ def report(*devices: DeviceHealth, declaring: Sequence[str] = ()) -> Report:
 
 
 def device_health(name: str, driver: str = "", *causes: Cause, message: str = "") -> DeviceHealth:
-    severity = max((one.severity for one in causes), default=Severity.OK)
+    severity = max((cause.severity for cause in causes), default=Severity.OK)
     health = Health.UNHEALTHY if severity is Severity.UNHEALTHY else Health.HEALTHY
     return DeviceHealth(
         "node-1", name, "gpu", health, severity, message, at(5), at(6), 30, causes, driver=driver

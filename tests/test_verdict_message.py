@@ -1,10 +1,12 @@
 """Message for the kubelet: one line, code first, truncated at the kubelet's limit between characters."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health.verdict import MAX_MESSAGE_BYTES, kubelet_message, truncate_utf8
-from agent.model.health import Blame, Cause, Severity
+from agent.model.health import Blame, Cause, Repair, Severity
 from agent.model.time import Instant
 
 anything = st.text(max_size=2000)
@@ -28,6 +30,14 @@ def test_message_lists_codes_worst_first_and_ends_with_advice() -> None:
     bad = cause("a.bad", Severity.UNHEALTHY, "1 of 2", "mend it")
     meh = cause("b.meh", Severity.DEGRADED, "3 of 4", "check it")
     assert kubelet_message([bad, meh]) == "a.bad: 1 of 2; b.meh: 3 of 4. Advice: mend it"
+
+
+def test_message_ends_with_the_advice_for_the_worst_repair() -> None:
+    """As the table of devices and the page do."""
+    mild = cause("a.bad", Severity.UNHEALTHY, "1 of 2", "restart the driver")
+    hard = replace(cause("b.bad", Severity.UNHEALTHY, "3 of 4", "reboot"), repair=Repair.REBOOT_NODE)
+    note = replace(cause("c.meh", Severity.DEGRADED, "5 of 6", "replace"), repair=Repair.REPLACE_HARDWARE)
+    assert kubelet_message([mild, hard, note]).endswith("c.meh: 5 of 6. Advice: reboot")
 
 
 def test_message_limit_is_that_of_the_kubelet() -> None:

@@ -78,7 +78,7 @@ class Agent:
         self.boot_s += after_s
         now = at(0)
         instant = Instant(int(self.boot_s * NS), now.wall_s + self.boot_s + self.wall_step_s)
-        self.recorder.note_report(Report("node-1", instant, devices, starting=starting))
+        self.recorder.handle_report(Report("node-1", instant, devices, starting=starting))
 
     def follow(self, *codes: str, after_s: float = 10) -> None:
         """Publish a report for each code of the device's cause."""
@@ -115,7 +115,7 @@ def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
     return [(one.device.device, one.before, one.verdict.state) for one in recorded(agent.path).changes]
 
 
-def lasted(agent: Agent) -> list[tuple[str, float]]:
+def listed_states(agent: Agent) -> list[tuple[str, float]]:
     """Return the listed changes, the oldest first: state and duration."""
     stored = recorded(agent.path)
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
@@ -134,7 +134,7 @@ def test_changes_are_recorded_with_causes_and_durations(agent: Agent) -> None:
         ("gpu-3", "healthy", "unhealthy"),
         ("gpu-3", "unhealthy", "healthy"),
     ]
-    assert lasted(agent) == [("unhealthy", 20), ("healthy", 0)]
+    assert listed_states(agent) == [("unhealthy", 20), ("healthy", 0)]
     (cause,) = recorded(agent.path).changes[1].verdict.causes
     assert cause == (BAD, Severity.UNHEALTHY, "1 time")
 
@@ -144,7 +144,7 @@ def test_new_evidence_is_no_change_and_another_code_is(agent: Agent) -> None:
     agent.report(device("gpu-3", BAD, "2 times"))
     agent.report(device("gpu-3", LOST))
     agent.stop()
-    assert [one.verdict.causes[0].code for one in recorded(agent.path).changes] == [BAD, LOST]
+    assert [change.verdict.causes[0].code for change in recorded(agent.path).changes] == [BAD, LOST]
 
 
 def test_incomplete_report_is_not_recorded(agent: Agent) -> None:
@@ -254,14 +254,14 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
     following.stop()
     after = recorded(state / HISTORY_FILE)
     assert after.changes[: len(before.changes)] == before.changes
-    keys = [(one.period, one.number) for one in after.changes]
+    keys = [(change.period, change.number) for change in after.changes]
     assert len(set(keys)) == len(keys)
     assert after.periods[:-1] == before.periods
-    begins = [one.begin_s for one in lasting(after, following)]
+    begins = [one.begin_s for one in spans_of(after, following)]
     assert begins == sorted(begins)
 
 
-def lasting(stored: StoredVerdicts, agent: Agent) -> list:
+def spans_of(stored: StoredVerdicts, agent: Agent) -> list:
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     return [one for known in verdict_spans(stored, timeline).values() for one in known]
 
@@ -278,7 +278,7 @@ def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> N
     following.follow(OK)
     following.stop()
     period_file_path(agent.path).unlink()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [lasted_s, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [lasted_s, 0]
     agent.recorder.close(PATIENCE_S)
 
 
@@ -302,7 +302,7 @@ def test_longer_heartbeat_after_a_reload_is_observed_time(agent: Agent) -> None:
     agent.recorder.reconfigure(6 * HEARTBEAT_S)
     agent.follow(OK, OK, BAD, after_s=6 * HEARTBEAT_S)
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [18 * HEARTBEAT_S]
 
 
 def test_report_after_a_reload_is_marked_at_once(state: Path) -> None:
@@ -325,7 +325,7 @@ def test_shorter_heartbeat_after_a_reload_counts_from_the_next_report(agent: Age
     agent.follow(OK, after_s=1)
     agent.follow(OK, after_s=HEARTBEAT_S)
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S + 1, 0]
 
 
 def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_period_that_ends_during_a_write_keeps_its_end(agent: Agent, monkeypatch
     agent.follow(OK, after_s=10 * HEARTBEAT_S)
     may_write.set()
     agent.stop()
-    assert [one.lasted_s for one in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
+    assert [period.lasted_s for period in recorded(agent.path).periods] == [HEARTBEAT_S, 0]
 
 
 @pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
@@ -353,7 +353,7 @@ def test_wall_clock_that_is_set_changes_no_duration(agent: Agent, step_s: float)
     agent.wall_step_s = step_s
     agent.follow(BAD, OK, OK)
     agent.stop()
-    assert lasted(agent) == [("unhealthy", 20), ("healthy", 10)]
+    assert listed_states(agent) == [("unhealthy", 20), ("healthy", 10)]
 
 
 # --- disks -------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     agent.stop()
     assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
     stored = recorded(agent.path)
-    assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
+    assert [change.verdict.state for change in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
     assert one.not_observed_s >= 15
@@ -466,9 +466,9 @@ print(len(stored_states(agent)))
 def test_device_of_an_earlier_run_is_present_again_after_a_silence() -> None:
     """The file is read late: the run has two periods, and the report of the first one lacks the device."""
     earlier, log = (VerdictChangeLog(run, "", 30.0, rows=100) for run in ("run1", "run2"))
-    earlier.note_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
-    log.note_report(Report("node-1", at(100)), 100.0)
-    log.note_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)
+    earlier.handle_report(Report("node-1", at(0), (device("gpu-0"),)), 0.0)
+    log.handle_report(Report("node-1", at(100)), 100.0)
+    log.handle_report(Report("node-1", at(200), (device("gpu-0"),)), 200.0)
     stored = {change.device: change for change in earlier.pending}
     assert [(change.before, change.verdict.state) for change in log.changes_after(stored)] == [
         (RecordedState.HEALTHY, RecordedState.ABSENT),

@@ -240,7 +240,7 @@ def test_scheduler_lost_during_the_comparison_is_named_in_one_line(
     )
 
 
-def refused(address: str, connect_s: str, workers_s: str) -> None:
+def exit_with_refusal(address: str, connect_s: str, workers_s: str) -> None:
     """Print the error of a comparison on a cluster with short limits. Part of a process of its own."""
     what_if_cluster.CONNECT_S = float(connect_s)  # type: ignore[misc]
     what_if_cluster.WORKERS_S = float(workers_s)  # type: ignore[misc]
@@ -251,7 +251,7 @@ def refused(address: str, connect_s: str, workers_s: str) -> None:
 
 def refusal(address: str, *, connect_s: float = PATIENCE_S, workers_s: float = PATIENCE_S) -> str:
     with pytest.raises(AssertionError) as found:
-        in_own_process(refused, address, connect_s, workers_s)
+        in_own_process(exit_with_refusal, address, connect_s, workers_s)
     return str(found.value)
 
 

@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from agent.health.gpu.xid.log_lines import BENIGN_BITS, SYMPATHETIC_BITS, Nvlink4Grade, grade_registers
 
 
-def one(register: int, bit: int) -> list[int]:
+def registers_with_bit(register: int, bit: int) -> list[int]:
     return [1 << bit if index == register else 0 for index in range(7)]
 
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 0), (0, 23), (0, 30), (4, 20), (4, 23), (4, 26), (4, 29)])
 def test_ignorable_bits_are_benign(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is Nvlink4Grade.BENIGN
+    assert grade_registers(registers_with_bit(register, bit)) is Nvlink4Grade.BENIGN
 
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 1), (0, 20), (3, 16), (3, 17)])
 def test_bits_of_consequential_faults_are_sympathetic(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is Nvlink4Grade.SYMPATHETIC
+    assert grade_registers(registers_with_bit(register, bit)) is Nvlink4Grade.SYMPATHETIC
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_bits_of_consequential_faults_are_sympathetic(register: int, bit: int) -
     ],
 )
 def test_hardware_bits_of_catalog_are_hardware(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is Nvlink4Grade.HARDWARE
+    assert grade_registers(registers_with_bit(register, bit)) is Nvlink4Grade.HARDWARE
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=8))

@@ -82,7 +82,7 @@ def test_every_row_is_found_in_both_layouts(unit: Nvlink5Unit, noise: int) -> No
 def test_link_down_is_decoded_by_reason(reason: int) -> None:
     wanted = LINK_DOWN.rows.get(reason, RequiredAction.UNKNOWN)
     for low in (LINK_DOWN.v1, LINK_DOWN.v2):
-        for status in (0, 1, 0xFFFFFFFF):  # which the catalogue does not look at
+        for status in (0, 1, 0xFFFFFFFF):  # which the catalog does not look at
             assert decode_nvlink5(149, status_of(reason << 20 | low, status)) == (
                 wanted,
                 "NETIR_LINK_DOWN",

@@ -94,7 +94,7 @@ def test_json_values_written_as_yaml_are_read_back(document: Any) -> None:
 
 
 WORDS = (
-    "on Off yes n True NULL 012 0o14 0x1f 1_000 1:20 +1 .5 1. .inf .nan NaN 2026-01-02 2026-01-02T03:04:05Z"
+    "on Off yes n tRUE NuLL 012 0o14 0x1f 1_000 1:20 +1 .5 1. .inf .nan NaN 2026-01-02 2026-01-02T03:04:05Z"
     " 10Gi 500m << = 1.2.3.4 -x 1e 0x 1e3x"
 )
 
@@ -103,6 +103,14 @@ WORDS = (
 def test_plain_scalar_unknown_to_json_is_text(word: str) -> None:
     assert parsed(f"a: {word}") == {"a": word}
     assert parsed(f"{word}: 1") == {word: 1}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("True", True), ("FALSE", False), ("Null", None), ("NULL", None), ("~", None)]
+)
+def test_capitalized_boolean_or_null_has_its_value(word: str, value: object) -> None:
+    assert parsed(f"a: {word}") == {"a": value}
+    assert parsed(f'a: "{word}"') == {"a": word}
 
 
 @given(st.binary() | st.text(alphabet="-:?[]{}&*!|>'\"%@#,\n\t a0~<", max_size=40).map(str.encode))

@@ -68,6 +68,8 @@ def settings_page() -> str:
         if value is not None and setting.key != "agent.node-name":
             shown = json.dumps(setting.kind.show(value))
             lines += [".br", f"Default: {escaped(shown)}"]
+        if keys := setting.kind.schema.get("items", {}).get("properties"):
+            lines += [".br", f"Keys of an entry: {escaped(', '.join(keys))}"]
         if setting.is_fixed:
             lines += [".br", "A change needs a restart."]
     description = (
@@ -108,7 +110,12 @@ def _synopsis(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
-    return [line for action in parser._actions for line in _option(action)]
+    lines: list[str] = []
+    for group in parser._action_groups:
+        if group.description and group._group_actions:
+            lines += [f'.SS "{escaped(group.title or "")}"', escaped(group.description)]
+        lines += [line for action in group._group_actions for line in _option(action)]
+    return lines
 
 
 def _option(action: argparse.Action) -> Iterator[str]:

@@ -134,6 +134,14 @@ IMPERATIVES: Final = word_set(
 )
 """Imperatives that have such an ending."""
 
+PREDICATE: Final = re.compile(r"_*(?:is|has|can|may|are|was|must|should|needs)_")
+"""Beginning of the name of a function that answers yes or no."""
+
+TEST_NAME: Final = re.compile(r"^(?:\s*(?:async )?def|static void|func) ((?:test_|Test)\w+)\(", re.MULTILINE)
+"""Definition of a test in Python, C or Go."""
+
+TEST_NAME_LENGTH: Final = 70
+
 SUBJECT: Final = re.compile(r"[a-z.][\w./-]*(?:, [a-z.][\w./-]*)*: (\S+) \S.*")
 """Form of a commit subject."""
 
@@ -505,6 +513,49 @@ def check_docstrings(repository: Repository) -> Result:
     return Result(len(findings), findings, note=f"of {count} docstrings")
 
 
+# --- names of functions -----------------------------------------------------------------------------------
+
+
+def check_predicates(repository: Repository) -> Result:
+    """Count functions of agent/ that are named like predicates, and are async or return something else."""
+    findings = [
+        Finding(source.path, node.lineno, f"{node.name}() is async or returns no bool")
+        for source in repository.modules.values()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PREDICATE.match(node.name)
+        if isinstance(node, ast.AsyncFunctionDef)
+        or node.returns is None
+        or "bool" not in ast.unparse(node.returns)
+    ]
+    return Result(len(findings), findings)
+
+
+def check_results(repository: Repository) -> Result:
+    """Count functions of agent/ whose docstring leaves out what their bool means."""
+    findings = [
+        Finding(source.path, node.lineno, f"{node.name}() returns a bool, its docstring does not say when")
+        for source in repository.modules.values()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not PREDICATE.match(node.name)
+        if node.returns is not None and ast.unparse(node.returns) == "bool"
+        if not re.search(
+            r"\b(?:returns?|whether|true|false)\b", ast.get_docstring(node) or "true", re.IGNORECASE
+        )
+    ]
+    return Result(len(findings), findings)
+
+
+def check_test_names(repository: Repository) -> Result:
+    """Count tests whose name has more than TEST_NAME_LENGTH characters."""
+    findings = [
+        Finding(source.path, source.text.count("\n", 0, match.start(1)) + 1, f"{match[1]}: {len(match[1])}")
+        for source in repository.files(("tests", "native/tests", "go"))
+        for match in TEST_NAME.finditer(source.text)
+        if len(match[1]) > TEST_NAME_LENGTH
+    ]
+    return Result(len(findings), findings)
+
+
 # --- type names -------------------------------------------------------------------------------------------
 
 
@@ -767,6 +818,9 @@ class Check(NamedTuple):
 CHECKS: Final = (
     Check("words", "banned words", 0, check_words, takes_paths=True),
     Check("docstrings", "docstrings that begin with a fragment", 49, check_docstrings, takes_paths=True),
+    Check("predicates", "predicates that are async or return no bool", 0, check_predicates),
+    Check("results", "bool results without an explanation", 0, check_results),
+    Check("test-names", f"test names over {TEST_NAME_LENGTH} characters", 0, check_test_names),
     Check("types", "type names in several modules", 10, check_types),
     Check("commits", "commit subjects without the form", 0, check_commits),
     Check("imports", "import circles", 0, check_imports),

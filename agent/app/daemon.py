@@ -237,7 +237,7 @@ class Daemon:
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
-            on_evaluated=self._note_evaluation,
+            on_evaluated=self._handle_evaluation,
             record=self._snapshot_recorder.record if self._snapshot_recorder else None,
             accept_clears=self._clear_requests.accept,
             is_urgent=lambda: self._source.is_urgent,
@@ -438,10 +438,10 @@ class Daemon:
         self._publish_to_clients(report)
         yield_to_senders()
         if self._http is not None:
-            self._http.view.totals.note_report(report)
+            self._http.view.totals.handle_report(report)
         if report.clear_results:
             self._answer_clear_requests(report.clear_results)
-        self._note_report(report, is_repeat=False)
+        self._distribute_report(report, is_repeat=False)
         self._record_verdicts(report)
 
     def _repeat(self, report: Report) -> None:
@@ -450,7 +450,7 @@ class Daemon:
         The health streams get the report last: the I/O thread, which it wakes, then has the interpreter lock
         as soon as it runs, because the core thread sleeps. No other thread is woken.
         """
-        self._note_report(report, is_repeat=True)
+        self._distribute_report(report, is_repeat=True)
         self._record_verdicts(report)
         self._publish_to_clients(report)
 
@@ -460,21 +460,21 @@ class Daemon:
         self._sessions.update_taints(report, report.at)
         self._hub.publish(report)
 
-    def _note_report(self, report: Report, *, is_repeat: bool) -> None:
-        self._pods.note_report(report)
-        self._custom_checks.note_report(report)
+    def _distribute_report(self, report: Report, *, is_repeat: bool) -> None:
+        self._pods.handle_report(report)
+        self._custom_checks.handle_report(report)
         if self._http is not None:
             self._http.view.latest.publish(report)
         if self._cluster is not None:
-            self._cluster.note_report(report)
+            self._cluster.handle_report(report)
         if self._nvsentinel is not None:
-            self._nvsentinel.note_report(report)
+            self._nvsentinel.handle_report(report)
         if self._on_report:
             self._on_report(report, is_repeat=is_repeat)
         self._notifier.status(status_line(report))
 
-    def _note_evaluation(self, report: Report) -> None:
-        self._hub.note_evaluation(report)
+    def _handle_evaluation(self, report: Report) -> None:
+        self._hub.handle_evaluation(report)
         snapshot = self._source.newest
         if self._http is not None and snapshot is not None and snapshot.gpus is not None:
             self._http.view.totals.count_xids(snapshot.gpus.gpus)
@@ -482,7 +482,7 @@ class Daemon:
     def _record_verdicts(self, report: Report) -> None:
         """Record the verdicts of a published report in the history file, unless the history is off."""
         if self._config.history_rows:
-            self._verdict_recorder.note_report(report)
+            self._verdict_recorder.handle_report(report)
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
         """Handle the results of ``drahealth clear`` that an evaluation returned.
@@ -690,7 +690,7 @@ def _collect_signals_outside_receiver() -> Sequence[int]:
 
 @contextmanager
 def _unblocked(number: signal.Signals) -> Iterator[None]:
-    """Unblock a signal of this thread in a ``with`` block: one that was sent while it was blocked arrives."""
+    """Unblock a signal in a ``with`` block; a signal that was sent while it was blocked is then delivered."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:
         yield

@@ -582,7 +582,7 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
                 Contender("floor", "", lambda: sampler.run_lower_bound(sweep=False)),
             ]
         references = {"core", "none"} if guarded.reference == "sum" else {guarded.reference}
-        compared = [one for one in contenders if one.key in {guarded.timed, *references}]
+        compared = [contender for contender in contenders if contender.key in {guarded.timed, *references}]
         timed = time_contenders(compared, rounds=ROUNDS, limit_s=LIMIT_S).timed
         if guarded.reference == "sum":
             timed["sum"] = poll.sum_of_halves(timed)

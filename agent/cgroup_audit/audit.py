@@ -109,20 +109,20 @@ def pod_risks(
         quotas: Quota of CPU time [millicores] by container, if read; used if the limit is unknown.
     """
     found = [
-        PodRisk(code, str(pod), container, what, ADVICE[code])
+        PodRisk(code, str(pod), container, description, ADVICE[code])
         for code, find in _POD_RISKS.items()
-        for container, what in (find(pod, facts) if pod.known_claim_resources else ())
+        for container, description in (find(pod, facts) if pod.known_claim_resources else ())
     ]
     counts, read_quotas = throttled_periods or {}, quotas or {}
-    lifted = {one.container for one in exclusive_cpus if one.by_kubelet}
-    for container in (one for one in pod.containers if one.name not in lifted):
-        for own in (one for one in exclusive_cpus if one.container == container.name):
+    lifted = {exclusive.container for exclusive in exclusive_cpus if exclusive.by_kubelet}
+    for container in (container for container in pod.containers if container.name not in lifted):
+        for own in (exclusive for exclusive in exclusive_cpus if exclusive.container == container.name):
             limit = container_limit(pod, container, CPU, with_claims=facts.counts_claims)
             quota = read_quotas.get(container.name)
             if isinstance(limit, UnknownAmount) and quota is not None:
                 limit = ResourceSum(Quantity(quota * MILLI), f"{quota}m")
-            for code, what in _exclusive_cpu_risks(limit, own, facts, counts.get(container.name, 0)):
-                found.append(PodRisk(code, str(pod), container.name, what, ADVICE[code]))
+            for code, description in _exclusive_cpu_risks(limit, own, facts, counts.get(container.name, 0)):
+                found.append(PodRisk(code, str(pod), container.name, description, ADVICE[code]))
     return tuple(found)
 
 
@@ -156,7 +156,7 @@ RiskDetails = Iterable[tuple[str, str]]
 def _best_effort_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:
     amounts = [f"{format_amount(one, given)} of {one}" for one, given in _claim_amounts(pod).items() if given]
     if pod.qos is QosClass.BEST_EFFORT and amounts and facts.counts_claims:
-        text = f"claims give {' and '.join(amounts)}; its cgroup has the lowest CPU weight, no limit"
+        text = f"claims give {' and '.join(amounts)}; the pod's cgroup has the lowest CPU weight and no limit"
         yield "", f"BestEffort: {text}"
 
 
@@ -175,7 +175,7 @@ def _over_pod_level_risks(pod: Pod, _: NodeFacts) -> RiskDetails:
         for kind, level in (("request", pod.pod_level_requests), ("limit", pod.pod_level_limits)):
             if resource in level and level[resource] < given:
                 amounts = format_amount(resource, level[resource]), format_amount(resource, given)
-                yield "", f"{resource}: the pod level {kind} is {amounts[0]}, its claims give {amounts[1]}"
+                yield "", f"{resource}: the pod-level {kind} is {amounts[0]}, claims give {amounts[1]}"
 
 
 def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
@@ -192,7 +192,7 @@ def _starved_risks(pod: Pod, facts: NodeFacts) -> RiskDetails:
         if given and container_request(pod, container) is None:
             yield (
                 container.name,
-                f"its cgroup has 2 shares, the minimum; its claims give {given.milli}m of CPU",
+                f"the container's cgroup has 2 shares, the minimum; claims give {given.milli}m of CPU",
             )
 
 
@@ -315,16 +315,16 @@ def audit_pod_cgroups(
     Raises:
         ProbeError: The pod's UID or a container's id is not valid in a cgroup name.
     """
-    idle = tuple(one.name for one in pod.containers if not _is_running(one))
+    idle = tuple(container.name for container in pod.containers if not _is_running(container))
     if len(idle) == len(pod.containers):
         return PodAudit(pod, (), (), idle)
     groups = [
-        _without_hugepage_limits(one, node)
-        for one in expected_pod_cgroups(pod, node.facts, exclusive_cpus)
-        if one.cgroup.container not in idle
+        _without_hugepage_limits(cgroup, node)
+        for cgroup in expected_pod_cgroups(pod, node.facts, exclusive_cpus)
+        if cgroup.cgroup.container not in idle
     ]
-    at = {one.cgroup: _cgroup_path(one.cgroup, pod, node) for one in groups}
-    owners = {one.container for one in exclusive_cpus}
+    at = {group.cgroup: _cgroup_path(group.cgroup, pod, node) for group in groups}
+    owners = {exclusive.container for exclusive in exclusive_cpus}
     throttled: dict[str, int] = {}
     quotas: dict[str, int] = {}
 
@@ -339,7 +339,7 @@ def audit_pod_cgroups(
 
     compared = _compare_with_second_read(groups, read_actual, node)
     if not exclusive_cpus_complete:
-        compared = tuple(_unknown_if_exclusive(one, pod) for one in compared)
+        compared = tuple(_unknown_if_exclusive(comparison, pod) for comparison in compared)
     return PodAudit(pod, compared, pod_risks(pod, node.facts, exclusive_cpus, throttled, quotas), idle)
 
 
@@ -359,7 +359,7 @@ def audit_qos_cgroups(
             read_cgroup(qos_path(group.qos, node.facts.cgroup_driver, node.root), False), since
         )
 
-    groups = [_without_hugepage_limits(one, node) for one in expected_qos_cgroups(pods, node.facts)]
+    groups = [_without_hugepage_limits(cgroup, node) for cgroup in expected_qos_cgroups(pods, node.facts)]
     return _compare_with_second_read(groups, read_actual, node)
 
 
@@ -430,12 +430,12 @@ def confirmed_qos_comparisons(
     """
     is_rewritten = earlier is not None and now_wall_s - earlier.at_wall_s >= QOS_REWRITE_S
     confirmed = earlier.settings if earlier is not None and is_rewritten else frozenset()
-    why = "seen once; the kubelet rewrites it about once a minute"
+    why = "seen once; the kubelet rewrites this setting about once a minute"
     return tuple(
-        one._replace(verdict=AuditVerdict.QUIET, reason=f"{one.reason}; {why}", consequence="")
-        if _may_be_rewritten(one) and (one.cgroup, one.setting) not in confirmed
-        else one
-        for one in compared
+        comparison._replace(verdict=AuditVerdict.QUIET, reason=f"{comparison.reason}; {why}", consequence="")
+        if _may_be_rewritten(comparison) and (comparison.cgroup, comparison.setting) not in confirmed
+        else comparison
+        for comparison in compared
     )
 
 
@@ -452,9 +452,9 @@ def _may_be_rewritten(compared: SettingComparison) -> bool:
 def _compare_with_second_read(
     groups: Sequence[ExpectedCgroup], read_actual: Callable[[CgroupId], ActualCgroup], node: AuditedNode
 ) -> tuple[SettingComparison, ...]:
-    actual = {one.cgroup: read_actual(one.cgroup) for one in groups}
+    actual = {group.cgroup: read_actual(group.cgroup) for group in groups}
     compared = compare_cgroups(groups, actual, node.facts.cgroup_version)
-    if not any(one.verdict in DRIFT_VERDICTS for one in compared):
+    if not any(comparison.verdict in DRIFT_VERDICTS for comparison in compared):
         return compared
     wrong: Iterable[CgroupId] = {one.cgroup for one in compared if one.verdict in DRIFT_VERDICTS}
     again: Mapping[CgroupId, ActualCgroup] = {group: read_actual(group) for group in wrong}
@@ -469,7 +469,7 @@ def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:
     path = pod_path(pod.cgroup_uid, pod.qos, node.facts.cgroup_driver, node.root)
     ident = ""
     if group.level is CgroupLevel.CONTAINER:
-        container = next(one for one in pod.containers if one.name == group.container)
+        container = next(container for container in pod.containers if container.name == group.container)
         ident = container.id
         path = container_path(path, ident, container.runtime, node.facts.cgroup_driver)
     if parse_path(path, node.root) != CgroupOwner(group.level, pod.qos, pod.cgroup_uid, ident):
@@ -503,9 +503,9 @@ def with_inherited_page_limits(audits: Sequence[PodAudit]) -> tuple[tuple[PodAud
     is_set = any(
         not isinstance(one.actual, Missing) and normalize_limit(one.actual) != NO_LIMIT for one in own
     )
-    if is_set or not any(_has_no_limit(one) for one in own):
+    if is_set or not any(_has_no_limit(comparison) for comparison in own):
         return tuple(audits), False
-    return tuple(replace(one, comparisons=tuple(_inherited_limits(one))) for one in audits), True
+    return tuple(replace(audit, comparisons=tuple(_inherited_limits(audit))) for audit in audits), True
 
 
 def _is_container_page_limit(compared: SettingComparison) -> bool:
@@ -547,7 +547,7 @@ def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingCompa
 
 
 def _could_be_exclusive(pod: Pod) -> bool:
-    limits = [pod.pod_level_limits.get(CPU), *(one.limits.get(CPU) for one in pod.containers)]
+    limits = [pod.pod_level_limits.get(CPU), *(container.limits.get(CPU) for container in pod.containers)]
     return any(limit and limit.milli % 1000 == 0 for limit in limits)
 
 
@@ -574,11 +574,11 @@ def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
     """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then one for each risk
     of the pod."""
     uid = audit.pod.cgroup_uid
-    for one in audit.comparisons:
-        what, size_kib = one.setting
-        if one.verdict in DRIFT_VERDICTS and what in RESOURCE_BY_SETTING:
-            code, who = f"cgroup.{one.verdict}", one.cgroup.container
-            yield PodFinding(uid, who, code, _evidence(one), "", RESOURCE_BY_SETTING[what], size_kib)
+    for comparison in audit.comparisons:
+        kind, size_kib = comparison.setting
+        if comparison.verdict in DRIFT_VERDICTS and kind in RESOURCE_BY_SETTING:
+            code, name = f"cgroup.{comparison.verdict}", comparison.cgroup.container
+            yield PodFinding(uid, name, code, _evidence(comparison), "", RESOURCE_BY_SETTING[kind], size_kib)
     for risk in audit.risks:
         resource = Resource.CPU if risk.code.startswith(_OF_CPUS) else None
         yield PodFinding(uid, risk.container, risk.code, risk.description, risk.advice, resource)

@@ -48,19 +48,19 @@ def tighter_pod_limits(
     """
     tight = {}
     mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
-    containers = [one for one in groups if (one.cgroup.level, one.cgroup.pod_uid) == mine_are]
-    for setting in (one.setting for one in pod.settings if one.setting.kind in _POD_WIDE_LIMITS):
-        mine = _expected_and_actual(pod, setting, actual)
-        theirs = [
+    containers = [group for group in groups if (group.cgroup.level, group.cgroup.pod_uid) == mine_are]
+    for setting in (limit.setting for limit in pod.settings if limit.setting.kind in _POD_WIDE_LIMITS):
+        own = _expected_and_actual(pod, setting, actual)
+        pairs = [
             _without_unlimited(pair)
-            for one in containers
-            if (pair := _expected_and_actual(one, setting, actual))
+            for container in containers
+            if (pair := _expected_and_actual(container, setting, actual))
         ]
-        if mine is None or not theirs:
+        if own is None or not pairs:
             continue
-        for words, of in (("one of its containers has", max), ("its containers together have", _sum)):
-            most = of([pair.actual for pair in theirs])
-            if mine.actual < most and mine.expected >= of([Fraction(pair.expected) for pair in theirs]):
+        for words, combine in (("one of its containers has", max), ("its containers together have", _sum)):
+            most = combine([pair.actual for pair in pairs])
+            if own.actual < most and own.expected >= combine([Fraction(pair.expected) for pair in pairs]):
                 tight[setting] = f"{words} {format_setting_value(setting.kind, int(most))}"
                 break
     return tight
@@ -311,9 +311,9 @@ def format_expected(expected: ExpectedSetting) -> str:
     if not expected.accepted and expected.at_least:
         return f"at least {format_setting_value(expected.setting.kind, expected.at_least)}"
     texts = [
-        format_setting_value(expected.setting.kind, one.value)
-        for one in expected.accepted
-        if not one.is_rounded
+        format_setting_value(expected.setting.kind, value.value)
+        for value in expected.accepted
+        if not value.is_rounded
     ]
     return " or ".join(dict.fromkeys(texts)) or "unknown"
 

@@ -120,7 +120,7 @@ def expected_pod_cgroups(
     group = CgroupId(CgroupLevel.POD, pod.qos, pod.cgroup_uid)
     groups = [ExpectedCgroup(group, tuple(_pod_settings(pod, facts, exclusive_cpus)))]
     for container in pod.containers:
-        own = [one for one in exclusive_cpus if one.container == container.name]
+        own = [cpus for cpus in exclusive_cpus if cpus.container == container.name]
         settings = tuple(_container_settings(pod, container, facts, own))
         groups.append(
             ExpectedCgroup(group._replace(level=CgroupLevel.CONTAINER, container=container.name), settings)
@@ -273,8 +273,11 @@ def _pod_settings(
     pod: Pod, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _pod_weight(pod, facts)
-    by_kubelet = [one.container for one in exclusive if one.by_kubelet]
-    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
+    by_kubelet = [
+        container.name for container in pod.containers if _has_quota_lifted(pod, container, exclusive)
+    ]
+    is_lifted = len(by_kubelet) >= (len(pod.containers) if pod.has_pod_level_resources else 1)
+    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if is_lifted else ""
     for setting in cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit_text(pod, CPU)):
         yield _or_with_sidecars(
             setting, pod, CPU, facts, lambda sums: next(iter(cpu_quota(sums, facts, lifted, "")))
@@ -306,9 +309,9 @@ def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -
     """
     known = {option.value for option in expected.accepted}
     others = (
-        AcceptedValue(one.value, f"KEP-5517's text: {why}")
-        for one in by_text.accepted
-        if one.value not in known
+        AcceptedValue(value.value, f"KEP-5517's text: {why}")
+        for value in by_text.accepted
+        if value.value not in known
     )
     return replace(expected, accepted=(*expected.accepted, *others))
 
@@ -358,7 +361,7 @@ def _or_with_sidecars(
 def _no_limit_text(pod: Pod, resource: str) -> str:
     if pod.qos is QosClass.BEST_EFFORT:
         return "BestEffort: no limit"
-    without = [one.name for one in pod.containers if not one.limits.get(resource)]
+    without = [container.name for container in pod.containers if not container.limits.get(resource)]
     return f"no limit: {', '.join(without)} has none"
 
 
@@ -373,7 +376,7 @@ def _container_settings(
     pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _container_weight(pod, container, facts)
-    lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
+    lifted = "it has exclusive CPUs from the kubelet" if _has_quota_lifted(pod, container, exclusive) else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
     memory = memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
     yield memory
@@ -387,6 +390,17 @@ def _container_settings(
         yield from _exclusive_cpus(exclusive)
 
 
+def _has_quota_lifted(pod: Pod, container: PodContainer, exclusive: Sequence[ExclusiveCpus]) -> bool:
+    """Return whether the kubelet lifts a container's quota, because it gave the container exclusive CPUs.
+
+    A container that shares the CPUs of its whole pod keeps its quota (gate PodLevelResourceManagers).
+    """
+    is_given = any(one.by_kubelet and one.container == container.name for one in exclusive)
+    limits = container.limits
+    own = all(limits.get(name) and limits[name] == container.requests.get(name) for name in (CPU, MEMORY))
+    return is_given and (not pod.has_pod_level_resources or (own and limits[CPU].milli % 1000 == 0))
+
+
 def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
     """Yield the expected cpuset of a container.
 
@@ -395,7 +409,7 @@ def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSett
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
     for setting in (CgroupSettingId(SettingKind.CPUS), CgroupSettingId(SettingKind.EFFECTIVE)):
-        if len({one.cpus for one in exclusive}) > 1:
+        if len({cpus.cpus for cpus in exclusive}) > 1:
             yield unknown_setting(setting, text)
         else:
             yield ExpectedSetting(setting, (AcceptedValue(exclusive[0].cpus),), text)

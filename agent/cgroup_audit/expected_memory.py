@@ -93,7 +93,7 @@ def class_memory_qos(
     both = (QosClass.GUARANTEED, QosClass.BURSTABLE)
     kind = SettingKind.LOW if qos is QosClass.BURSTABLE else SettingKind.MIN
     amount = requested((QosClass.BURSTABLE,) if qos is QosClass.BURSTABLE else both)
-    yield accept_either(_protection(kind, qos, amount, facts, one) for one in facts.memory_qos)
+    yield accept_either(_protection(kind, qos, amount, facts, policy) for policy in facts.memory_qos)
 
 
 def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[ExpectedSetting]:
@@ -102,9 +102,9 @@ def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[Ex
     If the kubelet protects no requests, the function yields nothing. An old value in the file then has no
     effect, since the parent cgroups protect nothing.
     """
-    if any(one.reserves for one in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
+    if any(policy.reserves for policy in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
         for kind in (SettingKind.MIN, SettingKind.LOW):
-            yield accept_either(_protection(kind, qos, amount, facts, one) for one in facts.memory_qos)
+            yield accept_either(_protection(kind, qos, amount, facts, policy) for policy in facts.memory_qos)
 
 
 def _protection(
@@ -138,10 +138,10 @@ def _throttling_limit(
     setting, factor = CgroupSettingId(SettingKind.HIGH), way.throttling_factor
     if factor is None:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "memoryThrottlingFactor is not in effect")
-    if pod.qos is QosClass.GUARANTEED:
-        return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "Guaranteed pods are not throttled")
     if MEMORY in {*pod.pod_level_requests, *pod.pod_level_limits}:
         return unknown_setting(setting, "kubelets differ for pods with pod-level memory")
+    if pod.qos is QosClass.GUARANTEED:
+        return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "Guaranteed pods are not throttled")
     if isinstance(request, UnknownAmount):
         return unknown_setting(setting, request.reason)
     if isinstance(given, UnknownAmount):
@@ -273,7 +273,7 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     A larger memory request makes the score lower.
     """
     setting = CgroupSettingId(SettingKind.OOM_SCORE)
-    share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
+    share, own = _pod_level_share(pod, facts), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
         return unknown_setting(setting, share.reason)
     if isinstance(own, UnknownAmount):
@@ -282,8 +282,8 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     text = f"1000 - 1000 * {format_bytes(requested)} (request) / {format_bytes(memory)}"
     score = 1000 - 1000 * requested // memory
     if container.role is ContainerRole.SIDECAR:
-        apps = [_spec_memory(one).value for one in pod.containers if one.role is ContainerRole.APP]
-        least = min(apps) + share
+        apps = [_scored_memory(pod, one, facts) for one in pod.containers if one.role is ContainerRole.APP]
+        least = min(one for one in apps if isinstance(one, int)) + share  # all are known, like `own`
         if (of_apps := 1000 - 1000 * least // memory) < score:
             score, origin = of_apps, "least of the app containers"
             text = f"1000 - 1000 * {format_bytes(least)} ({origin}) / {format_bytes(memory)}"
@@ -308,15 +308,15 @@ def _scored_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int |
     return total
 
 
-def _pod_level_share(pod: Pod) -> int | UnknownAmount:
+def _pod_level_share(pod: Pod, facts: NodeFacts) -> int | UnknownAmount:
     """Return one container's share of the pod-level memory request.
 
-    The part of the request above the sum of the containers' requests is divided equally.
+    The part of the request above the sum of the containers' requests and claims is divided equally.
     """
     level = pod.pod_level_requests.get(MEMORY)
     if not level:
         return 0
-    requested = containers_request(pod, MEMORY)
+    requested = containers_request(pod, MEMORY, with_claims=facts.counts_claims)
     if isinstance(requested, UnknownAmount):
         return requested
     rest = level.value - (requested.total.value if requested else 0)
@@ -359,7 +359,7 @@ def _claim_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | 
         return 0
     if isinstance(pod.claim_resources, UnknownAmount):
         return pod.claim_resources
-    amounts = (one.amount_for_container(container.name, MEMORY) for one in pod.claim_resources)
+    amounts = (resource.amount_for_container(container.name, MEMORY) for resource in pod.claim_resources)
     return sum((amount for amount in amounts if amount is not None), ZERO).value
 
 
@@ -375,12 +375,12 @@ def accept_either(options: Iterable[ExpectedSetting]) -> ExpectedSetting:
             return first if not first.accepted else other
         first = _with_values(
             first,
-            [AcceptedValue(one.value, other.arithmetic, one.is_rounded) for one in other.accepted],
+            [AcceptedValue(value.value, other.arithmetic, value.is_rounded) for value in other.accepted],
         )
     return first
 
 
 def _with_values(setting: ExpectedSetting, values: Iterable[AcceptedValue]) -> ExpectedSetting:
     known = {option.value for option in setting.accepted}
-    added = tuple(one for one in values if one.value not in known)
+    added = tuple(value for value in values if value.value not in known)
     return replace(setting, accepted=(*setting.accepted, *added))

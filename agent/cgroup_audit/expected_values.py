@@ -69,9 +69,10 @@ def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
     return _sum_terms(resource, terms)
 
 
-def containers_request(pod: Pod, resource: str) -> Amount:
-    """Sum the requests of a pod's containers, without pod-level requests, claims and overhead."""
-    return _sum_terms(resource, _containers_terms(pod, resource, _effective_requests(pod, resource)))
+def containers_request(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
+    """Sum the requests of a pod's containers and claims, without pod-level requests and overhead."""
+    own = _containers_terms(pod, resource, _effective_requests(pod, resource))
+    return _sum_terms(resource, _pod_terms(own, _claims_terms(pod, resource, with_claims), None))
 
 
 def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
@@ -467,7 +468,7 @@ def cpu_quota(
     if lifted_reason:
         kept = amount if facts.enforces_quota and False in facts.lifts_quota else None
         others = _accepted_quotas(kept.total, facts) if isinstance(kept, ResourceSum) and kept.total else ()
-        noted = (one._replace(note=f"without the gate {LIFTS_QUOTA_GATE}") for one in others)
+        noted = (other._replace(note=f"without the gate {LIFTS_QUOTA_GATE}") for other in others)
         doubt = kept.reason if isinstance(kept, UnknownAmount) else ""
         options = (AcceptedValue(NO_LIMIT), *noted)
         yield ExpectedSetting(setting, options, f"no limit: {lifted_reason}", doubt=doubt)
@@ -559,5 +560,5 @@ def explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[Accept
     """
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
-    explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)
+    explains = tuple(AcceptedValue(value.value, why) for value in uncounted if value.value not in right)
     return replace(expected, explained_wrong_values=explains) if explains else expected

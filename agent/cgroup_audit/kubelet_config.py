@@ -206,6 +206,7 @@ def parse_flags(arguments: list[str]) -> dict[str, str]:
         if argument == "--":
             break
         name, has_value, value = argument.lstrip("-").partition("=")
+        name = name.replace("_", "-")  # the kubelet accepts both
         if not argument.startswith("-") or name not in known:
             continue
         if not has_value:
@@ -282,11 +283,11 @@ def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[Memor
         (MEMORY_QOS_DEFAULT_FROM, _TIERED_FROM, _TIERED_FROM - 1) if minor is None else (minor,)
     )
     if config.reservation_policy:
-        minors = tuple(max(one, _TIERED_FROM) for one in minors)  # older kubelets refuse the field
+        minors = tuple(max(minor, _TIERED_FROM) for minor in minors)  # older kubelets refuse the field
     found = [
-        _memory_qos(config, one, is_on)
-        for one in minors
-        for is_on in config.possible_gate("MemoryQoS", one >= MEMORY_QOS_DEFAULT_FROM)
+        _memory_qos(config, minor, is_on)
+        for minor in minors
+        for is_on in config.possible_gate("MemoryQoS", minor >= MEMORY_QOS_DEFAULT_FROM)
     ]
     return tuple(dict.fromkeys(found))
 

@@ -54,7 +54,7 @@ def name_list(parent: JsonObject, key: str, place: str) -> tuple[str, ...]:
     value = parent.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise_invalid(f"{place}.{key}", "is not a list of names")
     return tuple(value)
 
@@ -217,9 +217,9 @@ def _parse_resize(metadata: JsonObject, status: JsonObject) -> UnfinishedResize 
     observed = _integer_field(status, "observedGeneration", "status")
     is_outdated = 0 < observed < _integer_field(metadata, "generation", "metadata")
     found = {
-        one.get("type"): one
-        for one in get_mappings(status, "conditions", "status")
-        if one.get("status") == "True"
+        mapping.get("type"): mapping
+        for mapping in get_mappings(status, "conditions", "status")
+        if mapping.get("status") == "True"
     }
     for kind in ("PodResizePending", "PodResizeInProgress"):
         if kind in found:
@@ -325,10 +325,10 @@ def _parse_claim_resources(
 def _parse_one_claim(entry: JsonObject, name: str, place: str) -> ClaimResources:
     shape = next((key for key in _MAPPINGS if entry.get(key) is not None), "")
     overhead = get_mappings(entry, "overhead", place)
-    for one in overhead:
-        if all(one.get(key) is None for key in (*_PER_POD, *_PER_CONTAINER)):
+    for amount in overhead:
+        if all(amount.get(key) is None for key in (*_PER_POD, *_PER_CONTAINER)):
             raise_invalid(
-                f"{place}.overhead", f"{format_short(one.get('name'))} has neither perPod nor perContainer"
+                f"{place}.overhead", f"{format_short(amount.get('name'))} has neither perPod nor perContainer"
             )
     mapped = _sum_amounts(get_mappings(entry, shape, place), ("quantity",), f"{place}.{shape}", needed=True)
     return ClaimResources(

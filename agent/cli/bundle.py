@@ -17,9 +17,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
@@ -30,7 +30,7 @@ from agent.cli.output.text import RowText, TextTable, clean, format_bytes, forma
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
 from agent.config.config import CONFIG_VARIABLE, SETTINGS
 from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
-from agent.errors import ConfigError, OutputError, PermissionDeniedError
+from agent.errors import ConfigError, OutputError, PermissionDeniedError, UsageError
 from agent.model.reading import Absence
 from agent.model.time import rfc3339
 from agent.system.files import ReadError, read_bounded
@@ -50,6 +50,11 @@ _FLAG_NAME: Final = rf"(?<![\w-])--?[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}"
 _QUOTED: Final = r"""(?P<slashes>\\{1,7})".{0,4096}?(?<!\\)(?P=slashes)" | \"{3}(?:[^"\\]|\\.|"(?!""))*\"{3}
     | "(?:[^"\\]|\\.)*" | \'{3}.*?\'{3} | '(?:[^']|\'\')*' | \\{0,7}["'][^\r\n]*"""
 """Pattern of a quoted value; that of the last alternative has no end, as its text is cut."""
+_ITEM: Final = r"""\"(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [ \t]\#[^\n]*+ | [^]["'{}\\]"""
+_NESTED: Final = rf"(?:{_ITEM} | \[(?:{_ITEM}){{0,4096}}+\] | \{{(?:{_ITEM}){{0,4096}}+\}})"
+_LIST: Final = rf"""\[{_NESTED}{{0,4096}}+\] | \{{{_NESTED}{{0,4096}}+\}}
+    | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}} | [\[{{][^\r\n]*"""
+"""Pattern of a list or table, with quoted brackets or one more level; the last alternative has no end."""
 _OPENING: Final = re.compile(r"""\\*(?:"{3}|'{3}|["'])""")
 
 _BLOCK: Final = re.compile(
@@ -70,8 +75,8 @@ _HEADER: Final = re.compile(
 )
 """Pattern of an HTTP header whose value is a secret up to the end of the line or of the quotes around it."""
 _VALUE: Final = re.compile(
-    rf"""(?P<name>{_NAME}(?P<quote>\\{{0,7}}["'])?\s{{0,8}}[:=]\s{{0,8}})(?!\\*["']*{REDACTED})
-    (?P<value> {_QUOTED} | \[[^\]]{{0,4096}}\] | \{{[^{{}}]{{0,4096}}\}}
+    rf"""(?P<name>{_NAME}(?P<quote>\\{{0,7}}["'])?\s{{0,8}}[:=]{{1,2}}>?\s{{0,8}})(?!\\*["']*{REDACTED})
+    (?P<value> {_QUOTED} | {_LIST}
     | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -92,6 +97,7 @@ _SECRET_FLAG: Final = re.compile(rf"{_FLAG_NAME}\Z", re.IGNORECASE)
 _SHAPES: Final = (
     re.compile(r"(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE),
     re.compile(r"(?P<name>\b\w{1,32}://)(?P<value>[^\s/@:\"']{0,256}:[^\s/\"']{1,256})(?=@)"),
+    re.compile(rf"(?P<name>\bhttps?://)(?P<value>(?!{REDACTED})[^\s/@:\"']{{1,256}})(?=@)"),
     re.compile(r"(?P<name>)(?P<value>\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
     re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
     re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
@@ -195,36 +201,41 @@ class BundleFile(NamedTuple):
 
 
 def main(args: Namespace) -> int:
+    from agent.system.output import write_all
+
+    if args.file == "":
+        raise UsageError("FILE: the path is empty; name a file or omit it")
     now_s = time.time()
-    stamp = rfc3339(now_s).replace(":", "").replace("-", "")
-    files = list(collect_files(config_file_of(args), _environment(args)))
-    files.insert(0, _manifest(files, now_s))
+    name = f"drahealth-bundle-{rfc3339(now_s).replace(':', '').replace('-', '')}"
+    path = Path(args.file or f"{name}.tar.gz")
     is_stdout = args.file == "-"
-    _print_list(files, sys.stderr if is_stdout else sys.stdout, args.color)
-    if args.list:
-        return 0
-    archive = _archive(files, f"drahealth-bundle-{stamp}", now_s)
-    if is_stdout:
-        _write(1, "standard output", archive)
-        return 0
-    path = Path(args.file or f"drahealth-bundle-{stamp}.tar.gz")
+    fd = 1 if is_stdout or args.list else _create(path)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise OutputError(f"bundle {path}: cannot be created: {error.strerror}") from None
-    try:
-        _write(fd, f"bundle {path}", archive)
+        files = list(collect_files(config_file_of(args), _environment(args)))
+        files.insert(0, _manifest(files, now_s))
+        _print_list(files, sys.stderr if is_stdout else sys.stdout, args.color)
+        if args.list:
+            return 0
+        archive = _archive(files, name, now_s)
+        sys.stdout.flush()
+        write_all(fd, "standard output" if is_stdout else f"bundle {path}", archive)
+    except BaseException:
+        if fd != 1:
+            path.unlink(missing_ok=True)  # no part of an archive stays
+        raise
     finally:
-        os.close(fd)
-    print(f"\nwritten: {path}, {format_bytes(len(archive))}")
+        if fd != 1:
+            os.close(fd)
+    if not is_stdout:
+        print(f"\nwritten: {path}, {format_bytes(len(archive))}")
     return 0
 
 
-def _write(fd: int, name: str, data: bytes) -> None:
-    from agent.system.output import write_all
-
-    sys.stdout.flush()
-    write_all(fd, name, data)
+def _create(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutputError(f"bundle {path}: cannot be created: {error.strerror}") from None
 
 
 def _environment(args: Namespace) -> dict[str, str]:
@@ -296,7 +307,8 @@ class _Collector:
 
     def _run(self, name: str, content: str, command: list[str]) -> BundleFile:
         """Run a command with limits on its time and output; return the output as a file of the archive."""
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # in memory: a container may have no writable directory
+        with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("err"), "w+b") as err:
             try:
                 process = subprocess.Popen(
                     command,
@@ -313,9 +325,11 @@ class _Collector:
                 code = process.wait(self._timeout_s)
                 remarks = [f"exit code {code}"] if code else []
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # with its children
-                process.wait()
                 remarks = [f"no answer within {self._timeout_s:g} s"]
+            finally:
+                if process.poll() is None:  # after Ctrl-C, too
+                    os.killpg(process.pid, signal.SIGKILL)  # with its children
+                    process.wait()
             out.seek(0)
             err.seek(0)
             complaint = err.read(2000).decode(errors="replace").strip()
@@ -323,7 +337,8 @@ class _Collector:
 
 
 def _limit_output() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ENTRY_BYTES + 1, ENTRY_BYTES + 1))
+    with suppress(ValueError):  # a lower limit, which only root can raise, stays
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ENTRY_BYTES + 1, ENTRY_BYTES + 1))
 
 
 def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
@@ -397,13 +412,13 @@ def _manifest(files: list[BundleFile], now_s: float) -> BundleFile:
         "at": rfc3339(now_s),
         "files": [
             {
-                "name": one.name,
-                "content": one.content,
-                "bytes": len(one.data),
-                "redacted": one.secrets,
-                "remarks": list(one.remarks),
+                "name": file.name,
+                "content": file.content,
+                "bytes": len(file.data),
+                "redacted": file.secrets,
+                "remarks": list(file.remarks),
             }
-            for one in files
+            for file in files
         ],
     }
     return _file("manifest.json", "this list", json.dumps(document, indent=2).encode() + b"\n")
@@ -415,20 +430,20 @@ def _manifest(files: list[BundleFile], now_s: float) -> BundleFile:
 def _print_list(files: list[BundleFile], stream: TextIO, colour: str) -> None:
     style = style_of(stream, colour, os.environ)
     table = TextTable("FILE", "SIZE", "CONTENT", text_below=True)
-    for one in files:
-        secrets = [f"{format_count(one.secrets, 'secret')} left out"] if one.secrets else []
-        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *one.remarks)]
-        table.add(one.name, format_bytes(len(one.data)), clean(one.content), text=remarks)
+    for file in files:
+        secrets = [f"{format_count(file.secrets, 'secret')} left out"] if file.secrets else []
+        remarks = [RowText(clean(remark), hanging=2) for remark in (*secrets, *file.remarks)]
+        table.add(file.name, format_bytes(len(file.data)), clean(file.content), text=remarks)
     stream.write("\n".join(table.lines(style)) + "\n")
 
 
 def _archive(files: list[BundleFile], directory: str, now_s: float) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for one in files:
-            entry = tarfile.TarInfo(f"{directory}/{one.name}")
-            entry.size, entry.mtime, entry.mode = len(one.data), int(now_s), 0o600
-            tar.addfile(entry, io.BytesIO(one.data))
+        for file in files:
+            entry = tarfile.TarInfo(f"{directory}/{file.name}")
+            entry.size, entry.mtime, entry.mode = len(file.data), int(now_s), 0o600
+            tar.addfile(entry, io.BytesIO(file.data))
     return archive.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""``drahealth clear``: clears faults that the agent remembers of a device, after the repair of the device."""
+"""``drahealth clear``: clears latched faults of a device after its repair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "device",
         metavar="DEVICE",
-        help="name as in 'drahealth scan', UUID or PCI address of a GPU, or driver/pool/name",
+        help="name as in 'drahealth scan' or 'explain', UUID or PCI address of a GPU, or driver/pool/name",
     )
     parser.add_argument(
         "--code", metavar="CODE", default="", help="clear only the fault with this code, e.g. gpu.xid.79"

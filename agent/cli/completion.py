@@ -72,7 +72,8 @@ def completion_script(parser: ArgumentParser, parsers: Mapping[str, ArgumentPars
     flags.append(f"                :-*) words={_quoted(_flags(parser))} ;;")
     for verb, sub in parsers.items():
         if words := list(_argument_values(sub)):
-            flags.append(f"                {verb}:*) words={_quoted(words)} ;;")
+            is_given = '[[ " $words " == *" $prev "* ]]'
+            flags.append(f"                {verb}:*) words={_quoted(words)}; {is_given} && words= ;;")
     flags.append(f"                :*) words={_quoted([*parsers, 'help'])} ;;")
     values = [
         f"        {'|'.join(f'{verb}:{flag}' for flag in names)}) words={_quoted(choices)} ;;"

@@ -138,7 +138,8 @@ def main(args: Namespace) -> int:
     if args.action == "check":
         files = [str(path) for path in loaded.files]
         named = ", ".join(files) or "no configuration file"
-        print_result(args, lambda: {"valid": True, "files": files}, lambda _: f"{named}: valid\n")
+        checked = {"apiVersion": API_VERSION, "valid": True, "files": files}
+        print_result(args, lambda: checked, lambda _: f"{named}: valid\n")
         return 0
     print_result(args, lambda: document(loaded), lambda style: render(loaded, style))
     return 0

@@ -119,8 +119,12 @@ def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
         argv = named if named and named[0] not in VERBS else [*named, "--help"]
     first = [word for word in argv[:1] if word in VERBS]
     parser, parsers = build_parser(first or VERBS)
+    if argv and argv[0].startswith("-") and argv[0] not in {"-h", "--help", "--version"}:
+        parser.error(f"{argv[0]!r} is not an argument of drahealth; write a verb first, then its flags")
     args, unknown = parser.parse_known_args(argv)
     sub = parsers[args.verb]
+    if unknown and first:  # positional arguments on both sides of a flag
+        args, unknown = sub.parse_known_intermixed_args(argv[1:], argparse.Namespace(verb=args.verb))
     if unknown:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
@@ -171,7 +175,7 @@ def missing_resource(error: BaseException) -> str:
     Empty: `error` has another reason. If `error` is a group of errors, one of them has another reason.
     """
     if isinstance(error, BaseExceptionGroup):
-        lacks = [missing_resource(one) for one in error.exceptions]
+        lacks = [missing_resource(exception) for exception in error.exceptions]
         return lacks[0] if all(lacks) else ""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.record.replay import open_segments, record_segments
+    from agent.record.replay import find_segments, open_segments
     from agent.record.segment_file import segment_number, segment_path, segment_paths
     from agent.system.files import make_directory
 
@@ -49,12 +49,12 @@ def main(args: Namespace) -> int:
         directory = load_config(args).record_dir
         if directory is None:
             raise ConfigError(
-                "the agent of this configuration records nothing; set the key and restart the agent, or name "
+                "the agent of this configuration records nothing; set the key and reload the agent, or name "
                 "a record",
                 key="record.dir",
             )
         sources = [directory]
-    paths = record_segments(sources)
+    paths = find_segments(sources)
     if Path(absolute_path(args.to)).resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
     problems: list[str] = []

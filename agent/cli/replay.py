@@ -1,7 +1,7 @@
 """``drahealth replay``: evaluates recorded snapshots, with the recorded or with another configuration.
 
 Without ``--config`` the verdicts are compared with the recorded verdicts. A difference shows that this
-release decides otherwise than the release that wrote the record.
+release decides differently from the release that wrote the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cli.output.json import report_document
 from agent.cli.output.live_table import live_table
-from agent.cli.output.report_changes import report_changes
+from agent.cli.output.report_changes import changes_between_reports
 from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import can_redraw, style_of
 from agent.cli.output.text import clean, format_count
@@ -125,7 +125,7 @@ def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Repor
             before = before or step
             is_same_boot = step.boot_id == before.boot_id
             due_s += _pause_s(before.report.at, step.report.at, is_same_boot=is_same_boot) / speed
-            time.sleep(max(0.0, due_s - time.monotonic()))
+            time.sleep(min(max(0.0, due_s - time.monotonic()), 1e9))  # sleep() refuses 1e10 s
             before = step
         yield step.report
 
@@ -155,7 +155,7 @@ def _show(reports: Iterator[Report], args: Namespace) -> None:
             if args.output == "json":
                 print(json.dumps(report_document(report)), flush=bool(args.speed))
             else:
-                for change in report_changes(before, report):
+                for change in changes_between_reports(before, report):
                     print(change, flush=bool(args.speed))
             before = report
 
@@ -175,13 +175,13 @@ def _show_live_table(reports: Iterator[Report], args: Namespace) -> None:
 
 
 def _report_differences(differences: list[VerdictDifference]) -> int:
-    for one in differences[:DIFFERENCES_SHOWN]:
-        print(f"drahealth: {clean(format_difference(one))}", file=sys.stderr)
+    for difference in differences[:DIFFERENCES_SHOWN]:
+        print(f"drahealth: {clean(format_difference(difference))}", file=sys.stderr)
     if not differences:
         return 0
-    by_subject = Counter(one.subject for one in differences)
+    by_subject = Counter(difference.subject for difference in differences)
     print(
-        f"drahealth: this release decides otherwise in {format_count(len(differences), 'case')} on "
+        f"drahealth: this release decides differently in {format_count(len(differences), 'case')} on "
         f"{format_count(len(by_subject), 'device')}",
         file=sys.stderr,
     )
@@ -206,7 +206,7 @@ VERB = Subcommand(
     summary="evaluate recorded snapshots again",
     description=(
         "Evaluates the snapshots of a record again and prints the verdicts as they were. With --config: as "
-        "they would have been. Exits with 1 if this release decides otherwise than the recorded one."
+        "they would have been. Exits with 1 if a verdict of this release differs from the recorded one."
     ),
     examples=(
         ("drahealth replay /var/lib/drahealth/record", "all changes of verdicts in the record"),

@@ -109,7 +109,7 @@ def _show_report(config: Config, args: Namespace) -> int:
     processes = read_node_processes(config.procfs_root)
 
     def document() -> dict[str, Any]:
-        backends = {"backends": check_document(check)} if check else {}
+        backends = {"backends": crosscheck_document(check)} if check else {}
         return {**report_document(report), "processes": process_documents(processes), **backends}
 
     def text(style: TextStyle) -> str:
@@ -153,12 +153,12 @@ def npd_line(
     if not devices:
         return "no device was found"
     for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
-        bad = [device for device in devices if device.severity is severity]
-        if bad:
-            names = [clean(f"{device.device} ({device.causes[0].code})") for device in bad[:NAMES_MAX]]
-            more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
+        in_state = [device for device in devices if device.severity is severity]
+        if in_state:
+            names = [clean(f"{device.device} ({device.causes[0].code})") for device in in_state[:NAMES_MAX]]
+            more = f" and {len(in_state) - NAMES_MAX} more" if len(in_state) > NAMES_MAX else ""
             state = severity.name.lower()
-            return f"{state}, {len(bad)} of {len(devices)} devices: {', '.join(names)}{more}"
+            return f"{state}, {len(in_state)} of {len(devices)} devices: {', '.join(names)}{more}"
     return f"no device of {len(devices)} is unhealthy"
 
 
@@ -181,7 +181,7 @@ def _show_pynvml(config: Config, args: Namespace) -> int:
 
 PERIOD_NS: Final = NS // 10
 LIMIT_S: Final = 30.0
-"""Time limit for one reading of all GPUs [s]: the driver takes seconds to initialise each unused GPU."""
+"""Time limit for one reading of all GPUs [s]: the driver takes seconds to initialize each unused GPU."""
 STOP_S: Final = 0.5
 MEMORY_MAX: Final = 512 << 20
 """Limit of the writable memory of the child process, in which a library may leak memory [bytes]."""
@@ -544,7 +544,7 @@ def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
     return "\n".join(format_entries(entries, style)) + "\n"
 
 
-def check_document(check: GpuReaderComparison) -> dict[str, Any]:
+def crosscheck_document(check: GpuReaderComparison) -> dict[str, Any]:
     """Return the comparison as JSON, for the key ``backends`` of ``scan -o json``."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     shown = [

@@ -141,7 +141,7 @@ def _cluster(cluster: ClusterStatus | None, now_s: float) -> Iterator[ListEntry]
     age = "never" if cluster.success_wall_s is None else f"{format_age(now_s - cluster.success_wall_s)} ago"
     parts = [
         f"lease {cluster.lease} {holder}",
-        *(f"{one.type} {one.status} ({one.reason})" for one in cluster.conditions),
+        *(f"{condition.type} {condition.status} ({condition.reason})" for condition in cluster.conditions),
         *([format_count(cluster.taint_rules, "taint rule")] if cluster.taint_rules else ()),
         *([f"in maintenance: {', '.join(cluster.maintenance)}"] if cluster.maintenance else ()),
         f"{format_count(cluster.requests, 'request')}, {format_count(cluster.failures, 'failure')}, "

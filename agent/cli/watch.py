@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cli.output.json import report_document
 from agent.cli.output.live_table import live_table
-from agent.cli.output.report_changes import report_changes
+from agent.cli.output.report_changes import changes_between_reports
 from agent.cli.output.report_text import render_report
 from agent.cli.output.terminal import can_redraw
 from agent.cli.output.text import clean
@@ -62,7 +62,7 @@ def main(args: Namespace) -> int:
     else:
         asyncio.run(_print_updates(socket, args.output))
     raise AgentUnreachable(
-        f"socket {socket}: the agent ended the stream of health reports; it may be shutting down"
+        f"socket {socket}: the server ended the stream of health reports; it may be shutting down"
     )
 
 
@@ -77,7 +77,7 @@ async def _print_first_report(socket: Path, args: Namespace) -> int:
     except TimeoutError:
         raise AgentUnreachable(f"socket {socket}: no health report within {ONCE_S:g} s") from None
     if report is None:
-        raise AgentUnreachable(f"socket {socket}: the agent ended the stream before its first health report")
+        raise AgentUnreachable(f"socket {socket}: the server ended the stream before its first health report")
     print_result(
         args,
         lambda: report_document(report),
@@ -110,7 +110,7 @@ async def _print_updates(socket: Path, output: str) -> None:
         if output == "json":
             print(json.dumps(report_document(report)), flush=True)
         else:
-            for change in report_changes(before, report):
+            for change in changes_between_reports(before, report):
                 print(change, flush=True)
         before = report
 

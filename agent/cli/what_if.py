@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.cli.output.json import API_VERSION
 from agent.cli.output.text import TextTable, clean, format_count
 from agent.cli.replay import settings_change
 from agent.cli.subcommand import Subcommand, add_output, print_result
@@ -94,17 +95,17 @@ def main(args: Namespace) -> int:
     else:
         found = list(_compare_all(groups, change, args.jobs or _cpu_count()))
     elapsed_s = time.monotonic() - began_s
-    for problem in chain(problems, *(one.problems for one in found)):
+    for problem in chain(problems, *(comparison.problems for comparison in found)):
         print(f"drahealth: {clean(problem)}", file=sys.stderr)
-    if not any(one.steps for one in found):
+    if not any(comparison.steps for comparison in found):
         raise ProbeError(
             f"no evaluation of {format_count(len(args.records), 'record')} can be read; nothing is compared"
         )
     scores: tuple[list[RuleScore], ...] = ()
     if incidents is not None:
         scores = (
-            score_rules([(one.node, one.recorded) for one in found], incidents),
-            score_rules([(one.node, one.other) for one in found], incidents),
+            score_rules([(comparison.node, comparison.recorded) for comparison in found], incidents),
+            score_rules([(comparison.node, comparison.other) for comparison in found], incidents),
         )
     print_result(
         args,
@@ -120,16 +121,16 @@ def _cpu_count() -> int:
 
 def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
     """Return the segments (files) of each directory; ``problems`` receives texts about unreadable records."""
-    from agent.record.replay import record_segments
-    from agent.record.segment_file import UrlPath, record_path, url_segments
+    from agent.record.replay import find_segments
+    from agent.record.segment_file import UrlPath, parse_record_path, url_segments
 
     segments: list[RecordPath] = []
-    for record in map(record_path, records):
+    for record in map(parse_record_path, records):
         try:
             if isinstance(record, UrlPath):
                 segments += url_segments([record], problems)
             else:
-                segments += record_segments([record])
+                segments += find_segments([record])
         except ProbeError as error:
             problems.append(str(error))
     groups: dict[RecordPath, dict[str, RecordPath]] = {}
@@ -241,7 +242,7 @@ def _time_s(value: Any, place: str) -> float:
 def _text(
     found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float, style: TextStyle
 ) -> str:
-    changes = [change for one in found for change in one.changes()]
+    changes = [change for comparison in found for change in comparison.changes()]
     lines: list[str] = []
     if changes:
         table = TextTable("NODE", "DEVICE", "CODE", "CHANGE", "RECORDED", "OTHERWISE")
@@ -269,17 +270,17 @@ def _text(
         lines.append("no verdict changes")
     recorded_h, other_h = (
         sum(side.unhealthy_s for side in sides) / HOUR_S
-        for sides in ([one.recorded for one in found], [one.other for one in found])
+        for sides in ([pair.recorded for pair in found], [pair.other for pair in found])
     )
     spared, exposed = _pods(found)
     lines += [
         "",
-        f"Unhealthy device-hours: {recorded_h:.2f} recorded, {other_h:.2f} otherwise",
-        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(exposed)} only otherwise",
+        f"Unhealthy device-hours: {recorded_h:.2f} as recorded, {other_h:.2f} with --config",
+        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(exposed)} only with --config",
         *(f"  only as recorded: {clean(pod)}" for pod in spared[:CHANGES_SHOWN]),
-        *(f"  only otherwise: {clean(pod)}" for pod in exposed[:CHANGES_SHOWN]),
+        *(f"  only with --config: {clean(pod)}" for pod in exposed[:CHANGES_SHOWN]),
     ]
-    for title, rows in zip(("as recorded", "otherwise"), scores, strict=False):
+    for title, rows in zip(("as recorded", "with --config"), scores, strict=False):
         table = TextTable(f"RULE, {title}", "PRECISION", "RECALL", "TIME TO DETECT")
         for score in rows:
             table.add(
@@ -289,12 +290,12 @@ def _text(
                 _format_delay(score.delay_s),
             )
         lines += ["", *table.lines(style)]
-    days = sum(one.observed_s for one in found) / DAY_S
+    days = sum(comparison.observed_s for comparison in found) / DAY_S
     rate = days / elapsed_s * 60 if elapsed_s else 0.0
     lines += [
         "",
         f"{format_count(len(found), 'record')}, {days:.2f} node-days, "
-        f"{format_count(sum(one.steps for one in found), 'evaluation')} "
+        f"{format_count(sum(comparison.steps for comparison in found), 'evaluation')} "
         f"in {elapsed_s:.1f} s: {rate:.3g} node-days a minute",
     ]
     return "\n".join(lines) + "\n"
@@ -306,8 +307,8 @@ def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
     The first list has the pods of the recorded configuration only, the second those of the other
     configuration only.
     """
-    spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
-    exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
+    spared = {pod for comparison in found for pod in comparison.recorded.pods - comparison.other.pods}
+    exposed = {pod for comparison in found for pod in comparison.other.pods - comparison.recorded.pods}
     return sorted(spared), sorted(exposed)
 
 
@@ -333,6 +334,7 @@ def _document(
 ) -> dict[str, Any]:
     spared, exposed = _pods(found)
     document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
         "records": [
             {
                 "node": one.node,
@@ -342,7 +344,7 @@ def _document(
             }
             for one in found
         ],
-        "changes": [_change_document(change) for one in found for change in one.changes()],
+        "changes": [_change_document(change) for comparison in found for change in comparison.changes()],
         "pods": {"onlyRecorded": spared, "onlyOther": exposed},
         "elapsedSeconds": elapsed_s,
     }

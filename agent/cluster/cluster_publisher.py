@@ -33,7 +33,7 @@ from agent.config.config import Config
 from agent.errors import ApiError, ApiUnreachableError, ConfigError
 from agent.model.consumers import ConsumerMap
 from agent.model.json_values import JsonObject
-from agent.model.reading import Absence
+from agent.model.reading import Absence, unlisted_sources
 from agent.model.report import ClusterStatus, Report, WrittenNodeCondition
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import FORBIDDEN, NOT_FOUND, SERVER_WIDE, ApiServer, metadata_of, path_of
@@ -151,7 +151,7 @@ class ClusterPublisher:
             _ClusterTask("events", self._record_events),
             _ClusterTask("taint rules", self._sync_taint_rules),
         )
-        self._taint_rules = TaintRules(api, self._node, MANAGER, self._may_write)
+        self._taint_rules = TaintRules(api, self._node, MANAGER, self._ensure_lease)
         self._rules_listed_ns: int | None = None
         self._compare_node_ns = 0
         """Time of the next comparison of unchanged conditions with the Node [ns]."""
@@ -178,25 +178,26 @@ class ClusterPublisher:
         """State of the publisher after the last run of its tasks. Never blocks."""
         return self._status
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store a published report; changed health or causes of a device wake the thread. Never blocks."""
         if report.starting:
             return
-        seen = [
+        seen: list[object] = [
             (device.key, device.health, device.severity, [cause.code for cause in device.causes])
             for device in report.devices
         ]
+        seen.append(unlisted_sources(report.sources))
         with self._changed:
             self._report = report
             if seen != self._seen:
                 self._seen = seen
-                self._note_change()
+                self._mark_changed()
 
     def reconfigure(self, config: Config) -> None:
         """Apply a reloaded configuration. Never blocks."""
         with self._changed:
             self._config = config
-            self._note_change()
+            self._mark_changed()
 
     def start(self) -> None:
         """Start the publisher's thread."""
@@ -217,7 +218,7 @@ class ClusterPublisher:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _note_change(self) -> None:
+    def _mark_changed(self) -> None:
         self._is_changed = True
         self._changed.notify_all()
 
@@ -259,7 +260,7 @@ class ClusterPublisher:
     def _may_run(self, task: _ClusterTask, now: Instant) -> bool:
         return task is self._lease_task or self._lease.is_held(now)
 
-    def _may_write(self) -> bool:
+    def _ensure_lease(self) -> bool:
         """Renew the Lease if that is due; return whether a task may write a further object now.
 
         A task can have many objects to write, to an API server that answers slowly.
@@ -285,7 +286,7 @@ class ClusterPublisher:
                 log.exception("cluster: task %s: internal error; will retry", task.name)
         task.error = failure
         if failure:
-            pause = self._note_failure(task, failure, asked_s)
+            pause = self._handle_failure(task, failure, asked_s)
         elif self._api.requests > requests:
             if task.logged:
                 log.info("cluster: task %s: succeeded after %d failures", task.name, task.failures)
@@ -294,7 +295,7 @@ class ClusterPublisher:
         task.due_ns = now.mono_ns + round(pause.idle_s * NS)
         task.earliest_ns = now.mono_ns + round(pause.changed_s * NS)
 
-    def _note_failure(self, task: _ClusterTask, failure: str, asked_s: float) -> TaskIntervals:
+    def _handle_failure(self, task: _ClusterTask, failure: str, asked_s: float) -> TaskIntervals:
         pause_s = min(RETRY_S * 2 ** min(task.failures, 10), RETRY_MAX_S) * (0.5 + self._jitter())
         task.failures += 1
         self._failed_calls += 1
@@ -368,7 +369,7 @@ class ClusterPublisher:
             return TaskIntervals(_sooner(resync_s, due_s))
         body = node_status_patch(wanted, self._node_conditions, self._node, now.wall_s)
         path = f"{self._node_path}/status"
-        if not self._may_write():  # the Node may have been read for as long as the Lease lasts
+        if not self._ensure_lease():  # the Node may have been read for as long as the Lease lasts
             return TaskIntervals(0.0)
         try:
             node = self._api.apply(path, body, manager=MANAGER)
@@ -377,10 +378,10 @@ class ClusterPublisher:
                 raise
             text = " ".join(str(error).split())  # the API server lists the fields in lines
             log.warning("cluster: conditions of Node %s: %s; taken over from that manager", self._node, text)
-            if not self._may_write():
+            if not self._ensure_lease():
                 return TaskIntervals(0.0)
             node = self._api.apply(path, body, manager=MANAGER, force=True)
-        self._note_node(node)
+        self._store_node(node)
         return TaskIntervals(_sooner(resync_s, due_s), WRITE_S)
 
     def _wanted_conditions(
@@ -395,7 +396,7 @@ class ClusterPublisher:
             return TaskIntervals(EVENTS_S)
         node = EventObject("Node", self._node, self._node_uid)
         wanted = self._events.due(report, self._consumer_map(), config.drivers, node, now)
-        due = [one for one in wanted if self._recorder.may_record(one.event.object, now)]
+        due = [candidate for candidate in wanted if self._recorder.may_record(candidate.event.object, now)]
         if not due:
             return TaskIntervals(EVENTS_S)
         self._read_node()
@@ -417,7 +418,7 @@ class ClusterPublisher:
         refusals: dict[str, ApiError] = {}
         for key, event in due:
             obj = event.object
-            if not self._may_write():
+            if not self._ensure_lease():
                 break
             if obj.namespace in refusals or not self._recorder.may_record(obj, now):
                 continue  # stays due: events of other objects may still be allowed
@@ -432,7 +433,7 @@ class ClusterPublisher:
                     continue
                 else:
                     raise
-            self._events.note_sent(key, now)
+            self._events.mark_sent(key, now)
         for refusal in refusals.values():
             raise refusal
 
@@ -451,11 +452,11 @@ class ClusterPublisher:
     def _sync_taint_rules(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
         if self._rules_listed_ns is None or not config.k8s_taint_rules:  # the Lease was lost, or no rules
-            self._taint_rules.forget_taints()
+            self._taint_rules.invalidate_taints()
         if report is None or not (config.k8s_taint_rules or self._taint_rules.count):
             return TaskIntervals(RESYNC_S)
         if self._rules_listed_ns is None or now.mono_ns - self._rules_listed_ns >= RESYNC_S * NS:
-            self._taint_rules.forget()
+            self._taint_rules.invalidate_rules()
             self._rules_listed_ns = now.mono_ns
         policy = taint_rule_policy(config.taint_evict, config.taint_quiet_s)
         due_s = self._taint_rules.sync(
@@ -480,9 +481,9 @@ class ClusterPublisher:
         Raises the errors of :meth:`ApiServer.call`.
         """
         if not self._node_is_fresh:
-            self._note_node(self._api.call("GET", self._node_path))
+            self._store_node(self._api.call("GET", self._node_path))
 
-    def _note_node(self, node: dict[str, Any]) -> None:
+    def _store_node(self, node: dict[str, Any]) -> None:
         before, self._node_uid = self._node_uid, str(metadata_of(node).get("uid", ""))
         if before not in {"", self._node_uid}:
             log.info("cluster: Node %s: was deleted and created again; all objects are compared", self._node)

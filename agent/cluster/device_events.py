@@ -32,7 +32,7 @@ SOURCE: Final = "drahealth"
 COMBINE_MESSAGES: Final = 10
 """Number of different messages from which events of one object, type and reason are combined into one."""
 COMBINE_S: Final = 600.0
-"""Time without an event of one object, type and reason after which its messages are forgotten [s]."""
+"""Time without an event of one object, type and reason after which its messages are dropped [s]."""
 COMBINED: Final = "(combined from similar events): "
 OBJECT_BURST: Final = 25
 """Number of events that may be written about one object at once."""
@@ -154,8 +154,8 @@ class EventRecorder:
     def _combined(self, event: DeviceEvent, now: Instant) -> tuple[DeviceEvent, DeviceEvent]:
         """Return the event under which repetitions are counted, and the event to write.
 
-        Both results are ``event``, unless its object, type and reason had many different messages: those are
-        counted as one event without a message, and the written message says so.
+        Both results are ``event``, unless its object, type and reason had many different messages: these are
+        counted as one event without a message, and the written message begins with COMBINED.
         """
         group = event._replace(message="")
         known = _remembered(self._messages, group)
@@ -324,7 +324,7 @@ class SentDeviceEvents:
             node: The Node.
             now: Current time.
         """
-        wanted = {one.key: one for one in _wanted(report, consumers, served, node)}
+        wanted = {event.key: event for event in _wanted(report, consumers, served, node)}
         present = frozenset(wanted)
         unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
         self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}
@@ -332,7 +332,7 @@ class SentDeviceEvents:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
                 del wanted[key]
         by_device = {DeviceRef(*device.key): device for device in report.devices}
-        self._note_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
+        self._mark_undecided(present, by_device, are_pods_known=_is_complete(consumers), now=now)
         self._announced &= by_device.keys() | {key.device for key in self._undecided_ns}
         for ref in sorted(self._announced & by_device.keys()):
             if by_device[ref].severity <= Severity.INFO:
@@ -341,7 +341,7 @@ class SentDeviceEvents:
         self._forget(present | wanted.keys(), now)
         return [one for key, one in wanted.items() if key not in self._sent]
 
-    def note_sent(self, key: EventKey, now: Instant) -> None:
+    def mark_sent(self, key: EventKey, now: Instant) -> None:
         """Remember that the Kubernetes event about a fault was written, or cannot be written."""
         self._sent[key] = _Sent(now.mono_ns, lasts=True)
         if key.code == RECOVERED:
@@ -349,7 +349,7 @@ class SentDeviceEvents:
         elif key.object.kind == "Node":
             self._announced.add(key.device)
 
-    def _note_undecided(
+    def _mark_undecided(
         self,
         present: Container[EventKey],
         by_device: Mapping[DeviceRef, DeviceHealth],

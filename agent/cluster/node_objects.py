@@ -158,7 +158,7 @@ def decide_conditions(
     unlisted = unlisted_sources(report.sources)
     conditions = [_condition(ALL_DEVICES, report.devices, unlisted)]
     for kind in sorted(set(kinds)):
-        type_, devices = KIND_CONDITIONS[kind], [one for one in report.devices if one.kind == kind]
+        type_, devices = KIND_CONDITIONS[kind], [device for device in report.devices if device.kind == kind]
         missing = unlisted if kind in GPU_KINDS and type_ in found else ()
         if devices or missing:
             conditions.append(_condition(type_, devices, missing))
@@ -357,11 +357,11 @@ class AgentLease:
         if found is None:
             return self._try_create(now, read_owner())
         holder = str(self._spec(found).get("holderIdentity") or "")
-        if holder in {"", self._identity} or self._has_expired(found, now):
+        if holder in {"", self._identity} or self._observe_expiry(found, now):
             if self._try_write(found, now):
                 return True
             holder = ""  # another agent was faster; the next renewal reads who
-        self._note_holder(holder)
+        self._store_holder(holder)
         self._held_until_ns = 0
         return False
 
@@ -406,10 +406,10 @@ class AgentLease:
         metadata_of(written)
         self._object = written
         self._held_until_ns = now.mono_ns + HELD_S * NS
-        self._note_holder(self._identity)
+        self._store_holder(self._identity)
         return True
 
-    def _has_expired(self, found: dict[str, Any], now: Instant) -> bool:
+    def _observe_expiry(self, found: dict[str, Any], now: Instant) -> bool:
         """Return whether another agent's Lease has expired: it has not changed for its duration.
 
         The duration is measured on this agent's clock.
@@ -426,7 +426,7 @@ class AgentLease:
         limit_s = min(duration, DURATION_MAX_S) if isinstance(duration, int) else DURATION_S
         return now.mono_ns - self._observed_ns >= limit_s * NS
 
-    def _note_holder(self, holder: str) -> None:
+    def _store_holder(self, holder: str) -> None:
         if holder == self.holder:
             return
         if holder == self._identity:

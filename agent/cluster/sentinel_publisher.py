@@ -19,6 +19,7 @@ import msgspec
 from agent.errors import AgentUnreachable
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.reading import unlisted_sources
 from agent.model.report import Report, SentinelStatus
 from agent.model.time import NS, Instant
 from agent.serve.platform_connector import entities_of, health_event, send_health_events
@@ -101,6 +102,7 @@ class SentinelPublisher:
         self._changed = threading.Condition()
         # --- guarded by the condition ---
         self._report: Report | None = None
+        self._facts: object = None
         self._is_changed = False
         self._stopping = False
         # --- the thread's own ---
@@ -124,14 +126,15 @@ class SentinelPublisher:
         """State of the publisher after its last attempt to send. Never blocks."""
         return self._status
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store a published report, and wake the thread if the health of a device changed. Never blocks."""
         if report.starting:
             return
         with self._changed:
-            before, self._report = self._report, report
-            if before is None or list(map(_facts, before.devices)) != list(map(_facts, report.devices)):
-                self._is_changed = True
+            self._report = report
+            facts = unlisted_sources(report.sources), list(map(_facts, report.devices))
+            if facts != self._facts:
+                self._facts, self._is_changed = facts, True
                 self._changed.notify_all()
 
     def start(self) -> None:
@@ -169,32 +172,38 @@ class SentinelPublisher:
         if now.mono_ns < self._retry_ns:
             return (self._retry_ns - now.mono_ns) / NS
         found = {DeviceRef(*device.key): device for device in report.devices}
-        changed = self._changed_devices(found)
+        changed = self._changed_devices(found, is_listed=not unlisted_sources(report.sources))
         due = {ref: device for ref, device in changed.items() if self._wait_s(ref, found, now) <= 0}
         if due:
             try:
                 self._send(due, now)
             except AgentUnreachable as error:
-                return self._note_failure(str(error), now)
+                return self._handle_failure(str(error), now)
             except Exception:  # a bug here must end neither the thread nor the agent
                 if self._error != "internal error":
                     log.exception(
                         "nvsentinel: health events not sent: unexpected error, see the traceback; will retry"
                     )
-                return self._note_failure("internal error", now)
-            self._note_success(due, found, now)
+                return self._handle_failure("internal error", now)
+            self._handle_success(due, found, now)
         rest = changed.keys() - due.keys()
         return min((self._wait_s(ref, found, now) for ref in rest), default=IDLE_S)
 
-    def _changed_devices(self, found: Mapping[DeviceRef, DeviceHealth]) -> dict[DeviceRef, DeviceHealth]:
-        """Return the devices whose health differs from that sent last; removed devices count as healthy."""
+    def _changed_devices(
+        self, found: Mapping[DeviceRef, DeviceHealth], *, is_listed: bool
+    ) -> dict[DeviceRef, DeviceHealth]:
+        """Return the devices whose health differs from that sent last; removed devices count as healthy.
+
+        Host devices do not count as removed while a source has not listed its devices yet.
+        """
         changed = {
             ref: device
             for ref, device in found.items()
             if ref not in self._sent or self._sent[ref].facts != _facts(device)
         }
         for ref in self._sent.keys() - found.keys():
-            changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
+            if ref.driver or is_listed:
+                changed[ref] = _as_healthy(self._sent[ref].device, "the device is no longer reported")
         return changed
 
     def _wait_s(self, ref: DeviceRef, found: Mapping[DeviceRef, DeviceHealth], now: Instant) -> float:
@@ -216,7 +225,7 @@ class SentinelPublisher:
         ]
         asyncio.run(send_health_events(self._socket, events))
 
-    def _note_success(
+    def _handle_success(
         self, due: Mapping[DeviceRef, DeviceHealth], found: Mapping[DeviceRef, DeviceHealth], now: Instant
     ) -> None:
         self._events += len(due)
@@ -250,18 +259,18 @@ class SentinelPublisher:
         at = self._clock()
         return [
             DeviceHealth(
-                one.pool, one.device, one.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
-                attributes=one.attributes, driver=one.driver,
+                device.pool, device.device, device.kind, Health.HEALTHY, Severity.OK, "", at, at, 0,
+                attributes=device.attributes, driver=device.driver,
             )
-            for one in found
+            for device in found
         ]  # fmt: skip
 
     def _save_devices(self) -> None:
         """Write the devices whose last event was about a fault, if they changed. Blocks on the disk."""
         faulty = [sent.device for sent in self._sent.values() if sent.is_restored or _is_faulty(sent.device)]
         rows = [
-            _SavedDevice(one.pool, one.device, one.kind, one.driver, one.attributes)
-            for one in sorted(faulty, key=lambda device: device.key)
+            _SavedDevice(device.pool, device.device, device.kind, device.driver, device.attributes)
+            for device in sorted(faulty, key=lambda device: device.key)
         ]
         if self._path is None or rows == self._saved_rows:
             return
@@ -278,7 +287,7 @@ class SentinelPublisher:
                     error.strerror,
                 )
 
-    def _note_failure(self, error: str, now: Instant) -> float:
+    def _handle_failure(self, error: str, now: Instant) -> float:
         pause_s = min(RETRY_S * (1 << min(self._streak, 10)), RETRY_MAX_S) * (0.5 + self._jitter())
         self._streak += 1
         self._failures += 1
@@ -311,7 +320,7 @@ def _is_faulty(device: DeviceHealth) -> bool:
 
 
 def _is_replaced(before: DeviceHealth, device: DeviceHealth) -> bool:
-    """Return whether a device has another identifier of its hardware; a missing one says nothing."""
+    """Return whether a device has another identifier of its hardware; a missing identifier is ignored."""
     known = dict(entities_of(device))
     return any(known.get(kind, value) != value for kind, value in entities_of(before))
 

@@ -58,8 +58,8 @@ def check_rule(rule: _RuleObject) -> None:
     for key in ("driver", "pool", "device"):
         if not isinstance(selector.get(key), str) or not selector[key]:
             raise ValueError(
-                f"DeviceTaintRule {rule['metadata']['name']}: its selector has no {key}, so it could match "
-                "other devices; it is not sent"
+                f"DeviceTaintRule {rule['metadata']['name']}: not sent: its selector has no {key}, so "
+                "the rule could match other devices"
             )
 
 
@@ -79,7 +79,7 @@ class TaintRules:
     """DeviceTaintRules of one node: decided from reports, and written to the API server. For one thread."""
 
     def __init__(
-        self, api: ApiServer, node: str, manager: str, may_write: Callable[[], bool] = lambda: True
+        self, api: ApiServer, node: str, manager: str, ensure_lease: Callable[[], bool] = lambda: True
     ) -> None:
         """Create the rules' object; the API server is not called yet.
 
@@ -87,14 +87,14 @@ class TaintRules:
             api: Client of the API server.
             node: Name of the node.
             manager: Field manager of the agent.
-            may_write: Returns whether this agent still may write, right before each write.
+            ensure_lease: Returns whether this agent still may write, right before each write.
         """
         self.count = 0
         """Number of the node's DeviceTaintRules in the API server, as this agent knows it."""
         self._api = api
         self._label = node_label(node)
         self._manager = manager
-        self._may_write = may_write
+        self._ensure_lease = ensure_lease
         self._version = ""
         self._conflicts: set[str] = set()
         """Names of the rules that others made or changed, until the next list."""
@@ -105,12 +105,12 @@ class TaintRules:
         """Names of rules whose last write or deletion was refused; they come last."""
         self._logged: set[str] = set()
 
-    def forget(self) -> None:
+    def invalidate_rules(self) -> None:
         """Let the next :meth:`sync` list the DeviceTaintRules again, since other clients may change them."""
         self._existing = None
         self._conflicts.clear()
 
-    def forget_taints(self) -> None:
+    def invalidate_taints(self) -> None:
         """Let the next :meth:`sync` take the former taints of all devices from the DeviceTaintRules it finds.
 
         For a pause in which devices may have recovered.
@@ -149,7 +149,7 @@ class TaintRules:
         self._states = {driver: self._states[driver] for driver in drivers if driver in self._states}
         self._adopt(self._existing.values(), drivers, policy)
         known = [driver for driver in drivers if driver in served or driver in report.declaring]
-        wanted = self._wanted(report, known, policy, now)
+        wanted = self._decide_rules(report, known, policy, now)
         for rule in wanted.values():
             rule["metadata"]["ownerReferences"] = [owner]
         due = [
@@ -184,7 +184,7 @@ class TaintRules:
         self._refused &= set(names)
         refusals: list[Exception] = []
         for name in sorted(names, key=self._refused.__contains__)[:WRITES_MAX]:
-            if not self._may_write():
+            if not self._ensure_lease():
                 return False
             try:
                 if name in wanted:
@@ -206,7 +206,7 @@ class TaintRules:
 
     # --- decision -------------------------------------------------------------------------------------------
 
-    def _wanted(
+    def _decide_rules(
         self, report: Report, drivers: Sequence[str], policy: TaintPolicy, now: Instant
     ) -> dict[str, dict[str, Any]]:
         """Return the DeviceTaintRules that a report requires, by name: one per device for its worst taint."""

@@ -87,7 +87,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         refusal = PermissionDeniedError if error.is_forbidden else ConfigError
         raise refusal(f"configuration file {path}: {error.reason}") from None
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
     try:
@@ -143,18 +143,23 @@ def _check_nested_values(table: dict[str, Any]) -> None:
     Python shows neither in an error text: a deep value exceeds its recursion limit, a large integer its limit
     of digits.
     """
-    values: Iterable[Any] = (table,)
+    values: Iterable[tuple[str, Any]] = (("", table),)
     depth = 0
-    while values := [value for one in values if isinstance(one, dict | list) for value in _values_in(one)]:
+    while values := [value for name, one in values for value in _values_in(name, one)]:
         depth += 1
         if depth > DEPTH_MAX:
             raise CostlyToml(
                 f"arrays or tables are nested more than {DEPTH_MAX} deep, the limit; remove brackets or dots"
             )
-        for value in values:
+        for name, value in values:
             if isinstance(value, int) and (bits := value.bit_length()) > INTEGER_BITS:
-                raise CostlyToml(f"integer has {bits} bits, limit {INTEGER_BITS}; write a smaller one")
+                raise CostlyToml(
+                    f"{name}: integer has {bits} bits, limit {INTEGER_BITS}; write a smaller one"
+                )
 
 
-def _values_in(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+def _values_in(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the values in a table, each with its name, or those in a list with the list's name."""
+    if isinstance(value, list):
+        return ((name, one) for one in value)
+    return value.items() if isinstance(value, dict) else ()

@@ -6,6 +6,7 @@ a command.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -34,8 +35,6 @@ from agent.model.json_values import format_short
 from agent.model.settings import CustomCheck, GpuLimits, RuleOverride
 
 RULES_MAX: Final = 64
-DEVICE_CHARS: Final = 320
-"""Longest pattern of device names [characters]: names have a driver, a pool and a device."""
 PROBATION_MAX_S: Final = 86_400
 LIMIT_MAX: Final = 1_000_000
 KEYS: Final = ("code", "device", "off", "severity", "probation", "limit")
@@ -64,7 +63,7 @@ def check_rule_count(rules: Sequence[object]) -> None:
         raise ValueError(f"{len(rules)} rules, limit {RULES_MAX}; use patterns such as gpu.ecc.*")
 
 
-def show_rules(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
+def rules_to_tables(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
     """Return changes of rules as the tables ``[[rules]]`` of a configuration file."""
     return [
         {
@@ -94,25 +93,30 @@ def _parse_rule(number: int, entry: object) -> RuleOverride:
     code = entry["code"]
     if not isinstance(code, str):
         raise TypeError(f"rule {number}: code: {code!r} is not a string; put it in quotes")
-    rules = _check_code(number, code)
+    rules = _rules_of_code(number, code)
     if not entry.keys() & set(KEYS[2:]):
         raise ValueError(f"rule {number}: nothing is changed; set {', '.join(KEYS[2:-1])} or {KEYS[-1]}")
-    try:
-        return RuleOverride(
-            code,
-            _device(entry),
-            parse_bool(entry["off"]) if "off" in entry else None,
-            _rule_severity(entry),
-            _probation_s(entry),
-            _limit(entry, code, rules),
-        )
-    except TypeError as error:
-        raise TypeError(f"rule {number}: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"rule {number}: {error}") from None
+    keys = _RULE_KEYS | {"limit": ("limit", partial(_limit, code, rules))}
+    return RuleOverride(**_parse_keys(f"rule {number}", entry, keys))
 
 
-def _check_code(number: int, code: str) -> list[Rule]:
+def _parse_keys(
+    label: str, entry: Mapping[str, Any], keys: Mapping[str, tuple[str, Callable[[object], Any]]]
+) -> dict[str, Any]:
+    """Return the fields for a table's values. An error names the table by its label, and the key."""
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        field, parse = keys[key]
+        try:
+            fields[field] = parse(value)
+        except ValueError as error:
+            raise ValueError(f"{label}: {key}: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"{label}: {key}: {error}") from None
+    return fields
+
+
+def _rules_of_code(number: int, code: str) -> list[Rule]:
     """Return the rules on readings whose finding code matches `code`, a code or a family as ``gpu.ecc.*``.
 
     A code outside the agent's families belongs to a driver's own check. Raises ValueError if `code` is in one
@@ -122,9 +126,9 @@ def _check_code(number: int, code: str) -> list[Rule]:
     known = [rule.code for rule in rules] + list(ROW_BY_CODE)
     numbered = (f"{XID_PREFIX}*", f"{SXID_PREFIX}*")
     is_known = (
-        code in numbered or is_latched_fault_code(code) or any(matches_code(code, one) for one in known)
+        code in numbered or is_latched_fault_code(code) or any(matches_code(code, name) for name in known)
     )
-    is_own = code.partition(".")[0] in {one.partition(".")[0] for one in known}
+    is_own = code.partition(".")[0] in {name.partition(".")[0] for name in known}
     if not is_known and (is_own or "." not in code):
         near = suggestion(code, known) or "; 'drahealth checks' lists the codes"
         raise ValueError(f"rule {number}: code: no rule that can be changed has the code {code!r}{near}")
@@ -133,60 +137,31 @@ def _check_code(number: int, code: str) -> list[Rule]:
     return [rule for rule in rules if matches_code(code, rule.code)]
 
 
-def _device(entry: Mapping[str, Any]) -> str:
-    device = entry.get("device", "*")
-    if not isinstance(device, str):
-        raise TypeError(f"device: {device!r} is not a string; put it in quotes")
-    if not device or len(device) > DEVICE_CHARS:
-        raise ValueError(
-            f"device: pattern of device names is {len(device)} characters long; it must have 1 to "
-            f"{DEVICE_CHARS}"
-        )
-    return "" if device == "*" and "device" not in entry else device
-
-
-def _rule_severity(entry: Mapping[str, Any]) -> Severity | None:
-    if "severity" not in entry:
-        return None
+def _rule_severity(value: object) -> Severity:
     try:
-        return _severity(entry["severity"])
+        return _severity(value)
     except ValueError as error:
-        raise ValueError(f"severity: {error}; or set off") from None
+        raise ValueError(f"{error}; or set off") from None
 
 
-def _probation_s(entry: Mapping[str, Any]) -> int | None:
-    if "probation" not in entry:
-        return None
-    try:
-        seconds = parse_whole_seconds(entry["probation"])
-        seconds_within(0, PROBATION_MAX_S)(seconds)
-    except ValueError as error:
-        raise ValueError(f"probation: {error}") from None
+def _probation_s(value: object) -> int:
+    seconds = parse_whole_seconds(value)
+    seconds_within(0, PROBATION_MAX_S)(seconds)
     return seconds
 
 
-def _limit(entry: Mapping[str, Any], code: str, rules: Sequence[Rule]) -> int | None:
-    """Return the value of ``limit`` in a table ``[[rules]]``; None: the table has no ``limit``.
+def _limit(code: str, rules: Sequence[Rule], value: object) -> int:
+    """Return the value of ``limit`` in a table ``[[rules]]``.
 
     Raises ValueError if one of `rules` has no limit that can be set, or if the value is not valid.
     """
-    if "limit" not in entry:
-        return None
     without = [rule.code for rule in rules if not rule.limit_in_view]
     if without or not rules:
         raise ValueError(
-            f"limit: rule {without[0] if without else code} has no limit that can be set; remove the key "
-            "limit"
+            f"rule {without[0] if without else code} has no limit that can be set; remove the key limit"
         )
     most = 100 if any(rule.limit_in_view.endswith("percent") for rule in rules) else LIMIT_MAX
-    try:
-        limit = parse_count(entry["limit"])
-        number_within(1, most)(limit)
-    except ValueError as error:
-        raise ValueError(f"limit: {error}") from None
-    except TypeError as error:
-        raise TypeError(f"limit: {error}") from None
-    return limit
+    return _count(most, value)
 
 
 # --- [[check]] ---------------------------------------------------------------------------------------------
@@ -234,7 +209,7 @@ def check_names(checks: Sequence[CustomCheck]) -> None:
         )
 
 
-def show_checks(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
+def checks_to_tables(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
     """Return checks as the tables ``[[check]]`` of a configuration file."""
     return [
         {
@@ -270,16 +245,7 @@ def _parse_check(number: int, entry: object) -> CustomCheck:
     for key in ("name", "command"):
         if key not in entry:
             raise ValueError(f"check {label}: {key} is missing; each check needs a name and a command")
-    fields: dict[str, Any] = {}
-    for key, value in entry.items():
-        field, parse = _KEYS[key]
-        try:
-            fields[field] = parse(value)
-        except ValueError as error:
-            raise ValueError(f"check {label}: {key}: {error}") from None
-        except TypeError as error:
-            raise TypeError(f"check {label}: {key}: {error}") from None
-    check = CustomCheck(**fields)
+    check = CustomCheck(**_parse_keys(f"check {label}", entry, _KEYS))
     if "timeout" not in entry and check.timeout_s > check.period_s:
         check = check._replace(timeout_s=check.period_s)
     if check.timeout_s > check.period_s:
@@ -357,15 +323,7 @@ def _repair(value: object) -> Repair:
         raise ValueError(f"{value!r} is not one of {', '.join(Repair)}") from None
 
 
-def _runs(value: object) -> int:
-    return _count(value, RUNS_MAX)
-
-
-def _processes(value: object) -> int:
-    return _count(value, PROCESSES_MAX)
-
-
-def _count(value: object, most: int) -> int:
+def _count(most: int, value: object) -> int:
     number = parse_count(value)
     number_within(1, most)(number)
     return number
@@ -396,9 +354,17 @@ _KEYS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
     "severity": ("severity", _severity),
     "advice": ("advice", _advice),
     "repair": ("repair", _repair),
-    "raise-after": ("raise_after", _runs),
-    "clear-after": ("clear_after", _runs),
+    "raise-after": ("raise_after", partial(_count, RUNS_MAX)),
+    "clear-after": ("clear_after", partial(_count, RUNS_MAX)),
     "user": ("user", _user),
     "memory": ("memory", _memory),
-    "processes": ("processes", _processes),
+    "processes": ("processes", partial(_count, PROCESSES_MAX)),
+}
+
+_RULE_KEYS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
+    "code": ("code", parse_string),
+    "device": ("device", _devices),
+    "off": ("off", parse_bool),
+    "severity": ("severity", _rule_severity),
+    "probation": ("probation_s", _probation_s),
 }

@@ -13,11 +13,11 @@ from agent.config.values import (
     parse_cgroup_root,
     parse_count,
     parse_cpu_list,
-    parse_driver_names,
     parse_duration,
     parse_hugepage_pools,
     parse_library,
     parse_listen_addresses,
+    parse_names,
     parse_path,
     parse_size,
     parse_string,
@@ -104,9 +104,9 @@ def _join_rules(
 def _show_rules(rules: tuple[RuleOverride, ...]) -> list[dict[str, Any]]:
     if not rules:
         return []
-    from agent.config.tables import show_rules
+    from agent.config.tables import rules_to_tables
 
-    return show_rules(rules)
+    return rules_to_tables(rules)
 
 
 def _parse_checks(value: object) -> tuple[CustomCheck, ...]:
@@ -126,16 +126,16 @@ def _join_checks(earlier: tuple[CustomCheck, ...], later: tuple[CustomCheck, ...
 def _show_checks(checks: tuple[CustomCheck, ...]) -> list[dict[str, Any]]:
     if not checks:
         return []
-    from agent.config.tables import show_checks
+    from agent.config.tables import checks_to_tables
 
-    return show_checks(checks)
+    return checks_to_tables(checks)
 
 
 def _parse_codes(value: object) -> frozenset[str]:
     from agent.devices.taints import TaintPolicy  # imported only if configured
 
     try:
-        return TaintPolicy(evict=frozenset(parse_driver_names(value))).evict
+        return TaintPolicy(evict=frozenset(parse_names(value))).evict
     except ConfigError as error:
         raise ValueError(error.text) from None
     except TypeError:
@@ -173,8 +173,8 @@ CPUS: Final = ValueKind(
     parse_cpu_list, format_cpus, {"type": "string", "pattern": r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 )
 """Kind of a setting whose value is a set of CPUs in the kernel's list format, such as ``0-3,8``."""
-NAMES: Final = ValueKind(parse_driver_names, list, _NAMES_SCHEMA)
-"""Kind of a setting whose value is a list of names of DRA drivers."""
+NAMES: Final = ValueKind(parse_names, list, _NAMES_SCHEMA)
+"""Kind of a setting whose value is a list of names, such as those of DRA drivers."""
 ADDRESSES: Final = ValueKind(parse_listen_addresses, lambda found: list(map(str, found)), _NAMES_SCHEMA)
 """Kind of a setting whose value is a list of addresses of listening sockets."""
 CODES: Final = ValueKind(_parse_codes, sorted, _NAMES_SCHEMA)

@@ -142,11 +142,11 @@ def split_values(text: str) -> list[str]:
     return re.split(r"[,\s]+", text.strip())
 
 
-def parse_driver_names(value: object) -> tuple[str, ...]:
+def parse_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of driver names, such as ['gpu.example.com']") from None
+        raise TypeError(f"{value!r} is not a list of names; write such as ['a', 'b']") from None
 
 
 def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
@@ -192,7 +192,13 @@ def parse_hugepage_pools(value: object) -> dict[str, int]:
     """Parse the table of hugepage devices; return the expected number of pages by device."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a table of hugepage devices and their number of pages")
-    return {str(name): parse_count(pages) for name, pages in value.items()}
+    pools: dict[str, int] = {}
+    for name, pages in value.items():
+        try:
+            pools[name] = parse_count(pages)
+        except TypeError as error:
+            raise TypeError(f"hugepage device {name}: pages: {error}") from None
+    return pools
 
 
 def parse_xid_overrides(value: object) -> dict[int, XidOverride]:

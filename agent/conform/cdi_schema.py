@@ -29,7 +29,7 @@ Check = Callable[[object, str], None]
 """Validator of a value at a place in a CDI file; raises ValueError that begins with the place."""
 
 
-def invalid_cdi(document: object) -> str:
+def cdi_file_error(document: object) -> str:
     """Return why runtimes refuse a CDI file with this content; empty: the file is valid."""
     try:
         _object(document, "", _FILE, required=("cdiVersion", "kind", "devices"))
@@ -40,7 +40,7 @@ def invalid_cdi(document: object) -> str:
     return ""
 
 
-def invalid_cdi_id(cdi_id: str) -> str:
+def cdi_id_error(cdi_id: str) -> str:
     """Return why a text is not a CDI id ``<vendor>/<class>=<name>``; empty: it is one."""
     kind, equals, name = cdi_id.partition("=")
     if not equals:

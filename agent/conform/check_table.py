@@ -162,7 +162,7 @@ CHECKS: Final = (
         "health.whole",
         "all devices are reported within 1 s of the first list",
         "A device that was never reported is Unknown in the pod's status, as if it had no health. 1.37 "
-        "remembers 16,384 devices of a driver, and ignores all others.",
+        "stores 16,384 devices of a driver, and ignores all others.",
         "begin each stream with all devices",
         health_service_checks.check_all_devices_at_once,
         missing_device,
@@ -178,8 +178,8 @@ CHECKS: Final = (
     ConformCheck(
         "health.known",
         "each device is Healthy or Unhealthy within the session",
-        "A pod's status shows Unknown, the same as without a health service: a device that dies is never "
-        "noticed.",
+        "A pod's status shows Unknown, the same as without a health service: the failure of a device is "
+        "never noticed.",
         "check the device; send Unknown only while no check has ended",
         health_list_checks.check_known_health,
         missing_device,
@@ -234,7 +234,7 @@ CHECKS: Final = (
     ConformCheck(
         "health.utf8",
         "every string is UTF-8",
-        "grpc-go cannot decode the list: the stream ends, the kubelet forgets the health of all "
+        "grpc-go cannot decode the list: the stream ends, the kubelet discards the health of all "
         "the driver's devices, and again every 5 s.",
         "replace bytes that are not UTF-8 before sending",
         health_list_checks.check_utf8,
@@ -243,7 +243,7 @@ CHECKS: Final = (
     ConformCheck(
         "health.decode",
         "every list is a NodeWatchResourcesResponse",
-        "The kubelet cannot decode it: the stream ends, the kubelet forgets the health of all "
+        "The kubelet cannot decode it: the stream ends, the kubelet discards the health of all "
         "the driver's devices, and again every 5 s.",
         "use the kubelet's proto files",
         health_list_checks.check_decodable,
@@ -253,7 +253,7 @@ CHECKS: Final = (
         "health.size",
         "a list is at most 1 MiB",
         "The kubelet reads no message above 4 MiB: the stream ends with RESOURCE_EXHAUSTED, and the kubelet "
-        "forgets the health of all devices, and again every 5 s.",
+        "discards the health of all devices, and again every 5 s.",
         "split it: a list may have some of the devices, the others keep their last verdict",
         health_list_checks.check_list_size,
         missing_connection,
@@ -306,7 +306,7 @@ CHECKS: Final = (
         "health.time.fresh",
         "last_updated_time is at most half a lease old, and never older than the lease",
         "The kubelet counts the lease from receipt: a verdict that is sent again without a check never "
-        "expires, and hides a device that died.",
+        "expires, and hides a failed device.",
         "send the time of the last check; if a check does not end, send Unknown or nothing",
         health_list_checks.check_fresh_times,
         missing_device,
@@ -314,7 +314,7 @@ CHECKS: Final = (
     ConformCheck(
         "health.ends",
         "a stream stays open",
-        "After any status, also OK, the kubelet forgets the health of all the driver's devices, and retries "
+        "After any status, also OK, the kubelet discards the health of all the driver's devices, and retries "
         "5 s later. Pods are not updated.",
         "return from the handler only when the kubelet has disconnected",
         health_service_checks.check_stream_stays_open,
@@ -324,7 +324,7 @@ CHECKS: Final = (
         "health.goaway",
         "the server closes no connection by itself",
         "grpc-go opens a new connection, and keeps the open stream until the server's grace period ends. "
-        "Then the kubelet forgets the health of all devices, at every GOAWAY.",
+        "Then the kubelet discards the health of all devices, at every GOAWAY.",
         "set no MaxConnectionAge and no MaxConnectionIdle on this server",
         health_service_checks.check_goaway,
         missing_connection,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from agent.conform.cdi_schema import cdi_ids, invalid_cdi, invalid_cdi_id
+from agent.conform.cdi_schema import cdi_file_error, cdi_id_error, cdi_ids
 from agent.conform.outcomes import (
     TEXT_LIMIT,
     CheckOutcome,
@@ -124,14 +124,14 @@ def check_answers(session: SessionRecord) -> CheckOutcome:
             if call.decode_error:
                 found.append(failed(f"{stage}: {call.decode_error}"))
                 continue
-            asked, answered = [ref.uid for ref in call.claims], [answer.uid for answer in call.answers]
+            requested, answered = [ref.uid for ref in call.claims], [answer.uid for answer in call.answers]
             found += [
                 failed(f"{stage}: no answer for {shorten(str(ref))}")
                 for ref in call.claims
                 if ref.uid not in answered
             ]
             for uid in answered:
-                if uid not in asked:
+                if uid not in requested:
                     found.append(failed(f"{stage}: answer for {shorten(uid)!r}, which was not requested"))
                 elif answered.count(uid) > 1:
                     found.append(failed(f"{stage}: several answers for {shorten(uid)}"))
@@ -235,7 +235,7 @@ def check_cdi_ids(session: SessionRecord) -> CheckOutcome:
     ids = _ids_of(record, PrepareStage.FIRST)
     if not ids:
         return passed(NO_IDS)
-    malformed = {cdi_id: problem for cdi_id in ids if (problem := invalid_cdi_id(cdi_id))}
+    malformed = {cdi_id: problem for cdi_id in ids if (problem := cdi_id_error(cdi_id))}
     if malformed:
         return failed(join_first(f"{shorten(cdi_id)!r} {why}" for cdi_id, why in malformed.items()))
     return _undefined(ids, record.cdi_prepared) or passed(f"{format_count(len(ids), 'id')} in CDI files")
@@ -272,7 +272,7 @@ def check_cdi_files(session: SessionRecord) -> CheckOutcome:
     found = [
         failed(f"{shorten(file.path)}: {problem}")
         for file in files
-        if (problem := file.error or invalid_cdi(file.document))
+        if (problem := file.error or cdi_file_error(file.document))
     ]
     return worst_outcome(found, passed(f"{format_count(len(files), 'CDI file')}" if files else NO_IDS))
 

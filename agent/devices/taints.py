@@ -1,7 +1,8 @@
 """Decision which taints a DRA driver publishes for its devices, from their health.
 
 A taint appears with its fault, and disappears when the fault has been gone for ``TaintPolicy.quiet_s``, so
-that a flapping fault is published once. While a device is Unknown its taints stay, but no longer evict pods.
+that a flapping fault is published once. While a device is Unknown, or not listed yet, its taints stay, but no
+longer evict pods.
 agent.driver.taint_callback_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 from agent.errors import ConfigError
 from agent.model.claim import DeviceRef
 from agent.model.health import TAINTS_MAX, Cause, DeviceHealth, Effect, Health, Severity, Taint, Taints
+from agent.model.reading import unlisted_sources
 from agent.model.report import Report
 from agent.model.time import NS, Instant
 
@@ -121,9 +123,9 @@ class TaintPolicy:
         evict: object = self.evict
         if not isinstance(evict, frozenset):
             raise ConfigError(f"{evict!r} is not a frozenset of finding codes", key="evict")
-        for one in evict:
-            if not (isinstance(one, str) and _EVICTED.fullmatch(one)):
-                text = f"{one!r} is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*"
+        for code in evict:
+            if not (isinstance(code, str) and _EVICTED.fullmatch(code)):
+                text = f"{code!r} is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*"
                 raise ConfigError(text, key="evict")
         quiet: object = self.quiet_s
         if not isinstance(quiet, int | float) or not 0 <= quiet <= QUIET_MAX_S:
@@ -133,7 +135,7 @@ class TaintPolicy:
 
     def evicts(self, code: str) -> bool:
         """Return True if a fault with this code evicts pods from a device that the fault makes Unhealthy."""
-        families = (one[:-1] for one in self.evict if one.endswith(".*"))
+        families = (pattern[:-1] for pattern in self.evict if pattern.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
 
@@ -168,7 +170,7 @@ class TaintState:
     @property
     def stored_taints(self) -> Taints:
         """Taints to store on disk. :func:`restore_taints` restores the state from them after a restart."""
-        return Taints({ref: tuple(one.taint for one in held) for ref, held in self.published.items()})
+        return Taints({ref: tuple(taint.taint for taint in held) for ref, held in self.published.items()})
 
 
 def restore_taints(kept: Taints, driver: str, policy: TaintPolicy) -> TaintState:
@@ -207,13 +209,13 @@ def decide_taints(
     found = {DeviceRef(driver, one.pool, one.device): one for one in reported_devices(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
+    is_listed = driver in report.declaring or not unlisted_sources(report.sources)
+    uncertain = unknown_ns.keys() | (set() if is_listed else past.published.keys() - found.keys())
     held = {}
     for ref in {**found, **past.published}:
         causes = found[ref].causes if ref in found else ()
         required = _required_effects(causes, unknown_ns.get(ref), context)
-        if after := _next_taints(
-            past.published.get(ref, ()), required, context, is_unknown=ref in unknown_ns
-        ):
+        if after := _next_taints(past.published.get(ref, ()), required, context, is_unknown=ref in uncertain):
             held[ref] = after
     devices = {ref: _taints_to_publish(held.get(ref, ()), context.domain) for ref in {**found, **held}}
     taints = past.taints if devices == past.taints.devices else Taints(devices)
@@ -291,7 +293,7 @@ def _next_taints(
         return ()
     more = TaintId(f"{context.domain}/{MORE_CAUSES}")
     causes = _step_taints(
-        [one for one in before if one.identity != more], required, context, is_unknown=is_unknown
+        [taint for taint in before if taint.identity != more], required, context, is_unknown=is_unknown
     )
     overflow = {more: Effect.NONE} if len(causes) > TAINTS_MAX and context.policy.inform else {}
     mores = _step_taints([one for one in before if one.identity == more], overflow, context, is_unknown=False)
@@ -307,11 +309,11 @@ def _step_taints(
 ) -> list[PublishedTaint]:
     new = dict(required)
     after = []
-    for one in before:
-        called = new.pop(one.identity, None)
+    for taint in before:
+        called = new.pop(taint.identity, None)
         if called is None and is_unknown:  # the cause may persist, but an Unknown device evicts no pods
-            called = min(one.taint.effect, Effect.NO_SCHEDULE, key=_RANK.__getitem__)
-        if (stepped := _step_taint(one, called, context)) is not None:
+            called = min(taint.taint.effect, Effect.NO_SCHEDULE, key=_RANK.__getitem__)
+        if (stepped := _step_taint(taint, called, context)) is not None:
             after.append(stepped)
     return [*after, *(_new_taint(identity, effect, context.now) for identity, effect in new.items())]
 
@@ -340,8 +342,8 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
     """Return the taints of a device that are published: up to sixteen, or fifteen and the taint
     ``more-causes``."""
-    more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
-    causes = [one.taint for one in held if one.taint not in more]
+    more = [taint.taint for taint in held if taint.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
+    causes = [taint.taint for taint in held if taint.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)
 
 
@@ -360,9 +362,9 @@ def _quiet_deadlines(
     held: Mapping[DeviceRef, tuple[PublishedTaint, ...]], context: _DecisionContext
 ) -> Iterator[int]:
     for taints in held.values():
-        for one in taints:
-            if one.cleared_ns is not None:
-                yield context.quiet_until(one.cleared_ns)
+        for taint in taints:
+            if taint.cleared_ns is not None:
+                yield context.quiet_until(taint.cleared_ns)
 
 
 def _unknown_deadlines(unknown_ns: Mapping[DeviceRef, int], context: _DecisionContext) -> Iterator[int]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from agent.driver.merged_snapshot_source import DriverCheckKey
 from agent.errors import ConfigError
 from agent.health.verdict import truncate_utf8
-from agent.model.declared_devices import DriverCheckSample
+from agent.model.declared_devices import DriverCheckSample, EqualRuns
 from agent.model.health import Finding, Repair
 from agent.model.time import NS
 from agent.prepare.kubelet_message import normalize, sanitize, shorten
@@ -53,29 +53,6 @@ def validated_finding(finding: Finding) -> Finding:
 def _check_string(label: str, text: object) -> None:
     if not isinstance(text, str):
         raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
-
-
-class EqualRuns(NamedTuple):
-    """Numbers of consecutive runs of one health check with equal results, up to the last run."""
-
-    code: str = ""
-    """Code of the finding of the last run with a result; empty: it found no fault."""
-    code_runs: int = 0
-    """Number of consecutive runs with this code. Runs without a result are left out."""
-    unread_runs: int = 0
-    """Number of consecutive runs without a result; 0: the last run had one."""
-
-    @property
-    def equal_passes(self) -> int:
-        """Number of consecutive runs, up to the last one, with the same result."""
-        return self.unread_runs or self.code_runs
-
-    def next(self, finding: Finding | None, no_result_reason: str) -> "EqualRuns":
-        """Return the numbers after another run with this result."""
-        if no_result_reason:
-            return self._replace(unread_runs=self.unread_runs + 1)
-        code = finding.code if finding else ""
-        return EqualRuns(code, self.code_runs + 1 if code == self.code else 1)
 
 
 class _Reported(NamedTuple):
@@ -140,7 +117,7 @@ class ReportedChecks:
                 wake |= reported.same_results <= limit or _was_expired(before, now_ns)
             for key in list(self._reported)[: max(0, len(self._reported) - RESULTS_MAX)]:
                 del self._reported[key]
-            self._on_samples(self._driver, [one.sample for one in self._reported.values()], wake)
+            self._on_samples(self._driver, [reported.sample for reported in self._reported.values()], wake)
 
 
 def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:

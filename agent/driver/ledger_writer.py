@@ -7,8 +7,10 @@ are written within a second. A write error is logged once, and the write is retr
 """
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -74,6 +76,7 @@ class LedgerWriter:
         self._disk_hangs = False
         self._closed = False
         self._errno: int | None = None
+        _writers.add(self)
 
     @property
     def ledger(self) -> PrepareLedger:
@@ -154,6 +157,7 @@ class LedgerWriter:
             if self._directory is None:
                 self._changed.notify_all()
                 return True
+            self._revision += self._saved < self._revision  # one more try, also after a failed write
             revision = self._revision  # later changes are written, too, but not awaited
             self._ensure_thread()
             self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
@@ -252,3 +256,27 @@ class LedgerWriter:
             self._changed.notify_all()
         if not is_logged:
             log.warning("%s; prepare results are kept in memory only and are lost on restart", error)
+
+
+# --- fork ---------------------------------------------------------------------------------------------------
+
+_writers: Final = weakref.WeakSet[LedgerWriter]()
+_fork_lock: Final = threading.Lock()
+_held_locks: Final[list[threading.Condition]] = []
+
+
+def _before_fork() -> None:
+    """Acquire the locks of all writers: a lock that another thread holds would stay locked in the child."""
+    _fork_lock.acquire()
+    for writer in list(_writers):
+        writer._changed.acquire()
+        _held_locks.append(writer._changed)
+
+
+def _after_fork() -> None:
+    while _held_locks:
+        _held_locks.pop().release()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

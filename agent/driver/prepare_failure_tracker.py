@@ -164,7 +164,7 @@ class PrepareFailureTracker:
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
             unhealthy = frozenset(verdict.devices)
-            return ledgers.record_failure(
+            return ledgers.with_failure(
                 ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy
             )
 
@@ -240,7 +240,7 @@ class PrepareFailureTracker:
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            return ledgers.record_failure(
+            return ledgers.with_failure(
                 ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy
             )
 
@@ -259,13 +259,13 @@ class PrepareFailureTracker:
         """Record a successful prepare, which ends driver-reported faults of its devices. Never blocks."""
         fingerprint = self._health_fingerprint(claim)
         self._writer.update(
-            lambda ledger, now: (ledgers.record_success(ledger, claim, fingerprint, now, self._version), None)
+            lambda ledger, now: (ledgers.with_success(ledger, claim, fingerprint, now, self._version), None)
         )
         self._report_faults()
 
     def end_faults(self, ended: Sequence[DriverFault]) -> None:
         """End driver-reported faults that an operator cleared, or whose device was replaced. Never blocks."""
-        self._writer.update(lambda ledger, now: (ledgers.end_faults(ledger, ended, now), None))
+        self._writer.update(lambda ledger, now: (ledgers.with_ended_faults(ledger, ended, now), None))
         self._report_faults()
 
     # --- unprepares ----------------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ class PrepareFailureTracker:
         force_release = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(unhealthy)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            ledger, counted = ledgers.record_unprepare_failure(
+            ledger, counted = ledgers.with_unprepare_failure(
                 ledger, claim, verdict, now_wall_s, self._version, unhealthy
             )
-            return (ledgers.record_unprepare(ledger, ref, now_wall_s) if force_release else ledger), counted
+            return (ledgers.with_unprepare(ledger, ref, now_wall_s) if force_release else ledger), counted
 
         verdict = self._save_failure(record)
         self.wait_delivered([verdict])
@@ -308,7 +308,7 @@ class PrepareFailureTracker:
 
     def unprepared(self, ref: ClaimRef) -> None:
         """Record a successful unprepare. Never blocks."""
-        self._writer.update(lambda ledger, now: (ledgers.record_unprepare(ledger, ref, now), None))
+        self._writer.update(lambda ledger, now: (ledgers.with_unprepare(ledger, ref, now), None))
 
     # --- state ---------------------------------------------------------------------------------------------
 

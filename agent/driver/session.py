@@ -275,7 +275,7 @@ class DriverSession:
         """
         self._checks.report(results)
 
-    def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
+    def check_claims(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return, for each claim, the error with which its prepare is known to fail; None: it may succeed."""
         return [self._tracker.known_blocker(claim) for claim in claims]
 
@@ -283,7 +283,7 @@ class DriverSession:
         """Classify the failed prepare of a claim by its evidence, without recording it."""
         return self._tracker.classify(claim, evidence)
 
-    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_prepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results of prepares, and wait until broken devices are reported. Blocks up to 1.5 s.
 
         Returns:
@@ -293,7 +293,7 @@ class DriverSession:
         self._tracker.wait_delivered([verdict for verdict in verdicts if verdict is not None])
         return verdicts
 
-    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_unprepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results of unprepares.
 
         Returns:

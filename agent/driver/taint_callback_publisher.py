@@ -203,7 +203,7 @@ class TaintCallbackPublisher:
             taints = self.taints
             error = await self._call(callback, taints)
             if error is None:
-                self._note_published(taints)
+                self._store_published(taints)
                 if logged:
                     log.info("driver %s: taints published after earlier failures", self._driver)
                 logged, pause_s = "", RETRY_S
@@ -224,7 +224,7 @@ class TaintCallbackPublisher:
         with trio.move_on_after(seconds):
             await self._urgent.wait()
 
-    def _note_published(self, taints: Taints) -> None:
+    def _store_published(self, taints: Taints) -> None:
         if not self._changed.is_set():  # a request that came during the call has been met by it
             self._urgent = trio.Event()
         with self._publishing:

@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from agent.config.values import number_within, parse_count, seconds_within
-from agent.driver.check_results import EqualRuns, validated_finding
+from agent.driver.check_results import validated_finding
 from agent.driver.merged_snapshot_source import DriverCheckKey, HostAndDriverSource
 from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion, unwrap_error
-from agent.model.declared_devices import DriverCheckSample, DriverDevice
+from agent.model.declared_devices import DriverCheckSample, DriverDevice, EqualRuns
 from agent.model.health import Finding, Repair, Severity
 from agent.model.time import NS
 from agent.prepare.kubelet_message import exception_text, normalize, shorten
@@ -116,7 +116,7 @@ class HealthCheck:
                 f"health check {self.name!r}: {self.function!r} is not callable; pass a function"
             )
         patterns: tuple[object, ...] = self.devices
-        if not (patterns and all(isinstance(one, str) and one for one in patterns)):
+        if not (patterns and all(isinstance(pattern, str) and pattern for pattern in patterns)):
             raise ConfigError(
                 f"health check {self.name!r}: devices: {patterns!r} is not a pattern of device names"
             )
@@ -194,7 +194,8 @@ def result_from_answer(answer: object) -> HealthCheckResult:
     if inspect.iscoroutine(answer):
         answer.close()
     given = "False" if answer is False else f"a {type(answer).__name__}"
-    return HealthCheckResult(unread=f"answered {given}, which is neither None, True nor a finding")
+    expected = "None, True or a result of unhealthy(), degraded() or unknown()"
+    return HealthCheckResult(unread=f"answered {given}, not {expected}")
 
 
 def result_from_error(error: BaseException) -> HealthCheckResult:

@@ -232,10 +232,13 @@ class SliceDevice:
     def _capacity(self, key: str, value: object) -> JsonObject:
         if isinstance(value, Mapping):
             return value
+        text = f"device {self.name!r}: capacity {key!r}"
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(
-                f"device {self.name!r}: capacity {key!r}: {value!r} is not a quantity, such as 16Gi"
-            )
+            raise ConfigError(f"{text}: {value!r} is not a quantity, such as 16Gi")
+        try:
+            parse_quantity(str(value))
+        except ValueError as error:
+            raise ConfigError(f"{text}: {error}") from None
         return {"value": str(value)}
 
 

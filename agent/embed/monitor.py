@@ -149,7 +149,7 @@ class Monitor:
             policy=policy,
             clock=clock,
             publish=self._hub.publish,
-            on_evaluated=self._hub.note_evaluation,
+            on_evaluated=self._hub.handle_evaluation,
         )
         self._thread = TrioThread(
             lambda: [*self._components.open(self._callback), self._scheduler.run],
@@ -295,7 +295,7 @@ class Monitor:
         """Return a device's health in the newest report; None: the report does not have the device."""
         return self._hub.health_of(device)
 
-    def require_healthy(self, device: DeviceRef | ClaimDevice | str) -> None:
+    def require_healthy(self, device: DeviceRef | ClaimDevice | Device | str) -> None:
         """Raise FailedDeviceError if a device is Unhealthy. For prepare handlers.
 
         Args:
@@ -305,12 +305,17 @@ class Monitor:
             FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
                 earlier prepare reported do not count: only the next prepare shows whether these faults have
                 passed.
+            TypeError: The argument is not a device.
         """
+        if isinstance(device, Device):
+            device = device.name
         if isinstance(device, str):
             declared = self._scheduler.declared_devices.get(device)
             pool = declared.pool if declared else self.node
             device = DeviceRef(self._driver, pool, device)
         ref = device.ref if isinstance(device, ClaimDevice) else device
+        if not isinstance(ref, tuple):  # it would have no health, and pass
+            raise TypeError(f"require_healthy: {ref!r} is not a device; pass a claim's device or a name")
         found = self.health_of(ref)
         if found is None or found.health is not Health.UNHEALTHY:
             return
@@ -458,7 +463,8 @@ class Monitor:
         """
         with self._lock:
             if self._started or self._stopped is not None:
-                raise RuntimeError(f"monitor of {self._driver}: can be started only once; create another one")
+                text = "can be started only once, and run() of its server starts it; create another one"
+                raise RuntimeError(f"monitor of {self._driver}: {text}")
             self._started, self._pid = True, os.getpid()
         try:
             self._thread.start()
@@ -496,7 +502,7 @@ class Monitor:
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Stop the monitor like :meth:`stop`, from an asyncio or Trio task, even if the task is cancelled."""
+        """Return the result of :meth:`stop`, called from an asyncio or Trio task, even a cancelled task."""
         return await DriverCallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:

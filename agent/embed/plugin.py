@@ -329,7 +329,7 @@ class PluginServer:
         return self._stop(timeout_s)
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Stop the server like :meth:`stop`, from an asyncio or Trio task, even if the task is cancelled."""
+        """Return the result of :meth:`stop`, called from an asyncio or Trio task, even a cancelled task."""
         return await DriverCallbackRunner().run_blocking(lambda: self._stop(timeout_s))
 
     def run(self) -> None:

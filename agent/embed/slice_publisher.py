@@ -143,15 +143,15 @@ class SlicePublisher:
             try:
                 self._write_changes()
             except ApiError as error:
-                if attempt == ATTEMPTS - 1 or not self._may_repeat(error):
+                if attempt == ATTEMPTS - 1 or not self._prepare_repeat(error):
                     raise
             else:
                 return
 
-    def _may_repeat(self, error: ApiError) -> bool:
+    def _prepare_repeat(self, error: ApiError) -> bool:
         """Return whether to repeat a failed write of slices at once, possibly with other contents."""
         if error.status == NOT_FOUND:  # deleted by others meanwhile, or the version is served no longer
-            self._api.forget_dra_version()
+            self._api.invalidate_dra_version()
             return True
         if error.status == INVALID and not self._for_old_server and "taints" in str(error):
             self._for_old_server = True

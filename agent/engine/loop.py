@@ -27,7 +27,7 @@ import trio
 
 from agent.engine.step import EngineState, StepOutcome, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
-from agent.health.verdict import vital_stall
+from agent.health.verdict import vital_stall_error
 from agent.model.claim import DeviceRef
 from agent.model.cleared_faults import ClearRequest, ClearResult, Operator
 from agent.model.health import DeviceHealth, Health, Severity
@@ -167,7 +167,7 @@ class PublicationSchedule:
         """Make the next evaluation include everything, and publish its report even without a change."""
         self.heartbeat_ns, self._full_ns = now_ns, now_ns
 
-    def note_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
+    def handle_evaluation(self, report: Report, now_ns: int, *, is_full: bool) -> None:
         """Store which sources were stalled in an evaluation, and schedule the next full evaluation."""
         self._stalls, self._has_skipped = stalls_of(report), not is_full
         if is_full:
@@ -318,7 +318,7 @@ class EngineLoop:
             snapshot = replace(snapshot, clear_requests=open_requests)
             state, report = step(before, snapshot, now, is_full=is_full)
         self._state = state
-        self._schedule.note_evaluation(report, now.mono_ns, is_full=is_full)
+        self._schedule.handle_evaluation(report, now.mono_ns, is_full=is_full)
         if report.starting:
             self._postpone(now)
             if self._record:
@@ -335,7 +335,7 @@ class EngineLoop:
             self._record(
                 before, snapshot, report, StepOutcome.PUBLISHED if publication else StepOutcome.SILENT
             )
-        is_alive = not vital_stall(report.sources, now)
+        is_alive = not vital_stall_error(report.sources, now)
         period_ns = self._schedule.timing.watchdog_period_ns
         if period_ns is not None and now.mono_ns >= self._watchdog_ns:
             self._watchdog_ns = now.mono_ns + period_ns
@@ -500,7 +500,7 @@ class ReportHub:
                 subscriber.publish(report)
             self._changed.notify_all()
 
-    def note_evaluation(self, report: Report) -> None:
+    def handle_evaluation(self, report: Report) -> None:
         """Replace the report of the newest evaluation, and wake callers of :meth:`wait_until`."""
         with self._changed:
             self._evaluated = report

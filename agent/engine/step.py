@@ -24,11 +24,11 @@ from agent.devices.inventory import in_report_order
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
 from agent.health.declared.driver_reports import (
     DriverFaultState,
-    check_conditions_subject,
-    check_sources,
     declared_check_samples,
-    open_check_faults,
+    health_check_sources,
+    raised_check_faults,
     restored_check_conditions,
+    subject_of_checks,
     update_driver_faults,
     with_driver_faults,
 )
@@ -252,7 +252,7 @@ def step(
     read = (
         *snapshot.sources,
         *gpu_sources(gpus.state.rule_state, snapshot.gpus, settings.gpu),
-        *check_sources(snapshot.checks, now),
+        *health_check_sources(snapshot.checks, now),
         *custom_check_sources(settings.checks, snapshot.custom_checks, now),
     )
     stalled = find_stalls(state.stalled, read, now)
@@ -381,17 +381,13 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the input of the machine's baseline, and the state to store for a restart of the agent.
-
-    The baseline is the machine's values at start.
-
-    The stored state is the same object if nothing in it has changed.
-    """
+    """Return the input of the machine's baseline (values at start), and the state to store for a restart of
+    the agent. The stored state is the same object if nothing in it has changed."""
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
     if host.started and basis != state.start_basis:
         start = collect_baseline(start.boot_id, host, gpus.rule_state, state.settings)
-    checks = open_check_faults(conditions)
+    checks = raised_check_faults(conditions)
     same = (start, checks) == (before.start, before.checks)
     if same and gpus.checkpoint is state.gpus.checkpoint:
         return basis, before
@@ -457,5 +453,5 @@ def _conditions_without(conditions: Conditions, devices: frozenset[str]) -> Cond
     """Return conditions (raised and pending faults) without those of some devices."""
     if not devices:
         return conditions
-    subjects = devices | {check_conditions_subject(name) for name in devices}
+    subjects = devices | {subject_of_checks(name) for name in devices}
     return {key: condition for key, condition in conditions.items() if key[0] not in subjects}

@@ -225,10 +225,10 @@ class _Window:
 
     def parts(self) -> Iterator[tuple[VerdictSpan, float]]:
         """Yield each span that reaches into the window, with the observed time inside the window [s]."""
-        for one in self.spans:
-            begin_s = max(one.begin_s, self.begin_s)
-            if one.end_s > begin_s or one.is_newest:
-                yield one, one.end_s - begin_s - self.timeline.unobserved_s(begin_s, one.end_s)
+        for span in self.spans:
+            begin_s = max(span.begin_s, self.begin_s)
+            if span.end_s > begin_s or span.is_newest:
+                yield span, span.end_s - begin_s - self.timeline.unobserved_s(begin_s, span.end_s)
 
     def availability(self, device: DeviceRef) -> DeviceAvailability:
         observed_s, end_s = dict.fromkeys(RecordedState, 0.0), self.spans[-1].end_s
@@ -243,7 +243,7 @@ class _Window:
         ]
         usable_s = sum(observed_s[state] for state in USABLE)
         interrupted = [
-            one.begin_s for one in self.spans if one.begin_s >= self.begin_s and _interrupts(one.change)
+            span.begin_s for span in self.spans if span.begin_s >= self.begin_s and _interrupts(span.change)
         ]
         return DeviceAvailability(
             device=device,
@@ -266,14 +266,14 @@ def _faults(window: _Window) -> Iterator[tuple[float | None, float | None]]:
     the device can also be Unknown or absent."""
     begin_s: float | None = None
     is_open = False
-    for one in window.spans:
-        state = one.verdict.state
+    for span in window.spans:
+        state = span.verdict.state
         if state is RecordedState.UNHEALTHY and not is_open:
             is_open = True
-            is_old = one.change.before in (None, RecordedState.UNHEALTHY)
-            begin_s = None if is_old or not window.timeline.has_period(one.change) else one.begin_s
+            is_old = span.change.before in (None, RecordedState.UNHEALTHY)
+            begin_s = None if is_old or not window.timeline.has_period(span.change) else span.begin_s
         elif state in USABLE and is_open:
-            yield begin_s, one.begin_s
+            yield begin_s, span.begin_s
             is_open = False
     if is_open:
         yield begin_s, None
@@ -327,9 +327,9 @@ def listed_changes(
     """Return the changes of verdicts from `since_s` [s since 1970] on, newest first. Each change is returned
     as the span that begins with it. The first record of a device does not count as a change."""
     found = [
-        one
+        change
         for known in spans.values()
-        for one in known
-        if one.change.before is not None and (since_s is None or one.begin_s >= since_s)
+        for change in known
+        if change.change.before is not None and (since_s is None or change.begin_s >= since_s)
     ]
     return sorted(found, key=lambda one: one.begin_s, reverse=True)

@@ -5,7 +5,8 @@ Four kinds of faults can be cleared:
 - latched GPU faults: events such as XIDs, which are reported once and kept until they are resolved;
 - ended faults that are still reported for a probation time;
 - faults that a driver reported while it prepared a claim;
-- readings that differ from those at the agent's start. The present readings then replace those at start.
+- readings that differ from those at the agent's start, which the present readings then replace; and
+  kernel-log lines about a PCI function, of which only later lines then count.
 
 A request clears all faults that it names, or none. It is refused while a reading shows another fault of the
 GPU.
@@ -25,7 +26,7 @@ from agent.health.gpu.faults.checkpoint import affected_devices
 from agent.health.gpu.faults.decide_severity import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
 from agent.health.gpu.rule_input import GpuRuleInput, is_answering
-from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, restart_gpu
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_rules, gpu_views, rebaseline_gpu
 from agent.health.gpu.state import GpuEvaluationResult, recent_clears, with_checkpoint
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.host.nic.state import NicRuleInput
@@ -46,7 +47,7 @@ from agent.health.rules import (
     with_severity,
 )
 from agent.health.state_machine import ConditionPhase
-from agent.health.state_updates import restart_declared_part, restart_host_device
+from agent.health.state_updates import rebaseline_declared_part, rebaseline_host_device
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
 from agent.model.declared_devices import DeclaredGpuDevice
 from agent.model.gpu import WHOLE_GPU
@@ -129,22 +130,23 @@ def clear_faults(
         if request.number <= outcome.last_request:
             continue
         outcome = replace(outcome, last_request=request.number)
-        target = _find_target(request.device, outcome.gpus.state.rule_state, declared, known_devices)
+        name = request.device.removeprefix(f"{settings.node}/")  # as explain names a host device
+        target = _find_target(name, outcome.gpus.state.rule_state, declared, known_devices)
         if target is None:
             names = [*known_devices, *declared.known]
             reason = f"no device {request.device!r} is known{suggestion(request.device, names)}"
             outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
         found = _remembered(outcome, target, request.code, conditions)
-        restarted = _restarted(outcome, target, request.code, declared, snapshot, settings)
+        rebaselined = _rebaselined(outcome, target, request.code, declared, snapshot, settings)
         ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
-            if _ends_with(key[1], target, declared, outcome, restarted, snapshot, settings, now)
+            if _ends_with(key[1], target, declared, outcome, rebaselined, snapshot, settings, now)
         ]
         found.from_start = [key for key in ending if request.code in ("", key[1])]
         others = [code for _, code in ending if request.code not in ("", code)]
-        accepted = restarted if found.from_start else outcome
+        accepted = rebaselined if found.from_start else outcome
         if found.is_empty:
             outcome = _refused(
                 outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
@@ -299,7 +301,7 @@ def _reading_faults(
             yield key
 
 
-def _restarted(
+def _rebaselined(
     outcome: ClearOutcome,
     target: _Target,
     code: str,
@@ -317,7 +319,7 @@ def _restarted(
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
             return outcome
         state = outcome.gpus.state
-        rule_state = restart_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
+        rule_state = rebaseline_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
         if code:  # keep what other rules compare with
             of_gpu = rule_state.per_gpu[gpu.gpu_number]
             now, seen = of_gpu.seen, state.rule_state.per_gpu[gpu.gpu_number].seen
@@ -330,11 +332,11 @@ def _restarted(
         return replace(outcome, gpus=outcome.gpus._replace(state=state._replace(rule_state=rule_state)))
     if target.name in declared.devices:
         part = declared.devices[target.name].part
-        return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part, code))
+        return replace(outcome, host=rebaseline_declared_part(outcome.host, snapshot, part, code))
     device = next((device for device in outcome.host.devices if device.name == target.name), None)
     if device is None:
         return outcome
-    return replace(outcome, host=restart_host_device(outcome.host, snapshot, settings, device, code))
+    return replace(outcome, host=rebaseline_host_device(outcome.host, snapshot, settings, device, code))
 
 
 def _ends_with(
@@ -342,17 +344,17 @@ def _ends_with(
     target: _Target,
     declared: DeclaredState,
     before: ClearOutcome,
-    restarted: ClearOutcome,
+    rebaselined: ClearOutcome,
     snapshot: Snapshot,
     settings: EngineSettings,
     now: Instant,
 ) -> bool:
-    """Return whether a fault would end or become milder in the state `restarted`. In that state, rules
+    """Return whether a fault would end or become milder in the state `rebaselined`. In that state, rules
     compare the device's readings with its present values, not with those at start."""
-    if restarted is before:
+    if rebaselined is before:
         return False
     was, is_now = (
-        _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, restarted)
+        _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, rebaselined)
     )
     if not isinstance(was, Finding) or isinstance(is_now, RuleInputUnreadable):
         return False

@@ -29,21 +29,21 @@ from agent.health.host.cpu.state import (
     cpu_baselines,
     frequency_baselines,
     numa_cpu_baselines,
-    restart_cpus,
+    rebaseline_cpus,
     restored_cpu_state,
 )
-from agent.health.host.hugepages import PoolRuleState, pool_baselines, restart_pool, restored_pool_state
+from agent.health.host.hugepages import PoolRuleState, pool_baselines, rebaseline_pool, restored_pool_state
 from agent.health.host.memory.edac import EdacState
-from agent.health.host.memory.rules import memory_baselines, restart_memory, restored_memory_state
+from agent.health.host.memory.rules import memory_baselines, rebaseline_memory, restored_memory_state
 from agent.health.host.nic.state import (
     NicPortCounters,
     NicRuleState,
     nic_address,
     nic_baselines,
-    restart_nic,
+    rebaseline_nic,
     restored_nic_state,
 )
-from agent.health.host.pci.state import pci_baselines, restart_pci, restored_pci_state
+from agent.health.host.pci.state import pci_baselines, rebaseline_pci, restored_pci_state
 from agent.health.host.verdicts import HostRuleState
 from agent.health.rate_window import RateWindow, WindowedCounter
 from agent.health.rules import RuleChange, RuleChanges
@@ -140,7 +140,7 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuBaseline]) -> Gpu
 # --- accept what the machine has now ------------------------------------------------------------------------
 
 
-def restart_host_device(
+def rebaseline_host_device(
     host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice, code: str
 ) -> HostRuleState:
     """Return the host rules' state in which the present values of a host device replace its values at start.
@@ -154,16 +154,16 @@ def restart_host_device(
             node = device.numa_node
             cpus = host.cpus.expected.get(node, 0) | host.cpus.numa_cpus.get(node, 0)
             observed = node if settings.expect_cpus is None else None
-            return host._replace(cpus=restart_cpus(host.cpus, snapshot, cpus, observed, code))
+            return host._replace(cpus=rebaseline_cpus(host.cpus, snapshot, cpus, observed, code))
         case DeviceKind.MEMORY:
-            return host._replace(memory=restart_memory(host.memory, snapshot, device.numa_node))
+            return host._replace(memory=rebaseline_memory(host.memory, snapshot, device.numa_node))
         case DeviceKind.HUGEPAGES if device.name not in settings.expect_pools:
-            return host._replace(pools=restart_pool(host.pools, snapshot, device.name))
+            return host._replace(pools=rebaseline_pool(host.pools, snapshot, device.name))
         case _:
             return host
 
 
-def restart_declared_part(
+def rebaseline_declared_part(
     host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str
 ) -> HostRuleState:
     """Return the host rules' state in which the present values of a declared part replace those at start. A
@@ -175,12 +175,13 @@ def restart_declared_part(
     """
     match part:
         case DeclaredCpuDevice():
-            return host._replace(cpus=restart_cpus(host.cpus, snapshot, part.cpus, code=code))
+            return host._replace(cpus=rebaseline_cpus(host.cpus, snapshot, part.cpus, code=code))
         case DeclaredPciDevice():
-            return host._replace(pci=restart_pci(host.pci, part.address, code))
+            return host._replace(pci=rebaseline_pci(host.pci, part.address, host.cpus.evaluated_ns, code))
         case DeclaredNicDevice():
-            pci = restart_pci(host.pci, nic_address(host.nics, part), code)
-            return host._replace(nics=restart_nic(host.nics, snapshot, part, code), pci=pci)
+            address = nic_address(host.nics, part)
+            pci = rebaseline_pci(host.pci, address, host.cpus.evaluated_ns, code)
+            return host._replace(nics=rebaseline_nic(host.nics, snapshot, part, code), pci=pci)
         case _:
             return host
 
@@ -194,14 +195,14 @@ It computes the growth again.
 """
 
 
-def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
+def _resized(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
     """Return the readings of a counter after the operator changed the length of the counter's window. If the
     window became shorter, only the newest reading is kept."""
     return window if after_s >= before_s else window[-1:]
 
 
-def _restarted_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
-    return counter._replace(window=_restarted(counter.window, before_s, after_s))
+def _resized_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
+    return counter._replace(window=_resized(counter.window, before_s, after_s))
 
 
 # --- the host -----------------------------------------------------------------------------------------------
@@ -230,17 +231,17 @@ def _cpu_state_with_settings(
     if window_s[0] == window_s[1]:
         return state
 
-    def restarted(counters: CpuThrottleCounters) -> CpuThrottleCounters:
+    def resized(counters: CpuThrottleCounters) -> CpuThrottleCounters:
         return CpuThrottleCounters(
             _UNREAD_NS,
-            _restarted_counter(counters.core, *window_s),
-            _restarted_counter(counters.package, *window_s),
+            _resized_counter(counters.core, *window_s),
+            _resized_counter(counters.package, *window_s),
         )
 
     return state._replace(
-        node_throttle={node: restarted(counters) for node, counters in state.node_throttle.items()},
+        node_throttle={node: resized(counters) for node, counters in state.node_throttle.items()},
         declared_throttle={
-            name: known._replace(throttled=restarted(known.throttled))
+            name: known._replace(throttled=resized(known.throttled))
             for name, known in state.declared_throttle.items()
         },
     )
@@ -258,8 +259,7 @@ def _edac_state_with_settings(state: EdacState, before: HostLimits, after: HostL
     if window_s[0] == window_s[1]:
         return state
     counters = {
-        key: total._replace(window=_restarted(total.window, *window_s))
-        for key, total in state.counters.items()
+        key: total._replace(window=_resized(total.window, *window_s)) for key, total in state.counters.items()
     }
     return state._replace(sources=(), counters=counters)  # without sources: computed again
 
@@ -270,16 +270,16 @@ def _nic_state_with_settings(state: NicRuleState, before: HostLimits, after: Hos
     if errors_s[0] == errors_s[1] and link_s[0] == link_s[1]:
         return state
 
-    def restarted(counters: NicPortCounters) -> NicPortCounters:
+    def resized(counters: NicPortCounters) -> NicPortCounters:
         return NicPortCounters(
-            _restarted_counter(counters.link_downs, *link_s),
-            *(_restarted_counter(counter, *errors_s) for counter in counters[1:]),
+            _resized_counter(counters.link_downs, *link_s),
+            *(_resized_counter(counter, *errors_s) for counter in counters[1:]),
         )
 
     states = {
         declared: nic._replace(
             ports={
-                number: port._replace(counters=restarted(port.counters)) for number, port in nic.ports.items()
+                number: port._replace(counters=resized(port.counters)) for number, port in nic.ports.items()
             }
         )
         for declared, nic in state.states.items()
@@ -304,7 +304,7 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
         number: replace(
             gpu,
             read_ns=_UNREAD_NS,
-            windows={field: _restarted(window, *windows_s[field]) for field, window in gpu.windows.items()},
+            windows={field: _resized(window, *windows_s[field]) for field, window in gpu.windows.items()},
         )
         for number, gpu in state.per_gpu.items()
     }

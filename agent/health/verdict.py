@@ -19,7 +19,7 @@ from agent.health.evaluation import Evaluation
 from agent.health.rules import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity, most_needed_first
 from agent.model.history import (
     CAUSES_MAX,
     GONE,
@@ -62,7 +62,7 @@ def is_stalled(source: SourceSample, now: Instant) -> bool:
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
-def vital_stall(sources: Iterable[SourceSample], now: Instant) -> str:
+def vital_stall_error(sources: Iterable[SourceSample], now: Instant) -> str:
     """Return an error text if a vital source is stalled, or none has read recently; else an empty text.
 
     A source is vital if systemd or the kubelet must restart the agent when the source stalls.
@@ -138,12 +138,12 @@ def truncate_utf8(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 def kubelet_message(causes: Sequence[Cause]) -> str:
     """Return a device's message for the kubelet; empty if the device has no cause above ``info``. The message
-    has the code and evidence of each cause above ``info``, worst first, and the advice of the worst."""
-    reported = [cause for cause in causes if cause.severity > Severity.INFO]
-    if not reported:
+    has code and evidence of each cause above ``info``, worst first, and the advice for the worst repair."""
+    urgent = most_needed_first(causes)
+    if not urgent:
         return ""
-    facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in reported)
-    return truncate_utf8(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
+    facts = "; ".join(f"{one.code}: {one.evidence}" for one in causes if one.severity > Severity.INFO)
+    return truncate_utf8(f"{facts}. Advice: {urgent[0].advice}" if urgent[0].advice else facts)
 
 
 class VerdictContext(NamedTuple):
@@ -305,7 +305,7 @@ def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
     )
 
 
-def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
+def verdicts_by_device(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
     """Return the verdicts of a new report by device. A device without a change keeps its object of `last`.
 
     Args:
@@ -382,13 +382,13 @@ class VerdictChangeLog:
         begins after the next report, which may still come at the former interval."""
         self._silence_s, self._next_silence_s = max(self._silence_s, silence_s), silence_s
 
-    def note_report(self, report: Report, boot_s: float) -> None:
+    def handle_report(self, report: Report, boot_s: float) -> None:
         """Queue the changes of verdicts between the last report and `report`.
 
         Args:
             boot_s: CLOCK_BOOTTIME now [s].
         """
-        seen = see_devices(self.seen, report.devices)
+        seen = verdicts_by_device(self.seen, report.devices)
         if self.dropped:
             self.dropped += sum(1 for _ in changed_verdicts(_verdicts(self.seen), _verdicts(seen)))
             self.seen, self.now = seen, report.at
@@ -424,7 +424,7 @@ class VerdictChangeLog:
         Args:
             stored: Newest change of each device in earlier runs.
         """
-        first = next(one for one in self.periods.values() if one.id.startswith(self.run_id))
+        first = next(period for period in self.periods.values() if period.id.startswith(self.run_id))
         reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
         newest = {ref: one.verdict for ref, one in stored.items()}
         for number, ref in enumerate(sorted(newest), 1):

@@ -98,10 +98,10 @@ class TotalsSinceStart:
                     grown = times - counted.get((code, gi, ci, first_ns), 0)
                     self._xids[gpu.uuid, code] = self._xids.get((gpu.uuid, code), 0) + grown
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Count the changes from the last report to this one. Core thread only. Never blocks for long."""
         now_ns = report.at.mono_ns
-        stalled = frozenset(one.name for one in report.sources if one.state is SourceState.STALLED)
+        stalled = frozenset(source.name for source in report.sources if source.state is SourceState.STALLED)
         with self._lock:
             for name in stalled - self._stalled:
                 self._stalls[name] = self._stalls.get(name, 0) + 1
@@ -190,7 +190,7 @@ class AgentView:
         """Return the newest published report; None: there is none yet."""
         return self.latest.peek()[1]
 
-    def silence(self, now: Instant) -> str:
+    def staleness_error(self, now: Instant) -> str:
         """Return an error text if the newest report is so old that the agent may hang; else an empty text.
 
         The text is also empty before the first report.

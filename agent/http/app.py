@@ -5,8 +5,8 @@ An endpoint runs in the server's event loop and does not block; a file is read i
 The module also has the endpoints of the HTML page: the page, its files, and the events that make a browser
 reload it.
 
-Jinja2 escapes every text, and the Content-Security-Policy allows no script and no style but the page's own
-files. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
+Jinja2 escapes every text, and the Content-Security-Policy allows only the page's own scripts and
+styles. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
 the newest page later. The page of a report is rendered once for all browsers.
 """
 
@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from agent.config.config import Config
 from agent.errors import DrahealthError
 from agent.health.availability_statistics import ObservedTimeAxis, verdict_spans
-from agent.health.verdict import vital_stall
+from agent.health.verdict import vital_stall_error
 from agent.http.agent_view import AgentView
 from agent.http.metrics import HttpConnectionCounts, MetricsRenderer
 from agent.http.page_content import STRIP_STEPS, History, PageInput, first_of_part, page_content
@@ -111,8 +111,8 @@ class PageEndpoints:
             text = self._template.render(page=None, version=0)
             return Response(text, 503, media_type="text/html", headers=HEADERS)
         first = first_of_part(_number(request.query_params.get("first", "0")), len(report.devices))
-        silence = self._view.silence(self._clock())
-        if silence or self._rendered[0] != version:
+        staleness = self._view.staleness_error(self._clock())
+        if staleness or self._rendered[0] != version:
             self._rendered = version, {}
         pages = self._rendered[1]
         if (page := pages.get(first)) is None:
@@ -124,7 +124,7 @@ class PageEndpoints:
                 history = await self._history.read()
                 async with self._turns.turn():
                     if (page := pages.get(first)) is None:
-                        page = self._render(report, first, version, silence, history)
+                        page = self._render(report, first, version, staleness, history)
                         while len(pages) >= PAGES_MAX:
                             pages.pop(next(iter(pages)))
                         pages[first] = page
@@ -133,7 +133,7 @@ class PageEndpoints:
                 self._waiting += Counter()  # without the pages that no request waits for
         return PartedResponse(page, media_type="text/html", headers=HEADERS)
 
-    def _render(self, report: Report, first: int, version: int, silence: str, history: History) -> bytes:
+    def _render(self, report: Report, first: int, version: int, staleness: str, history: History) -> bytes:
         """Return one part of the page as HTML; see page_content() for `first`."""
         given = PageInput(
             report=report,
@@ -146,7 +146,7 @@ class PageEndpoints:
         )
         content = page_content(given, first)
         return self._template.render(
-            page=content, version=version, silence=silence, steps=STRIP_STEPS
+            page=content, version=version, staleness=staleness, steps=STRIP_STEPS
         ).encode()
 
     async def _events(self, request: Request) -> Response:
@@ -286,7 +286,7 @@ class ProbeEndpoints:
         """Return an error text if the agent must be restarted; else an empty text."""
         now, report = self._clock(), self._view.report()
         if report is not None:
-            return self._view.silence(now) or vital_stall(report.sources, report.at)
+            return self._view.staleness_error(now) or vital_stall_error(report.sources, report.at)
         age_s = (now.mono_ns - self._start_ns) / NS
         if age_s <= FIRST_REPORT_S:
             return ""

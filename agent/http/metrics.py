@@ -389,22 +389,22 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
     sources = present[: families.SOURCES_MAX]
     if hidden := len(present) - len(sources):
         dropped[families.SOURCE_UP.series_name] = hidden
-    states = [((one.name,), one.state) for one in sources]
+    states = [((source.name,), source.state) for source in sources]
     yield _rows(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
     yield _rows(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
     yield _rows(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
-    yield _rows(families.SOURCE_PASSES, (((one.name,), one.passes) for one in sources))
-    yield _rows(families.SOURCE_FAILURES, (((one.name,), one.failures) for one in sources))
+    yield _rows(families.SOURCE_PASSES, (((source.name,), source.passes) for source in sources))
+    yield _rows(families.SOURCE_FAILURES, (((source.name,), source.failures) for source in sources))
     at = report.at
     yield _rows(
         families.SOURCE_READ,
         (
-            ((one.name,), at.wall_s - (at.mono_ns - one.beat_ns) / NS)
-            for one in sources
-            if one.beat_ns and one.passes
+            ((source.name,), at.wall_s - (at.mono_ns - source.beat_ns) / NS)
+            for source in sources
+            if source.beat_ns and source.passes
         ),
     )
-    yield _rows(families.SOURCE_PERIOD, (((one.name,), one.period_ns / NS) for one in sources))
+    yield _rows(families.SOURCE_PERIOD, (((source.name,), source.period_ns / NS) for source in sources))
 
 
 def _scope(subject: str) -> str:
@@ -432,11 +432,11 @@ def _core_rows(report: Report) -> Iterator[Rows]:
 
 def _stream_rows(view: AgentView) -> Iterator[Rows]:
     sockets = view.subscribers()
-    yield _rows(families.STREAM_SUBSCRIBERS, (((one.socket,), one.streams) for one in sockets))
-    yield _rows(families.STREAM_CONNECTIONS, (((one.socket,), one.connections) for one in sockets))
-    sent = [one for one in sockets if one.lists is not None]
-    yield _rows(families.STREAM_LISTS, (((one.socket,), one.lists) for one in sent))
-    yield _rows(families.STREAM_BYTES, (((one.socket,), one.sent_bytes) for one in sent))
+    yield _rows(families.STREAM_SUBSCRIBERS, (((socket.socket,), socket.streams) for socket in sockets))
+    yield _rows(families.STREAM_CONNECTIONS, (((socket.socket,), socket.connections) for socket in sockets))
+    sent = [socket for socket in sockets if socket.lists is not None]
+    yield _rows(families.STREAM_LISTS, (((counts.socket,), counts.lists) for counts in sent))
+    yield _rows(families.STREAM_BYTES, (((counts.socket,), counts.sent_bytes) for counts in sent))
 
 
 def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:

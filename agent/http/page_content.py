@@ -344,7 +344,7 @@ def _costs(given: PageInput) -> list[tuple[str, str]]:
         ("Watched cgroups", str(given.report.groups)),
         ("Passes over watched files", str(core.passes)),
         ("Wakes of the engine", str(core.wakes)),
-        ("Health streams", str(sum(one.streams for one in status.subscribers))),
+        ("Health streams", str(sum(subscriber.streams for subscriber in status.subscribers))),
     ]
 
 

@@ -161,7 +161,7 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """Number of open connections of the HTTP server."""
-        return sum(not one.is_aborted for one in self._connections.values())
+        return sum(not connection.is_aborted for connection in self._connections.values())
 
     def close(self) -> None:
         """Close the listening sockets and remove the files of unix sockets."""
@@ -234,14 +234,14 @@ class HttpServer:
                 progress.abort()  # it may wait for the right to read what its client has sent
         if len(self._connections) >= self.connections_max + CLOSING_MAX:
             writer.transport.abort()
-            self._note_closed()
+            self._count_closed()
             return
         paced = PacedReader(reader, lambda: writer.transport.is_closing(), self._received)
         progress = ResponseProgress(self._asgi, writer, self._unsent, paced)
-        served = [one for one in self._connections.values() if not one.is_aborted]
+        served = [connection for connection in self._connections.values() if not connection.is_aborted]
         if len(served) >= self.connections_max:
             self._choose_connection_to_end(served, progress).abort()
-            self._note_closed()
+            self._count_closed()
         task = asyncio.get_running_loop().create_task(self._serve(paced, writer, progress))
         progress.task = task
         self._connections[task] = progress
@@ -256,9 +256,9 @@ class HttpServer:
         It is one of the client with most connections: first one that sends too fast, then one without a
         response in progress, then the one without progress for the longest.
         """
-        theirs, _ = largest_peers([*served, new], lambda one: one.peer)
+        largest, _ = largest_peers([*served, new], lambda one: one.peer)
         return min(
-            (one for one in theirs if one is not new),
+            (peer for peer in largest if peer is not new),
             key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
         )
 
@@ -286,7 +286,7 @@ class HttpServer:
             except OSError:  # ssl.SSLError is one
                 return
         try:
-            loop, context = asyncio.get_running_loop(), ConnectionContext(self._note_flood)
+            loop, context = asyncio.get_running_loop(), ConnectionContext(self._log_flood)
             reader: Any = paced
             await HypercornConnection(progress.respond, loop, self._hypercorn, context, {}, reader, writer)
         except* UnicodeDecodeError:  # Hypercorn does not check the method and path of an HTTP/2 request
@@ -299,7 +299,7 @@ class HttpServer:
                     count,
                 )
 
-    def _note_closed(self) -> None:
+    def _count_closed(self) -> None:
         """Count a connection that was closed because of the limit of open connections."""
         self.refused += 1
         if count := self._complaints.tick():
@@ -311,7 +311,7 @@ class HttpServer:
                 count,
             )
 
-    def _note_flood(self) -> None:
+    def _log_flood(self) -> None:
         """Log a connection that is closed because its client sends too many control frames."""
         if count := self._flood_complaints.tick():
             log.warning(

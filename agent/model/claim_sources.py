@@ -180,7 +180,7 @@ class ContainerObject(NamedTuple):
     id: str = ""
     """Container id at the container runtime; empty: none yet, or unknown."""
     running: bool = False
-    """True: the pod's status says that the container runs."""
+    """True: by the pod's status the container runs."""
 
 
 @dataclass(frozen=True, slots=True)

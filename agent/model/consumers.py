@@ -106,7 +106,7 @@ class ConflictKind(StrEnum):
     NOT_NAMED = "not-named"
     """A claim is prepared for a pod whose spec does not name it."""
     CONTAINERS = "containers"
-    """The pod's status says that a container runs, but the container has no cgroup."""
+    """By the pod's status a container runs, but the container has no cgroup."""
 
 
 class ConflictingStatement(NamedTuple):

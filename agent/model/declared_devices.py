@@ -153,3 +153,26 @@ class DriverCheckSample(NamedTuple):
 
     Runs without a result are left out of the other counts. 0: not counted.
     """
+
+
+class EqualRuns(NamedTuple):
+    """Numbers of consecutive runs of one health check with equal results, up to the last run."""
+
+    code: str = ""
+    """Code of the finding of the last run with a result; empty: it found no fault."""
+    code_runs: int = 0
+    """Number of consecutive runs with this code. Runs without a result are left out."""
+    unread_runs: int = 0
+    """Number of consecutive runs without a result; 0: the last run had one."""
+
+    @property
+    def equal_passes(self) -> int:
+        """Number of consecutive runs, up to the last one, with the same result."""
+        return self.unread_runs or self.code_runs
+
+    def next(self, finding: Finding | None, no_result_reason: str) -> "EqualRuns":
+        """Return the numbers after another run with this result."""
+        if no_result_reason:
+            return self._replace(unread_runs=self.unread_runs + 1)
+        code = finding.code if finding else ""
+        return EqualRuns(code, self.code_runs + 1 if code == self.code else 1)

@@ -251,7 +251,7 @@ class NvmlSample:
     err: int = 0
     """NVML return code behind ``nvml.detail``; 0: no error."""
     generation: int = 0
-    """Number of loads of the driver since the start; without ``module``, of initialisations of NVML."""
+    """Number of loads of the driver since the start; without ``module``, of initializations of NVML."""
     module: int = 0
     """Number of the loaded kernel module, which each load changes; 0: unknown."""
     count: int = 0

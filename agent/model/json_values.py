@@ -34,7 +34,7 @@ def get_mappings(parent: JsonObject, key: str, place: str) -> list[JsonObject]:
     value = parent.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise_invalid(f"{place}.{key}", "is not a list of objects")
     return value
 

@@ -68,6 +68,8 @@ class PciBaseline(NamedTuple):
     """Kernel driver that was bound to the PCI function; empty: none."""
     width: int
     """Number of lanes of the PCIe link; -1: unknown."""
+    repaired_ns: int = 0
+    """CLOCK_MONOTONIC at which an operator cleared faults that lines of the kernel log report [ns]."""
 
 
 class NicPortBaseline(NamedTuple):
@@ -204,7 +206,7 @@ class PersistentFault(NamedTuple):
     before_us: bool = False
     """True: the fault occurred while no agent ran, so that the agent may have missed its recovery."""
     action: int = 0
-    """Recovery action that the driver last requested for the GPU."""
+    """Recovery action that the driver last requested for the GPU; -1: NVML returned RESET_REQUIRED."""
     counters: tuple[int, ...] = ()
     """Last readings of the GPU counters that a reset clears; -1: not available."""
     first_ns: int = 0
@@ -235,7 +237,7 @@ class PersistentCheckFault(NamedTuple):
 
 
 class DriverModule(NamedTuple):
-    """Kernel module of the GPU driver that was loaded when NVML was last initialised."""
+    """Kernel module of the GPU driver that was loaded when NVML was last initialized."""
 
     boot_id: str = ""
     """Boot ID of the kernel that loaded the module; empty: unknown."""

@@ -73,6 +73,8 @@ class CustomCheckResult(NamedTuple):
     """Number of runs of the command that have finished."""
     beat_ns: int
     """CLOCK_MONOTONIC at the end of the command's last run [ns]."""
+    equal_passes: int = 0
+    """As DriverCheckSample.equal_passes."""
 
 
 # --- settings ----------------------------------------------------------------------------------------------

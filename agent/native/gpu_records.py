@@ -48,7 +48,7 @@ _XID: Final = struct.Struct("=4I3Q")
 
 _SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
 _STATUS_TEXTS: Final = {
-    NvmlReturnCode.UNINITIALIZED: "not initialised",
+    NvmlReturnCode.UNINITIALIZED: "not initialized",
     NvmlReturnCode.NOT_SUPPORTED: "not supported",
     NvmlReturnCode.NO_PERMISSION: "no permission",
     NvmlReturnCode.NOT_FOUND: "not found",

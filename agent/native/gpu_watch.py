@@ -37,7 +37,7 @@ class GpuWatchOptions:
     deadline_ns: int = 5 * NS
     """Duration after which an NVML call is overdue [ns]: 10 ms to 10 min."""
     open_deadline_ns: int = 30 * NS
-    """Duration after which an NVML call that initialises the GPU driver is overdue [ns]."""
+    """Duration after which an NVML call that initializes the GPU driver is overdue [ns]."""
     retry_ns: int = 10 * NS
     """Time between two checks of the library, driver version and number of GPUs [ns]: 100 ms to 1 h."""
     cpu_budget_ns: int = 0
@@ -94,7 +94,7 @@ class GpuWatch(CoreThread[NvmlSample]):
         """Return the CPU time and durations of the NVML calls. Any thread may call it until :meth:`stop`."""
         return _costs(self._handle)
 
-    def check_count(self) -> None:
+    def request_count(self) -> None:
         """Request a count of the GPUs within a second, because the PCI bus changed. Never blocks."""
         lib.dh_gpus_check_count(self._handle)
 

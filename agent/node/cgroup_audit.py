@@ -171,8 +171,8 @@ def audit_cgroups(
         if sizes_kib and not node.has_hugetlb
         else "",
         f"exclusive CPUs of the kubelet: {reason}" if reason else "",
-        f"{len(unlisted)} pods have cgroups but are not listed: {_join_uids(unlisted)}" if unlisted else "",
-        f"{len(removed)} pods are listed but have no cgroup: {_join_uids(removed)}"
+        f"unlisted pods with cgroups ({len(unlisted)}): {_join_uids(unlisted)}" if unlisted else "",
+        f"listed pods without a cgroup ({len(removed)}): {_join_uids(removed)}"
         if removed and with_qos_classes
         else "",
         "QoS classes: not audited, their weight is the sum over all pods"
@@ -221,7 +221,7 @@ def _is_in_qos_sum(pod: Pod) -> bool:
 
     True for an active Burstable pod with a started container.
     """
-    has_started = any(one.started_wall_s is not None for one in pod.containers)
+    has_started = any(container.started_wall_s is not None for container in pod.containers)
     return pod.is_active and has_started and pod.qos is QosClass.BURSTABLE
 
 

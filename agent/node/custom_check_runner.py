@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.health.verdict import truncate_utf8
+from agent.model.declared_devices import EqualRuns
 from agent.model.health import Finding
 from agent.model.report import Report
 from agent.model.settings import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
@@ -77,7 +78,7 @@ class CustomCheckRunner:
         self._replaced: set[str] = set()
         """Devices whose hardware was replaced, and whose results are to be dropped."""
         self._results: dict[_Key, CustomCheckResult] = {}
-        self._same_results: dict[_Key, int] = {}
+        self._equal_runs: dict[_Key, EqualRuns] = {}
         self._tasks: dict[_Key, _Task] = {}
         self._commands: dict[_Key, CheckCommand] = {}
         """Commands that were started and have not ended, by check and device."""
@@ -90,7 +91,7 @@ class CustomCheckRunner:
         self._checks = tuple(checks)
         self._changed.set()
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store the devices of the newest health report, for checks that run once for each device."""
         if not any(check.is_per_device for check in self._checks):
             return
@@ -156,7 +157,7 @@ class CustomCheckRunner:
         self._replaced.clear()
         for key in gone:
             del self._results[key]
-            self._same_results.pop(key, None)
+            self._equal_runs.pop(key, None)
         if gone:
             self._on_results(tuple(self._results.values()), True)
         for key, check in wanted.items():
@@ -228,12 +229,14 @@ class CustomCheckRunner:
     def _add_result(self, key: _Key, check: CustomCheck, ended: CommandResult) -> None:
         before = self._results.get(key)
         result = _result(key, check, ended, before.passes + 1 if before else 1)
-        is_same = before is not None and result[2:4] == before[2:4]
-        self._same_results[key] = same = self._same_results.get(key, 0) + 1 if is_same else 1
+        runs = self._equal_runs.get(key, EqualRuns()).next(result.finding, result.no_result_reason)
+        self._equal_runs[key] = runs
+        has_changed = before is None or result[2:4] != before[2:4]
         _log_change(key, before.no_result_reason if before else "", result.no_result_reason)
-        self._results[key] = result
+        self._results[key] = result._replace(equal_passes=runs.equal_passes)
         # while results still count the core must see each one; later ones can wait for its heartbeat
-        self._on_results(tuple(self._results.values()), same <= max(check.raise_after, check.clear_after))
+        wake = has_changed or runs.equal_passes <= max(check.raise_after, check.clear_after)
+        self._on_results(tuple(self._results.values()), wake)
 
 
 def _is_other_hardware(before: tuple[str, str], now: tuple[str, str]) -> bool:

@@ -57,7 +57,7 @@ class PodsSource(Protocol):
     def timer(self) -> PassTimer:
         """Timer that holds the durations of the source's polls."""
 
-    def note_snapshot(self, snapshot: Snapshot) -> None:
+    def handle_snapshot(self, snapshot: Snapshot) -> None:
         """Store the newest snapshot, for the cgroups and declared devices in it. Never blocks."""
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -171,8 +171,8 @@ class NodeSource:
         machine = self._machine.read() if self._machine else None
         uevents = self._uevents.read() if self._uevents else None
         declared = self.declarations
-        self._nics.note_inputs(declared, uevents)
-        self._host.note_inputs(gpus, uevents, declared, self._nics.addresses)
+        self._nics.set_inputs(declared, uevents)
+        self._host.set_inputs(gpus, uevents, declared, self._nics.addresses)
         sources = [*sampled.sources]
         if machine is not None:
             sources += machine.sources
@@ -203,7 +203,7 @@ class NodeSource:
             sources=tuple(sources),
         )
         if self._pods is not None:
-            self._pods.note_snapshot(snapshot)
+            self._pods.handle_snapshot(snapshot)
         return snapshot
 
     def nvml_costs(self) -> NvmlCosts | None:
@@ -295,7 +295,7 @@ class NodeSource:
 
     def _count_gpus(self) -> None:
         if self._gpus is not None:
-            self._gpus.check_count()
+            self._gpus.request_count()
 
     def _wake(self) -> None:
         os.eventfd_write(self._sampler.fileno(), 1)

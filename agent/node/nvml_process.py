@@ -240,7 +240,7 @@ class NvmlProcess:
         with self._lock:
             return self._child.watch.costs() if self._child else None
 
-    def check_count(self) -> None:
+    def request_count(self) -> None:
         """Request a count of the GPUs, because the PCI bus changed. Never blocks."""
         with self._lock:
             if self._child is None:
@@ -317,7 +317,7 @@ class NvmlProcess:
         attempt = 0
         is_bus_new = True
         while not self._stop.is_set():
-            if not self._find_driver(is_bus_new):
+            if not self._check_for_driver(is_bus_new):
                 is_bus_new = self._check_driver.wait(DRIVER_CHECK_S)
                 if is_bus_new:  # otherwise a request that comes right after the wait would be lost
                     self._check_driver.clear()
@@ -338,7 +338,7 @@ class NvmlProcess:
             self._wake()
             self._stop.wait(pause_s)
 
-    def _find_driver(self, is_bus_new: bool) -> bool:
+    def _check_for_driver(self, is_bus_new: bool) -> bool:
         """Return whether a GPU, its driver or the configured library file exists. A change wakes the agent.
 
         The PCI bus is listed only if it may have changed, since a large one has hundreds of functions.

@@ -131,7 +131,7 @@ def _run(parent: int, memory_max: int) -> None:
     watch.start()
     while message := channel.recv(MESSAGE_MAX):
         if message == COUNT:
-            watch.check_count()
+            watch.request_count()
         elif message == INVENTORY:
             channel.send(_inventory(options))
     watch.stop(STOP_S)

@@ -145,7 +145,7 @@ class GpuPciWatcher:
         period_ns = int(self._bus_period_s() * NS)
         return SourceSample("pci", state, bus.beat_ns, period_ns, 0, detail, passes=bus.passes, vital=False)
 
-    def note_inputs(
+    def set_inputs(
         self,
         gpus: NvmlSample | None,
         uevents: UeventCounts | None = None,
@@ -445,7 +445,7 @@ class NicWatcher:
         the PCI bus is not searched for a NIC whose RDMA device is gone."""
         self._address_of = addresses
 
-    def note_inputs(self, declared: Declarations, uevents: UeventCounts | None = None) -> None:
+    def set_inputs(self, declared: Declarations, uevents: UeventCounts | None = None) -> None:
         """Store the newest declared devices and uevents; a relevant change triggers a read."""
         if declared is not self._declarations:
             self._declarations, parts = declared, declared_nics(declared)

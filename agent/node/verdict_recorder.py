@@ -102,15 +102,15 @@ class VerdictRecorder:
 
     # --- called by the core ----------------------------------------------------------------------------
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Queue the changes in devices' health since the last report, which wake the writer. Never blocks."""
         if report.starting:
             return
         with self._changed:
             if self._closing:
                 return
-            self._log.note_report(report, self._boot_clock())
-            self._wall_clock.note(report.at)
+            self._log.handle_report(report, self._boot_clock())
+            self._wall_clock.observe(report.at)
             self._has_news, self._reported_s = True, time.monotonic()
             if self._has_work():
                 self._changed.notify()
@@ -234,7 +234,7 @@ class VerdictRecorder:
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}
             self._log.pending = list(changes.values())
             return
-        self._stored = {one.device: one for one in stored.changes}
+        self._stored = {change.device: change for change in stored.changes}
         gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
         for ref in gone:
             del self._stored[ref]
@@ -249,16 +249,16 @@ class VerdictRecorder:
         Returns how many changes were dropped before the write for lack of room.
         """
         assert self._stored is not None
-        for one in job.changes:
-            if one.verdict == GONE:
-                self._stored.pop(one.device, None)
+        for change in job.changes:
+            if change.verdict == GONE:
+                self._stored.pop(change.device, None)
             else:
-                self._stored[one.device] = one
+                self._stored[change.device] = change
         del self._log.pending[: len(job.changes)]
         self._log.periods = {
-            one.id: one
-            for one in self._log.periods.values()
-            if one is self._log.period or one not in job.periods  # or changed during the write
+            period.id: period
+            for period in self._log.periods.values()
+            if period is self._log.period or period not in job.periods  # or changed during the write
         }
         dropped, self._log.dropped = self._log.dropped, 0
         if dropped:

@@ -71,7 +71,7 @@ def _score_failure(evidence: Sequence[Evidence], context: PrepareContext) -> Evi
     if not scores:
         return _score_unhealthy(unhealthy)
     best = max(scores, key=lambda score: score.weight)  # the first of equals: the outermost
-    lines = _unique_lines(best.evidence + tuple(line for one in scores for line in one.evidence))
+    lines = _unique_lines(best.evidence + tuple(line for score in scores for line in score.evidence))
     engine_evidence = tuple(str(device) for device in unhealthy)
     if unhealthy and _health_engine_decides(best, unhealthy):
         best = _health_engine_score(best, unhealthy)
@@ -87,7 +87,7 @@ def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEv
         unhealthy: Unhealthy devices of the claim.
     """
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
-    engines = _score_unhealthy([one for one in unhealthy if one.device in named] or unhealthy)
+    engines = _score_unhealthy([evidence for evidence in unhealthy if evidence.device in named] or unhealthy)
     detail = engines.detail or (best.detail if best.code == engines.code else "")
     return engines._replace(detail=detail, requests=best.requests or engines.requests)
 
@@ -109,11 +109,11 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
     failures."""
     ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
-    same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
-    all_named = all(one.requests for one in same)
+    same = [score for score in ranked if (score.error_class, score.code) == (worst.error_class, worst.code)]
+    all_named = all(score.requests for score in same)
     return worst._replace(
-        evidence=_unique_lines(tuple(line for one in ranked for line in one.evidence)),
-        devices=tuple(sorted({device for one in same for device in one.devices})),
+        evidence=_unique_lines(tuple(line for score in ranked for line in score.evidence)),
+        devices=tuple(sorted({device for score in same for device in score.devices})),
         requests=tuple(sorted({request for one in same for request in one.requests})) if all_named else (),
     )
 
@@ -133,10 +133,10 @@ def _with_other_devices(
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
     others = {
-        device: f"{device} is also broken: {one.code}"
-        for one in sorted(found, key=_worst_first_key, reverse=True)
-        if one.error_class is ErrorClass.FAILED_DEVICE
-        for device in one.devices
+        device: f"{device} is also broken: {score.code}"
+        for score in sorted(found, key=_worst_first_key, reverse=True)
+        if score.error_class is ErrorClass.FAILED_DEVICE
+        for device in score.devices
     }
     others |= {one.device: f"{one.device} is also Unhealthy: {one.code}" for one in unhealthy}
     more = [others[device] for device in sorted(others) if device not in worst.devices]
@@ -186,16 +186,16 @@ def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngine
 def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
     """Return the score that blames the claim's Unhealthy devices for a failed prepare."""
     first, *rest = unhealthy
-    repairs = [one.repair for one in unhealthy if one.repair is not None]
+    repairs = [evidence.repair for evidence in unhealthy if evidence.repair is not None]
     return EvidenceScore(
         EvidenceWeight.DRIVER,
         first.code or "device.unhealthy",
         ErrorClass.FAILED_DEVICE,
         sanitize(first.text) or "the device is Unhealthy",
         1.0,
-        evidence=tuple(str(one) for one in unhealthy),
+        evidence=tuple(str(evidence) for evidence in unhealthy),
         detail="; ".join(f"{one.device}: {one.code}: {sanitize(one.text)}" for one in rest),
-        devices=tuple(one.device for one in unhealthy),
+        devices=tuple(evidence.device for evidence in unhealthy),
         advice=first.advice,
         repair=worst_repair(repairs) if repairs else None,
     )

@@ -90,7 +90,7 @@ _MISUSED: Final = ("driver.bug.nvml", _UNKNOWN)
 
 NVML_MEANINGS: Final[Mapping[int, CodeAndClass]] = {
     **{code: (f"gpu.nvml.{name.lower()}", _UNKNOWN) for code, name in NVML_NAMES.items()},
-    **_for_each(_MISUSED, 0, 1, 2, 5, 7, 25),  # not initialised, wrong argument, buffer or structure
+    **_for_each(_MISUSED, 0, 1, 2, 5, 7, 25),  # not initialized, wrong argument, buffer or structure
     **{code: (f"gpu.nvml.{NVML_NAMES[code].lower()}", _TRANSIENT) for code in (10, 20, 21, 23, 27)},
     **_for_each(("gpu.driver.init", _TRANSIENT), 9, 12),
     15: ("gpu.lost", _FAILED_DEVICE),
@@ -223,13 +223,19 @@ def _builtin(match: str, code: str) -> ErrorPattern:
 
 
 BUILTIN_PATTERNS: Final = (
-    _builtin(r"device or resource busy|device is (?:busy|in use)", "text.busy"),
-    _builtin(r"resource temporarily unavailable|try again later", "text.try_again"),
+    _builtin(r"device or resource busy|device is (?:busy|in use)|in use by another client", "text.busy"),
+    _builtin(r"resource temporarily unavailable|try again later|object has been modified|leader changed|"
+             r"insufficient resources|code = (?:aborted|unavailable)|unable to handle the request|"
+             r"is being unprepared", "text.try_again"),
+    _builtin(r"\bnot (?:yet )?ready\b", "text.not_ready"),
+    _builtin(r"\bDRA driver \S+ is not registered", "kubelet.not_registered"),
+    _builtin(r"claim \S+ not allocated", "claim.unallocated"),
+    _builtin(r"claim \S+ got replaced|different UID \S+ still exists", "claim.uid_mismatch"),
     _builtin(r"driver/library version mismatch", "gpu.driver.mismatch"),
     _builtin(r"too many open files", "text.too_many_files"),
-    _builtin(r"connection (?:refused|reset|aborted)|broken pipe|network is unreachable|no route to host",
-          "text.no_connection"),
-    _builtin(r"deadline exceeded|timed? ?out\b", "text.timeout"),
+    _builtin(r"connection (?:refused|reset|aborted|lost)|broken pipe|network is unreachable|unexpected EOF|"
+             r"no route to host|no such host|transport is closing", "text.no_connection"),
+    _builtin(r"deadline exceeded|exceed context deadline|timed? ?out\b", "text.timeout"),
     _builtin(r"text file busy", "text.file_busy"),
     _builtin(r"no space left on device|disk quota exceeded", "text.no_space"),
     _builtin(r"cannot allocate memory|out of memory", "text.no_memory"),

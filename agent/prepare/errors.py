@@ -9,7 +9,7 @@ counts.
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.prepare import Operation, PrepareVerdict, Scope
@@ -58,12 +58,19 @@ class BadConfigError(DriverError):
     default_code = "config.invalid"
 
 
+class NamedDevice(Protocol):
+    """Object with the name of a device, such as a drahealth.Device."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class FailedDeviceError(DriverError):
-    """Failure because a device of the claim is broken; the device becomes Unhealthy.
+    """Failure because a device is broken; the device becomes Unhealthy.
 
     Args:
-        device: The broken device, or its name among the claim's devices. If the claim does not have it, the
-            failure is of class unknown.
+        device: The broken device. A name must be that of a device of the claim, else the failure is of class
+            unknown. A DeviceRef may name another device of the driver, such as the GPU of a MIG instance.
         summary: See :class:`DriverError`, also for all further arguments.
     """
 
@@ -71,7 +78,7 @@ class FailedDeviceError(DriverError):
 
     def __init__(
         self,
-        device: DeviceRef | ClaimDevice | str,
+        device: DeviceRef | ClaimDevice | NamedDevice | str,
         summary: str,
         *,
         code: str = "",
@@ -80,7 +87,8 @@ class FailedDeviceError(DriverError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(summary, code=code, detail=detail, requests=requests, retry_after_s=retry_after_s)
-        self.device = device.ref if isinstance(device, ClaimDevice) else device
+        ref = device.ref if isinstance(device, ClaimDevice) else device
+        self.device: DeviceRef | str = ref if isinstance(ref, DeviceRef | str) else ref.name
 
 
 class PermanentError(DriverError):

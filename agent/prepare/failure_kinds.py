@@ -310,7 +310,8 @@ _API: Final = (
 _DRIVER: Final = (
     _unknown("request.*", "the request names a claim incorrectly: a field is empty, too long or wrong",
              "find which process other than the kubelet calls the driver's socket"),
-    _transient("kubelet.not_registered", _S.DRIVER, "the kubelet has not registered the driver yet", _WAIT),
+    _transient("kubelet.not_registered", _S.DRIVER, "the kubelet has not registered the driver yet",
+               "check whether the driver's pod runs on the node"),
     _transient("deadline", _S.CLAIM, "the prepare did not finish in time", _WAIT),
     _transient("lock.timeout", _S.DRIVER, "a lock was held for too long", _WAIT, _R.AFTER_RELEASE),
     _transient("driver.shutting_down", _S.DRIVER, "the driver is shutting down", "wait for its restart"),

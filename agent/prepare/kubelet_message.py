@@ -59,9 +59,9 @@ TEXT_MASKS: Final = (
     _mask(r"(?i)\b(pid|tid|process|thread|fd)([ =:#]+)\d+\b", r"\1\2<number>"),
     _mask(r"(?i)\b(attempt|retry|try)([ =:#]+)\d+(?:/\d+)?", r"\1\2<number>"),
     _mask(r"(\b\d{1,3}(?:\.\d{1,3}){3}|\blocalhost|\[[0-9a-fA-F:]+\]):\d{1,5}\b", r"\1:<port>"),
-    _mask(r"(?i)\b(port[ =:]+)\d+\b", r"\1<port>"),
+    _mask(r"(?i)\b(port[ =:]+)\d{4,5}\b", r"\1<port>"),  # one digit is a port of a NIC
     _mask(
-        r"\b(?:\d+(?:\.\d+)?(?:h|m(?=\d)))*\d+(?:\.\d+)? ?(?:ns|us|ms|s|secs?|seconds?|minutes?)\b",
+        r"\b(?:\d+(?:\.\d+)?(?:h|m(?=\d)))*\d+(?:\.\d+)? ?(?:ns|[uµμ]s|ms|s|secs?|seconds?|minutes?)\b",
         "<duration>",
     ),
     _mask(r"(?<![\w/])(/(?:var/)?tmp/)[^\s'\":,)\]]+", r"\1<name>"),

@@ -43,7 +43,7 @@ class DriverFaults(NamedTuple):
     """Monotonic times of the faults that were reported in this run [s], by device and code; not stored."""
 
 
-def record_faults(
+def add_faults(
     known: DriverFaults,
     claim: ClaimRef,
     verdict: PrepareVerdict,
@@ -382,7 +382,7 @@ def prepared_devices(ledger: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef,
     return entry.outcome.devices if entry else ()
 
 
-def record_success(
+def with_success(
     ledger: PrepareLedger, claim: Claim, health_fingerprint: str, now_wall_s: float, driver_version: str = ""
 ) -> PrepareLedger:
     """Return the prepare ledger with the successful prepare of a claim added.
@@ -397,7 +397,9 @@ def record_success(
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
 
 
-def end_faults(ledger: PrepareLedger, ended: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
+def with_ended_faults(
+    ledger: PrepareLedger, ended: Collection[DriverFault], now_wall_s: float
+) -> PrepareLedger:
     """Return the prepare ledger with the driver-reported faults ``ended`` expired.
 
     An operator cleared them, or their devices were replaced.
@@ -405,7 +407,7 @@ def end_faults(ledger: PrepareLedger, ended: Collection[DriverFault], now_wall_s
     return replace(ledger, driver_faults=expire_faults(ledger.driver_faults, ended, now_wall_s))
 
 
-def record_failure(
+def with_failure(
     ledger: PrepareLedger,
     claim: Claim,
     health_fingerprint: str,
@@ -423,7 +425,7 @@ def record_failure(
     verdict = _truncate_texts(verdict)
     # a fault whose time is over must not take the place of this one, and then expire
     current = expire_old_faults(ledger.driver_faults, now_wall_s)
-    known = record_faults(current, claim.ref, verdict, now_wall_s, unhealthy)
+    known = add_faults(current, claim.ref, verdict, now_wall_s, unhealthy)
     ledger = replace(ledger, driver_faults=known)
     verdict = _with_count(ledger, claim, verdict, now_wall_s)
     generation = _health_and_faults(ledger, claim, health_fingerprint)
@@ -433,7 +435,7 @@ def record_failure(
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s), verdict
 
 
-def record_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
+def with_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
     """Return the prepare ledger with the unprepare of a claim added.
 
     The claim's entry is kept for :data:`UNPREPARED_KEPT_S`.
@@ -444,7 +446,7 @@ def record_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) 
     return _with_entry(ledger, entry._replace(unprepared_wall_s=now_wall_s), now_wall_s)
 
 
-def record_unprepare_failure(
+def with_unprepare_failure(
     ledger: PrepareLedger,
     claim: Claim,
     verdict: PrepareVerdict,
@@ -454,10 +456,10 @@ def record_unprepare_failure(
 ) -> tuple[PrepareLedger, PrepareVerdict]:
     """Return the prepare ledger with a failed unprepare of a claim added.
 
-    The arguments are those of :func:`record_failure`. The failure is never cached.
+    The arguments are those of :func:`with_failure`. The failure is never cached.
     """
     verdict = replace(verdict, evidence=(UNPREPARE_EVIDENCE, *verdict.evidence), sticky_s=0)
-    return record_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
+    return with_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
 
 
 def _device_refs(claim: Claim) -> tuple[DeviceRef, ...]:

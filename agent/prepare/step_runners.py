@@ -74,6 +74,7 @@ class RunInThreadStep(NamedTuple):
 Step = CallHandlerStep | PauseStep | RunInThreadStep
 
 
+@runtime_checkable
 class PrepareResultTracker(Protocol):
     """Tracker of prepare results: classifies failures and keeps the ledger of results.
 
@@ -302,8 +303,11 @@ def classified(
 
     Raises:
         PrepareError: Raised by the decorated handler: the verdict and the text for the kubelet.
-        TypeError: Raised by the decorated handler: no argument is a claim.
+        TypeError: The decorator has no monitor. Raised by the decorated handler: no argument is a claim.
     """
+    given: object = tracker_or_monitor  # of ``@classified`` without parentheses the handler, never called
+    if not isinstance(given, HasPrepareFailureTracker | PrepareResultTracker):
+        raise TypeError(f"classified(): {given!r} is not a monitor; write @drahealth.classified(monitor)")
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[Any]:

@@ -91,7 +91,7 @@ class SegmentHead(NamedTuple):
     """True: names, serial numbers and UUIDs are pseudonyms."""
 
 
-def report_verdicts(report: Report) -> Verdicts:
+def recorded_verdicts(report: Report) -> Verdicts:
     """Return the verdicts of a report as they are recorded, in the report's order."""
     return tuple(
         DeviceVerdict(
@@ -215,7 +215,7 @@ class SegmentDecoder:
         if rest:
             self._changed_verdicts = self._decoder.changed(self._changed_verdicts, rest[0])
             msgspec.convert(self._changed_verdicts, _VERDICTS)  # raises an error if a value is not valid
-            self._verdicts = tuple(DeviceVerdict(*one) for one in self._changed_verdicts)
+            self._verdicts = tuple(DeviceVerdict(*verdict) for verdict in self._changed_verdicts)
         return RecordedInputs(
             snapshot, self._now, StepOutcome(use & ~_SKIPS_GPUS), self._verdicts, not use & _SKIPS_GPUS
         )

@@ -18,7 +18,7 @@ from agent.health.gpu.state import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.record.events import RecordedStep, SegmentHead, Verdicts, report_verdicts
+from agent.record.events import RecordedStep, SegmentHead, Verdicts, recorded_verdicts
 from agent.record.segment_file import (
     SegmentWriter,
     cut_torn_tail,
@@ -272,7 +272,7 @@ class SnapshotRecorder:
         # verdicts of a silent report are those of the published one, which may be among the lost ones
         is_silent = queued.use is StepOutcome.SILENT and not report.starting
         if queued.use is StepOutcome.PUBLISHED or (self._needs_verdicts and is_silent):
-            self._verdicts = report_verdicts(report)
+            self._verdicts = recorded_verdicts(report)
             self._needs_verdicts = False
         return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
 
@@ -308,7 +308,7 @@ class SnapshotRecorder:
         """
         current = self._writer.size if self._writer else 0
         now = Instant(round(self._clock() * NS), self._wall_clock())
-        self._clock_steps.note(now)
+        self._clock_steps.observe(now)
         oldest_s = now.wall_s - self._limits.age_s if self._clock_steps.is_trusted(now) else 0.0
         while self._others:
             path = next(iter(self._others))

@@ -67,12 +67,12 @@ SENSITIVE: Final[Mapping[str, Mapping[str, TermKind]]] = {
 }
 """Fields with sensitive texts and their kind, by name of the recorded class."""
 
-_FIELDS: Final = {one.type: one.names for one in CLASSES if not one.is_enum}
+_FIELDS: Final = {kind.type: kind.names for kind in CLASSES if not kind.is_enum}
 _RESERVED: Final = frozenset(
     str(member.value)
-    for one in CLASSES
-    if one.is_enum
-    for member in one.type  # type: ignore[attr-defined]
+    for kind in CLASSES
+    if kind.is_enum
+    for member in kind.type  # type: ignore[attr-defined]
 ).union(*(re.findall(f"{_NAME}+", pattern) for pattern in (*HOST_PATTERNS, *GPU_LOG_PATTERNS)))
 """Values of enums and words of kernel-log patterns, which are kept although a name may equal one."""
 _KEPT_FIELDS: Final = frozenset({"check", "checks", "code", "device", "driver", "drivers"})
@@ -172,7 +172,7 @@ class Redactor:
         memo: dict[int, tuple[Any, Any]] = {}
         snapshot = self._redact(step.snapshot, memo)
         self._memo = memo
-        verdicts = tuple(DeviceVerdict(self.text(one.subject), *one[1:]) for one in step.verdicts)
+        verdicts = tuple(DeviceVerdict(self.text(verdict.subject), *verdict[1:]) for verdict in step.verdicts)
         return step._replace(snapshot=snapshot, verdicts=verdicts)
 
     def _redact(self, value: Any, memo: dict[int, tuple[Any, Any]]) -> Any:

@@ -12,7 +12,7 @@ from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
-from agent.record.events import DeviceVerdict, RecordedInputs, RecordedStep, Verdicts, report_verdicts
+from agent.record.events import DeviceVerdict, RecordedInputs, RecordedStep, Verdicts, recorded_verdicts
 from agent.record.segment_file import SegmentReader, segment_paths
 from agent.record.steady_state import (
     SteadyState,
@@ -136,7 +136,7 @@ class Replay:
             next_state, report = step(state, evaluated, inputs.now, is_full=inputs.is_full)
             if not with_cgroups and do_cgroups_matter(next_state, snapshot, report):
                 raise CgroupsMatter
-            replayed = ReplayedVerdicts(inputs, report_verdicts(report), snapshot.pods, report.starting)
+            replayed = ReplayedVerdicts(inputs, recorded_verdicts(report), snapshot.pods, report.starting)
             yield replayed
             steady = None
             if inputs.use is StepOutcome.DISCARDED:
@@ -190,7 +190,7 @@ def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> 
         yield VerdictDifference(at, verdict.subject, None, verdict)
 
 
-def record_segments(records: list[Path]) -> list[Path]:
+def find_segments(records: list[Path]) -> list[Path]:
     """Return the segment files of records, which are given as files or directories.
 
     The files of a directory are in the order of their age, the oldest first.
@@ -269,7 +269,7 @@ def published_steps(
         problems: Receives a text about each part of a record that cannot be read.
     """
     replay = Replay(change)
-    for reader in open_segments(record_segments(records), problems):
+    for reader in open_segments(find_segments(records), problems):
         path = reader.path
         if reader.head.lost:
             problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
@@ -295,7 +295,7 @@ def compared_steps(
     for replayed in steps:
         found = list(
             verdict_differences(
-                replayed.recorded.now, replayed.recorded.verdicts, report_verdicts(replayed.report)
+                replayed.recorded.now, replayed.recorded.verdicts, recorded_verdicts(replayed.report)
             )
         )
         differences += [one for one in found if one.subject not in open_differences]

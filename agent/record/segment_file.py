@@ -184,7 +184,7 @@ RecordPath = Path | UrlPath
 """Path of a segment, in a file system or at a URL."""
 
 
-def record_path(text: str) -> RecordPath:
+def parse_record_path(text: str) -> RecordPath:
     """Return the path or URL that a command-line argument names."""
     return UrlPath(text) if "://" in text else Path(text)
 

@@ -647,8 +647,8 @@ class SteadyState:
         if not inputs.is_full:
             self.later.append(inputs)
             return True
-        for one in self.later:
-            add_difference(self.difference, one.difference)
+        for step in self.later:
+            add_difference(self.difference, step.difference)
         add_difference(self.difference, difference)
         self.later.clear()
         self.at = inputs.now

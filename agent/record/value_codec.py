@@ -120,11 +120,11 @@ class ValueEncoder:
     def __init__(self, classes: Iterable[ValueClass]) -> None:
         self._classes = list(classes)
         self._tags = {one.type: FIRST_CLASS_TAG + at for at, one in enumerate(self._classes)}
-        self._getters = {one.type: _getter(one) for one in self._classes if not one.is_enum}
+        self._getters = {class_.type: _getter(class_) for class_ in self._classes if not class_.is_enum}
 
     def description(self) -> list[list[Any]]:
         """Return names and fields of the classes, in the order of their tags, for the head of a file."""
-        return [[one.type.__name__, *one.names] for one in self._classes]
+        return [[class_.type.__name__, *class_.names] for class_ in self._classes]
 
     def complete(self, value: Any) -> Any:
         """Return a value of the model as plain data for msgpack.

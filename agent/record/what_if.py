@@ -180,12 +180,12 @@ def match_intervals(
     """
     left = list(other)
     pairs: list[tuple[FaultInterval | None, FaultInterval | None]] = []
-    for one in recorded:
-        partner = next((candidate for candidate in left if candidate.overlaps(one)), None)
+    for interval in recorded:
+        partner = next((candidate for candidate in left if candidate.overlaps(interval)), None)
         if partner is not None:
             left.remove(partner)
-        pairs.append((one, partner))
-    return [*pairs, *((None, one) for one in left)]
+        pairs.append((interval, partner))
+    return [*pairs, *((None, interval) for interval in left)]
 
 
 def change_kind(recorded: FaultInterval | None, other: FaultInterval | None) -> ChangeKind | None:
@@ -371,8 +371,8 @@ def score_rules(
             if reports:
                 found.setdefault(code, []).extend(reports)
     expected = {code for incident in incidents for code in incident.codes if not set(code) & set("*?[")}
-    everything = [report for reports in found.values() for report in reports]
-    scores = [_score("*", everything, incidents)]
+    all_reports = [report for reports in found.values() for report in reports]
+    scores = [_score("*", all_reports, incidents)]
     for code in sorted(found.keys() | expected):
         concerned = [incident for incident in incidents if incident.expects(code)]
         scores.append(_score(code, found.get(code, []), concerned))

@@ -44,7 +44,7 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import CpuSetsSample, NativeCoreStats, NumaCpuSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.native.kernel_events import KernelLogReader
-from agent.scoreboard.incidents import NODE, CorpusError, LabelledIncident, NvmlChange
+from agent.scoreboard.incidents import NODE, CorpusError, LabelledIncident, NvmlChange, SeverityName
 
 BYSTANDER_GPU: Final = "00fe:fe:00.0"
 """Healthy GPU of every node: a verdict on it is a false alarm."""
@@ -303,7 +303,7 @@ class DetectorPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     regex: str
     """Its group ``device``, if any, is the PCI address of the faulty device."""
-    severity: str
+    severity: SeverityName
 
 
 class NumberedLinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -324,7 +324,7 @@ class NumberedLinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class NvlinkRow(NamedTuple):
-    """Row of NVIDIA's catalogue for an error of NVLink 5."""
+    """Row of NVIDIA's catalog for an error of NVLink 5."""
 
     xid: int
     units: frozenset[str]
@@ -354,7 +354,7 @@ class PatternDetector:
 
     Args:
         detector: Patterns of the detector.
-        rows: Rows of NVIDIA's catalogue for errors of NVLink 5.
+        rows: Rows of NVIDIA's catalog for errors of NVLink 5.
     """
 
     def __init__(self, detector: OtherDetector, rows: tuple[NvlinkRow, ...]) -> None:
@@ -363,6 +363,8 @@ class PatternDetector:
         end = r"\Z" if detector.to_end else ""
         self._patterns = [(each, re.compile(each.regex + end)) for each in detector.pattern]
         self._tables = [(each, re.compile(each.regex)) for each in detector.table]
+        if any("code" not in pattern.groupindex for _, pattern in self._tables):
+            raise ValueError("the regex of a table has no group (?P<code>...)")
 
     def find(self, incident: LabelledIncident) -> tuple[Detection, ...]:
         """Return what the detector reports for the kernel log lines of an incident."""
@@ -405,7 +407,7 @@ def load_detectors(corpus: Path) -> tuple[PatternDetector, ...]:
         try:
             detector = msgspec.convert(tomllib.loads(path.read_text()), OtherDetector)
             runs.append(PatternDetector(detector, rows))
-        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, re.error) as error:
+        except (OSError, ValueError, msgspec.ValidationError, re.error) as error:
             raise CorpusError(f"detector file {path}: {error}") from None
     return tuple(runs)
 
@@ -413,13 +415,13 @@ def load_detectors(corpus: Path) -> tuple[PatternDetector, ...]:
 def _load_rows(path: Path) -> tuple[NvlinkRow, ...]:
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
+        fields = [line.split("\t") for line in lines if line and not line.startswith(("#", "xid"))]
+        return tuple(
+            NvlinkRow(int(xid), frozenset(unit.split("/")), (old, new), sub, int(status, 16), action)
+            for xid, unit, old, new, sub, status, action in fields
+        )
+    except (OSError, ValueError) as error:
         raise CorpusError(f"detector file {path}: {error}") from None
-    fields = [line.split("\t") for line in lines if line and not line.startswith(("#", "xid"))]
-    return tuple(
-        NvlinkRow(int(xid), frozenset(unit.split("/")), (old, new), sub, int(status, 16), action)
-        for xid, unit, old, new, sub, status, action in fields
-    )
 
 
 def _is_row_of(row: NvlinkRow, match: re.Match[str]) -> bool:

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ NODE: Final = "node"
 """Device name of an expected cause that concerns no device."""
 HELD_OUT_SHARE: Final = 0.3
 """Share of incidents that rules are not written from."""
+SeverityName = Literal["ok", "info", "degraded", "unhealthy", "unknown"]
 _HASH_RANGE: Final = 1 << 32
 _ROOT: Final = Path(agent.__file__).resolve().parents[1]
 
@@ -54,7 +55,7 @@ class ExpectedVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     device: str
     """PCI address, ``cpu-node0``, ``memory-node0``, or ``node`` for a cause that concerns no device."""
-    severity: str
+    severity: SeverityName
     """Name of a :class:`agent.model.health.Severity` in lower case."""
     code: str
     """Code of the cause."""
@@ -107,6 +108,10 @@ class LabelledIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     harmless: bool = False
     """True: no verdict may be worse than "info"."""
     expect: tuple[ExpectedVerdict, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := {each.gpu for each in self.nvml} - set(self.gpus):
+            raise ValueError(f"incident {self.name!r}: gpus lacks {min(unknown)}, which nvml names")
 
     @property
     def split(self) -> CorpusSplit:
@@ -174,5 +179,5 @@ def _load_file(path: Path) -> tuple[LabelledIncident, ...]:
     try:
         document = tomllib.loads(path.read_text())
         return msgspec.convert(document, IncidentFile).incident
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise CorpusError(f"incident file {path}: {error}") from None

@@ -7,7 +7,6 @@ Exit status: 0; 1 if the incidents are missing or invalid, or a file cannot be w
 import argparse
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +36,8 @@ def main() -> int:
         corpus = find_corpus()
         incidents, others = load_incidents(corpus), load_detectors(corpus)
         if args.write:
-            _write_file(args.write, lambda: format_markdown(incidents, run_own(incidents), VERSION, others))
+            _write_file(args.write)  # an unusable path fails before the slow replay
+            _write_file(args.write, format_markdown(incidents, run_own(incidents), VERSION, others))
             return 0
         split = None if args.split == ALL else CorpusSplit(args.split)
         findings = run_own(select_split(incidents, split))
@@ -45,7 +45,7 @@ def main() -> int:
         print(encode_json(board) if args.json else format_text(board), end="\n" if args.json else "")
         if args.misses:
             print("\n" + format_misses((*board.scores, board.nvml)), end="")
-    except (CorpusError, ProbeError, TimeoutError) as error:
+    except (CorpusError, ProbeError, OSError) as error:
         print_last_error(f"python -m agent.scoreboard: {error}")
         return 1
     except OutputPipeClosed:
@@ -58,14 +58,13 @@ def main() -> int:
     return 0
 
 
-def _write_file(path: Path, render: Callable[[], str]) -> None:
-    """Write a file; if its path is unusable, fail before the slow ``render`` replays the incidents."""
+def _write_file(path: Path, text: str = "") -> None:
+    """Replace the content of a file by a text; an empty text only checks that the file can be written."""
     try:
-        with path.open("a"):
-            pass
-        path.write_text(render())
+        with path.open("w" if text else "a") as file:
+            file.write(text)
     except OSError as error:
-        raise CorpusError(f"file {path}: cannot be read or written: {error.strerror}") from None
+        raise CorpusError(f"file {path}: cannot be written: {error.strerror}") from None
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -6,7 +6,7 @@ its false alarms.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent.model.health import Severity
@@ -49,10 +49,6 @@ class DetectorScore(NamedTuple):
     faults: tuple[IncidentScore, ...]
     harmless: tuple[IncidentScore, ...]
 
-    def count(self, is_counted: Callable[[IncidentScore], bool]) -> int:
-        """Return the number of faults whose score fulfils the condition ``is_counted``."""
-        return sum(map(is_counted, self.faults))
-
     @property
     def alarmed(self) -> tuple[IncidentScore, ...]:
         """Faults and harmless events for which the detector raised a false alarm."""
@@ -67,10 +63,10 @@ class DetectorScore(NamedTuple):
         """Return the numbers of the scoreboard's columns."""
         return {
             "faults": len(self.faults),
-            "detected": self.count(lambda each: each.is_detected),
-            "right_device": self.count(lambda each: each.is_right_device),
-            "right_severity": self.count(lambda each: each.is_right_severity),
-            "exact": self.count(lambda each: each.is_exact),
+            "detected": sum(each.is_detected for each in self.faults),
+            "right_device": sum(each.is_right_device for each in self.faults),
+            "right_severity": sum(each.is_right_severity for each in self.faults),
+            "exact": sum(each.is_exact for each in self.faults),
             "harmless": len(self.harmless),
             "false_alarms": len(self.alarmed),
         }
@@ -83,11 +79,6 @@ Findings = Mapping[str, tuple[Detection, ...]]
 def run_own(incidents: Iterable[LabelledIncident]) -> Findings:
     """Replay incidents on simulated nodes; return the agent's findings."""
     return {each.name: run_incident(each) for each in incidents}
-
-
-def own_score(incidents: Iterable[LabelledIncident], findings: Findings, version: str) -> DetectorScore:
-    """Return the agent's score on incidents, from its findings on them."""
-    return _score(OWN_NAME, version, incidents, findings)
 
 
 def other_score(run: PatternDetector, incidents: Iterable[LabelledIncident]) -> DetectorScore:
@@ -184,7 +175,7 @@ device is named; a detector that reports only the node names none. The *severity
 taken out of use exactly if the label says so. A *false alarm* is a finding worse than an event or a note on
 a harmless event, or on a device that has no fault.
 
-The labels are those of NVIDIA's catalogue and, where the catalogue leaves a choice, of this project: for
+The labels are those of NVIDIA's catalog and, where the catalog leaves a choice, of this project: for
 example, a fatal error of one port of an NVSwitch degrades its GPUs, and an XID 109 without a stated recovery
 action needs a reset. A detector that decides otherwise on purpose has a wrong severity here.
 
@@ -233,10 +224,10 @@ def build_scoreboard(
     logged = [each for each in chosen if each.log]
     silent = [each for each in chosen if not each.log]
     scores = (
-        own_score(logged, findings, version),
+        _score(OWN_NAME, version, logged, findings),
         *(other_score(each, logged) for each in others),
     )
-    return Scoreboard(split, chosen, scores, own_score(silent, findings, version))
+    return Scoreboard(split, chosen, scores, _score(OWN_NAME, version, silent, findings))
 
 
 def format_text(board: Scoreboard) -> str:
@@ -302,7 +293,7 @@ def format_markdown(
         others: Other detectors.
     """
     reported = [each for each in incidents if each.origin is LineOrigin.ISSUE]
-    everything, public, opened, held = (
+    all_incidents, public, opened, held = (
         build_scoreboard(some, split, findings, version, others)
         for some, split in (
             (incidents, None),
@@ -328,7 +319,7 @@ def format_markdown(
         "",
     ]
     for board, title in (
-        (everything, "All incidents"),
+        (all_incidents, "All incidents"),
         (public, "Incidents from public reports"),
         (opened, "Open incidents"),
         (held, "Held-out incidents"),

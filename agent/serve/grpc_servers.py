@@ -324,5 +324,5 @@ class GrpcServers:
     def _restore_locks(self, *, is_runtime: bool) -> None:
         """Restore the removed lock file of the runtime directory, or of the state directory."""
         for lock in self._locks:
-            if (lock.path.parent == self._runtime_dir) == is_runtime and lock.ensure():
+            if (lock.path.parent == self._runtime_dir) == is_runtime and lock.relock_if_replaced():
                 log.warning("lock file %s: was removed by another process; created again", lock.path)

@@ -25,11 +25,13 @@ from agent.errors import ConfigError
 from agent.model.health import Severity
 
 DAY_S: Final = 86_400
+DAYS_MAX: Final = 3660
 YEAR_S: Final = 365.25 * DAY_S
 LLAMA_GPU_YEARS: Final = 54 * 16_384 / 365.25
 QUIET_START_S: Final = 300
 """Time without events at the start of a script [s]: values at start are those of a sound machine."""
 SCRIPT_VERSION: Final = 1
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=DAYS_MAX * DAY_S)]
 GPU_MODELS: Final = ("H100", "T4")
 
 
@@ -117,7 +119,7 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: Annotated[int, msgspec.Meta(ge=0, le=16)]
     model: str = "H100"
     """Model of the GPUs: ``H100`` or ``T4``."""
-    migs: tuple[int, ...] = ()
+    migs: tuple[Annotated[int, msgspec.Meta(ge=0, le=7)], ...] = ()
     """Number of MIG instances of each GPU."""
     numa_nodes: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
     cpus_per_node: Annotated[int, msgspec.Meta(ge=2, le=128)] = 8
@@ -130,12 +132,12 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScriptEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Event of a fault script: a fault or a disturbance that begins on a simulated machine."""
 
-    at: Annotated[int, msgspec.Meta(ge=0)]
+    at: _Seconds
     """Time since the start of the script [s]."""
     kind: str
     target: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Number of the affected GPU, NUMA node, source or declared device."""
-    lasts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    lasts: _Seconds = 0
     """Time until the end of the fault [s]; 0: the event has no end. Of ``clock-step``: the step, of which
     ``target`` has the sign (0: forward, 1: back)."""
 
@@ -144,7 +146,7 @@ class NodeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Complete input of one simulated node: its machine, and the events that happen on it."""
 
     machine: MachineSpec
-    length: Annotated[int, msgspec.Meta(ge=1)]
+    length: Annotated[int, msgspec.Meta(ge=1, le=DAYS_MAX * DAY_S)]
     """Simulated time [s]."""
     events: tuple[ScriptEvent, ...] = ()
     """Events by time."""

@@ -42,7 +42,6 @@ class CacheEntry(NamedTuple):
     """Health of one device in the kubelet's cache."""
 
     health: Health
-    message: str
     lease_s: int
     received_ns: int
     """Time of the receipt, on the clock of the script [ns]."""
@@ -59,20 +58,18 @@ class CacheEntry(NamedTuple):
 class KubeletModel:
     """Model of the kubelet's health cache, and of the agent's side of one health stream per driver."""
 
-    def __init__(self, drivers: Sequence[str], note_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
+    def __init__(self, drivers: Sequence[str], mark_sent: Callable[[DeviceHealth, int, bool], None]) -> None:
         """Create the model of a running kubelet that has no health streams yet.
 
         Args:
             drivers: Drivers whose sockets the agent serves.
-            note_sent: Called with each sent device, the time, and whether a new stream sends it.
+            mark_sent: Called with each sent device, the time, and whether a new stream sends it.
         """
         self.entries: dict[str, CacheEntry] = {}
-        self.changes = 0
-        """Number of changes that the kubelet has passed on to pods."""
         self.is_running = True
         self._is_agent_stopped = False
         self._published_ns = 0
-        self._note_sent = note_sent
+        self._mark_sent = mark_sent
         self._extra_lease_s = 0
         self._sent: list[DeviceHealth] = []
         self._drivers = tuple(drivers)
@@ -144,17 +141,10 @@ class KubeletModel:
         self._sent = []
         feed.pending_messages(since, self._extra_lease_s, age_s if since else 0.0)
         for device in self._sent:
-            self._note_sent(device, t_ns, since == 0)
-            self._receive(device, t_ns)
+            self._mark_sent(device, t_ns, since == 0)
+            lease_s = (device.timeout_s or DEFAULT_LEASE_S) + self._extra_lease_s
+            self.entries[subject_of(device)] = CacheEntry(device.health, lease_s, t_ns)
         self._numbers[driver] = feed.number
-
-    def _receive(self, device: DeviceHealth, t_ns: int) -> None:
-        lease_s = (device.timeout_s or DEFAULT_LEASE_S) + self._extra_lease_s
-        entry = CacheEntry(device.health, device.message, lease_s, t_ns)
-        before = self.entries.get(subject_of(device))
-        if before is None or before[:3] != entry[:3]:
-            self.changes += 1
-        self.entries[subject_of(device)] = entry
 
 
 # --- invariants --------------------------------------------------------------------------------------------
@@ -168,10 +158,12 @@ HISTORY: Final = "history-adds-up"
 PREPARES: Final = "failed-prepare-is-known"
 INVARIANTS: Final[Mapping[str, str]] = {
     BROKEN: "The kubelet shows no broken device as Healthy for longer than the bound of its fault, counted "
-    "while agent and kubelet run; without an agent, for longer than the longest lease.",
+    "while agent and kubelet run; without an agent, for longer than the longest lease. After the bound and "
+    "the time of a start, reports show at least the severity of the fault.",
     CAUSE: "Every Unhealthy device has an Unhealthy cause whose code belongs to a fault that the device has, "
     "or had within the bound of its end.",
-    CLEARS: "After all faults of a device have ended, it is Healthy within the longest of their bounds.",
+    CLEARS: "After all faults of a device have ended, reports show it as Healthy within the longest of their "
+    "bounds.",
     VERIFIED: "A list repeats the verdict on a device only after another reading of its sources, and the "
     "kubelet shows no device as Healthy for longer than stall limit and lease after the last reading.",
     TAINTS: "Every Unhealthy device has a taint that keeps pods away, and a published taint stays at least "
@@ -316,19 +308,36 @@ class InvariantChecker:
     def check_report(self, report: Report, t_ns: int) -> None:
         """Check the health verdicts of a published report."""
         truth = self._truth
-        for device in report.devices:
-            if device.health is Health.HEALTHY:
+        found = {subject_of(device): device for device in report.devices}
+        current = [fault for fault in truth.faults if not truth.is_over(fault, t_ns)]
+        hiding = [fault for fault in current if fault.kind.expected is Severity.UNKNOWN]
+        # a source that hangs from the agent's start on keeps devices of other sources out of the report, too
+        for subject in dict.fromkeys((*(() if hiding else self._machine.subjects), *found)):
+            device = found.get(subject)
+            is_hidden = any(subject in fault.subjects for fault in hiding)
+            known = [one for one in (truth.faults if is_hidden else current) if subject in one.subjects]
+            if not is_hidden:
+                self._check_severity(device, subject, known, t_ns)
+            if device is not None and device.health is Health.HEALTHY:
                 continue
-            subject = subject_of(device)
-            known = [fault for fault in truth.faults if subject in fault.subjects]
-            if device.health is Health.UNHEALTHY:
+            if device is not None and device.health is Health.UNHEALTHY:
                 self._check_cause(device, subject, known, t_ns)
-            is_over = all(truth.is_over(fault, t_ns) for fault in known)
-            if is_over and t_ns > truth.watched_since_ns + START_S * NS:
-                codes = ", ".join(cause.code for cause in device.causes)
-                text = f"{device.health.name} by {codes} without a fault"
-                raise InvariantViolation(CLEARS, t_ns, subject, text)
+            if not known and t_ns > truth.watched_since_ns + START_S * NS:
+                codes = ", ".join(cause.code for cause in device.causes) if device else ""
+                text = f"{device.health.name} by {codes}" if device else "absent from the report"
+                raise InvariantViolation(CLEARS, t_ns, subject, f"{text} without a fault")
         truth.forget(t_ns)
+
+    def _check_severity(
+        self, device: DeviceHealth | None, subject: str, faults: Iterable[TrueFault], t_ns: int
+    ) -> None:
+        severity = Severity.UNKNOWN if device is None else device.severity
+        for fault in faults:
+            since_ns = max(fault.begin_ns, self._truth.watched_since_ns)
+            is_due = fault.end_ns is None and t_ns - since_ns > (fault.kind.detect_s + START_S) * NS
+            if is_due and severity < fault.kind.expected:
+                text = f"{severity.name}, and {fault.kind.expected.name} is expected of {fault.kind.name}"
+                raise InvariantViolation(BROKEN, t_ns, subject, text)
 
     def _check_cause(self, device: DeviceHealth, subject: str, known: Iterable[TrueFault], t_ns: int) -> None:
         codes = [cause.code for cause in device.causes if cause.severity is Severity.UNHEALTHY]
@@ -338,7 +347,7 @@ class InvariantChecker:
             text = f"Unhealthy by {', '.join(codes) or 'no cause'}, which no fault of the device explains"
             raise InvariantViolation(CAUSE, t_ns, subject, text)
 
-    def note_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
+    def mark_sent(self, device: DeviceHealth, t_ns: int, is_new_stream: bool) -> None:
         """Check a device's health that a health stream sends.
 
         A verdict of Healthy, and a verdict that is sent again, need a recent reading of the device.
@@ -392,14 +401,15 @@ class InvariantChecker:
 
     def check_prepare(self, report: Report, subject: str, t_ns: int) -> None:
         """Check that the report after a failed prepare of a claim shows the claim's device as Unhealthy."""
-        for device in report.devices:
-            if subject_of(device) == subject and device.health is not Health.UNHEALTHY:
-                text = f"{device.health.name} in the report after a failed prepare"
-                raise InvariantViolation(PREPARES, t_ns, subject, text)
+        found = [device.health for device in report.devices if subject_of(device) == subject]
+        if found != [Health.UNHEALTHY]:
+            shown = found[0].name if found else "absent"
+            text = f"{shown} in the report after a failed prepare"
+            raise InvariantViolation(PREPARES, t_ns, subject, text)
 
     # --- history ---------------------------------------------------------------------------------------
 
-    def note_states(self, report: Report, boot_s: float) -> None:
+    def record_states(self, report: Report, boot_s: float) -> None:
         """Add the time since the previous report to the state that each device had in that report.
 
         ``boot_s`` is the time of the present report since the boot [s].
@@ -421,9 +431,11 @@ class InvariantChecker:
         """Check that the stored history has, for each device, the time that reports showed each state."""
         clock = ClockReading(now.wall_s, now.mono_ns / NS, boot_id)
         timeline = ObservedTimeAxis(stored.periods, clock)
+        unseen = set(self._observed_s)
         for device in summarize(verdict_spans(stored, timeline), timeline).devices:
             ref = device.device
             subject = str(ref) if ref.driver else ref.device
+            unseen.discard(subject)
             total_s = sum(device.observed_s.values()) + device.not_observed_s
             if abs(total_s - device.total_s) > ROUNDING_S:
                 text = f"states and gaps are {total_s:.3f} s of {device.total_s:.3f} s"
@@ -432,3 +444,5 @@ class InvariantChecker:
                 if abs(seconds - device.observed_s[state]) > ROUNDING_S:
                     text = f"{state} for {device.observed_s[state]:.3f} s, {seconds:.3f} s in reports"
                     raise InvariantViolation(HISTORY, t_ns, subject, text)
+        for subject in sorted(unseen):
+            raise InvariantViolation(HISTORY, t_ns, subject, "absent from the history")

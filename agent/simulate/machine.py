@@ -6,7 +6,7 @@ time.
 """
 
 from collections.abc import Container, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from agent.devices.inventory import gpu_device, mig_device
@@ -407,6 +407,16 @@ class Machine:
         )
 
     # --- devices ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def subjects(self) -> tuple[str, ...]:
+        """Names of all devices of the machine, also of those that the driver declares."""
+        spec, nodes = self.spec, range(self.spec.numa_nodes)
+        return (
+            *(name for gpu in range(spec.gpus) for name in self.devices_of_gpu(gpu)),
+            *(name for node in nodes for name in (*self.devices_of_cpus(node), f"memory-node{node}")),
+            *(f"hugepages-2mi-node{node}" for node in nodes if spec.pool_pages),
+        )
 
     def devices_of_gpu(self, gpu: int) -> tuple[str, ...]:
         """Return the names of the devices on one GPU: itself, MIG instances, the driver's device."""

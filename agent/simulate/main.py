@@ -1,7 +1,8 @@
 """Simulated fleet with faults: ``python -m agent.simulate --nodes N --days D --seed S``.
 
 Exit status: 0 if all invariants hold; 1 if one is violated, and a shortened fault script is printed; 2 for
-invalid options; 130 after Ctrl-C.
+invalid options; 70 if a process was killed; 74 if the output could not be written, 141 if its reader closed
+it; 130 after Ctrl-C.
 
 The module also searches for a minimal fault script that still violates the invariant: delta debugging of
 events, machine and times.
@@ -15,16 +16,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, OutputError, OutputPipeClosed
 from agent.simulate.fault_model import (
     DAY_S,
+    DAYS_MAX,
     FAULT_KINDS,
     QUIET_START_S,
     MachineSpec,
@@ -35,7 +38,6 @@ from agent.simulate.fault_model import (
     random_script,
     read_script,
 )
-from agent.simulate.fault_model import FAULT_KINDS as KINDS
 from agent.simulate.invariants import INVARIANTS
 from agent.simulate.node_run import NodeResult, NodeRun
 from agent.system.output import print_last_error
@@ -115,7 +117,7 @@ def _smaller_machines(script: NodeScript) -> Iterator[NodeScript]:
     machine = script.machine
     largest = {
         target: max(
-            (event.target for event in script.events if KINDS[event.kind].target == target), default=-1
+            (event.target for event in script.events if FAULT_KINDS[event.kind].target == target), default=-1
         )
         for target in ("gpu", "numa", "declared")
     }
@@ -152,7 +154,7 @@ def _earlier_events(script: NodeScript) -> Iterator[NodeScript]:
         for gap_s in (0, 60, 600):
             earlier_s = event.at - before_s - gap_s
             if earlier_s > 0:
-                moved = [replace(one, at=one.at - earlier_s) for one in script.events[index:]]
+                moved = [replace(event, at=event.at - earlier_s) for event in script.events[index:]]
                 length = max(script.length - earlier_s, 1)
                 yield replace(script, events=(*script.events[:index], *moved), length=length)
 
@@ -167,33 +169,29 @@ def _shorter_events(script: NodeScript) -> Iterator[NodeScript]:
 
 # --- the command -------------------------------------------------------------------------------------------
 
+PROGRAM: Final = "python -m agent.simulate"
 INTERRUPTED: Final = 128 + signal.SIGINT
+UNREAD: Final = 128 + signal.SIGPIPE
 NODES_MAX: Final = 1_000_000
 CHUNKS_PER_PROCESS: Final = 2
 """Nodes that wait for each process, so that it never idles."""
 
 
-class FleetResult(NamedTuple):
-    """Results of a simulated fleet: sums over all nodes."""
-
-    nodes: int
-    device_s: float
-    evaluations: int
-    skipped: int
-    checks: int
-    kinds: Counter[str]
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Simulate a fleet, or one node by a fault script; return the exit status."""
-    args = _parse_arguments(arguments)
     try:
+        args = _parse_arguments(arguments)
         if args.script:
             return _run_script(read_script(args.script), args.save)
         return _run_fleet(args)
-    except ConfigError as error:
-        print_last_error(f"python -m agent.simulate: {error}")
-        return 2
+    except BrokenProcessPool:
+        print_last_error(f"{PROGRAM}: a process was killed; lower --jobs if memory is short")
+        return os.EX_SOFTWARE
+    except OutputPipeClosed:
+        return UNREAD
+    except (ConfigError, OutputError) as error:
+        print_last_error(f"{PROGRAM}: {error}")
+        return 2 if isinstance(error, ConfigError) else os.EX_IOERR
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -205,7 +203,7 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     invariants = "\n".join(f"  {name}: {text}" for name, text in INVARIANTS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m agent.simulate",
+        prog=PROGRAM,
         description="Runs the agent's decisions on simulated nodes with faults, and checks invariants.",
         epilog=f"invariants:\n{invariants}\n\nevents:\n{kinds}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -222,8 +220,8 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if not 1 <= args.nodes <= NODES_MAX:
         parser.error(f"--nodes: {args.nodes} is not from 1 to {NODES_MAX}")
-    if not 0 < args.days <= 3660:
-        parser.error(f"--days: {args.days:g} is not between 0 and 3660")
+    if not 0 < args.days <= DAYS_MAX:
+        parser.error(f"--days: {args.days:g} is not between 0 and {DAYS_MAX}")
     if not 0 < args.rate_factor <= 1e6:
         parser.error(f"--rate-factor: {args.rate_factor:g} is not between 0 and 1000000")
     if args.jobs is not None and not 1 <= args.jobs <= 1024:
@@ -237,34 +235,30 @@ def _run_script(script: NodeScript, save: Path | None) -> int:
         events = f"{len(script.events)} events, {result.evaluations} evaluations"
         print(f"{script.length} s, {events}: no violation")
         return 0
+    print(result.violation, file=sys.stderr)
     _print_violation(script, result, save)
     return 1
 
 
 def _run_fleet(args: argparse.Namespace) -> int:
     began_s = time.monotonic()
-    sums = FleetResult(0, 0.0, 0, 0, 0, Counter())
+    sums, kinds = NodeResult(), Counter[str]()
     jobs = min(args.jobs or len(os.sched_getaffinity(0)), args.nodes)
-    for node, result in _results(args, jobs):
-        sums = FleetResult(
-            sums.nodes + 1,
-            sums.device_s + result.device_s,
-            sums.evaluations + result.evaluations,
-            sums.skipped + result.skipped,
-            sums.checks + result.checks,
-            sums.kinds + Counter(result.kinds),
-        )
-        _show_progress(sums.nodes, args.nodes)
+    for done, (node, result) in enumerate(_results(args, jobs), 1):
+        sums.device_s += result.device_s
+        sums.evaluations += result.evaluations
+        sums.skipped += result.skipped
+        sums.checks += result.checks
+        kinds.update(result.kinds)
+        _show_progress(done, args.nodes)
         if result.violation is not None:
             print(f"node {node} of seed {args.seed}: {result.violation}", file=sys.stderr)
-            _print_violation(_script_of(args, node), result, args.save)
+            script = random_script(args.seed, node, args.days, args.rate_factor)
+            _print_violation(script, result, args.save)
             return 1
+    sums.kinds = kinds
     _print_sums(sums, args, time.monotonic() - began_s)
     return 0
-
-
-def _script_of(args: argparse.Namespace, node: int) -> NodeScript:
-    return random_script(args.seed, node, args.days, args.rate_factor)
 
 
 def _run_node(seed: int, node: int, days: float, rate_factor: float) -> NodeResult:
@@ -318,14 +312,14 @@ def _print_violation(script: NodeScript, result: NodeResult, save: Path | None) 
     if save is not None:
         try:
             save.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"file {save}: cannot be written: {error.strerror}") from None
+        except OSError as error:  # standard output has the script, and the status stays that of a violation
+            print_last_error(f"{PROGRAM}: file {save}: cannot be written: {error.strerror}")
 
 
-def _print_sums(sums: FleetResult, args: argparse.Namespace, elapsed_s: float) -> None:
+def _print_sums(sums: NodeResult, args: argparse.Namespace, elapsed_s: float) -> None:
     events = sum(sums.kinds.values())
     print(
-        f"{sums.nodes} nodes, {sums.nodes * args.days:g} node-days, {sums.device_s:.3g} device-seconds, "
+        f"{args.nodes} nodes, {args.nodes * args.days:g} node-days, {sums.device_s:.3g} device-seconds, "
         f"{events} events: no violation"
     )
     print(

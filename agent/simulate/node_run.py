@@ -29,7 +29,6 @@ from agent.model.gpu import GpuField, NvmlReturnCode
 from agent.model.health import DeviceHealth
 from agent.model.history import GONE, StoredVerdicts
 from agent.model.persistent_faults import PersistentState
-from agent.model.prepare import ErrorClass
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.time import NS
@@ -82,7 +81,6 @@ class NodeResult:
     evaluations: int = 0
     skipped: int = 0
     """Heartbeats that were computed and not evaluated."""
-    publications: int = 0
     checks: int = 0
     violation: InvariantViolation | None = None
     """First violation, with which the run ends; None: none."""
@@ -132,7 +130,7 @@ class NodeRun:
         self._policy = TaintPolicy(evict=EVICT)
         self._truth = Truth()
         self._checker = InvariantChecker(self._truth, self._machine, self._policy)
-        self._kubelet = KubeletModel(drivers, self._checker.note_sent)
+        self._kubelet = KubeletModel(drivers, self._checker.mark_sent)
         self._checkpoint = self._stored_checkpoint = PersistentState()
         """State that the agent has handed to its disk, and state that a start would read."""
         self._taints = TaintState()
@@ -181,7 +179,7 @@ class NodeRun:
         """Advance the simulated time to the next event, evaluation, change of taints or expiry of a fault."""
         action_ns = self._actions[0][0] if self._actions else self._end_ns
         if not self._is_agent_running:
-            self._t_ns = min(action_ns, self._end_ns)
+            self._t_ns = min(action_ns, self._end_ns, self._t_ns + NS)
             self._check()
             self._run_actions()
             self._check()
@@ -268,7 +266,7 @@ class NodeRun:
         self._down_ns = None
         self._checker.restart()
         self._kubelet.start_agent()
-        self._note_disturbance()
+        self._restart_detection_limits()
 
     def _evaluate(self, *, is_woken: bool, rereads: int = 1) -> None:
         """Evaluate the newest snapshot as agent.engine.loop does; publish the report if this is due."""
@@ -287,7 +285,7 @@ class NodeRun:
     def _accept(self, state: EngineState, report: Report, *, is_full: bool) -> None:
         now_ns = report.at.mono_ns
         self._state = state
-        self._schedule.note_evaluation(report, now_ns, is_full=is_full)
+        self._schedule.handle_evaluation(report, now_ns, is_full=is_full)
         if report.starting:
             self._schedule.postpone(now_ns)
             return
@@ -307,21 +305,20 @@ class NodeRun:
             self._stored_checkpoint = self._checkpoint
 
     def _publish(self, report: Report) -> None:
-        self.result.publications += 1
         self._report = report
         boot_s = report.at.mono_ns / NS
         self._decide_taints(report)
         self._kubelet.publish(report, self._t_ns)
         period = self._observed.period
-        self._observed.note_report(report, boot_s)
+        self._observed.handle_report(report, boot_s)
         if period is not None and period.id != (self._observed.period or period).id:
             self._checker.interrupt_states()
-        self._checker.note_states(report, boot_s)
+        self._checker.record_states(report, boot_s)
         self._checker.check_report(report, self._t_ns)
         if self._records:
             found = tuple(
-                (subject_of(one), int(one.health), ",".join(cause.code for cause in one.causes))
-                for one in report.devices
+                (subject_of(device), int(device.health), ",".join(cause.code for cause in device.causes))
+                for device in report.devices
             )
             if found != self._verdicts:
                 self._verdicts = found
@@ -415,6 +412,9 @@ class NodeRun:
             return
         kind = FAULT_KINDS[event.kind]
         self.result.kinds[kind.name] = self.result.kinds.get(kind.name, 0) + 1
+        same = [one for one in self._truth.faults if (one.kind, one.target) == (kind, event.target)]
+        if kind.cure == "itself" and any(one.end_ns is None for one in same):
+            return  # the end of the first would be the end of both
         handler = {"gpu": self._gpu_event, "numa": self._numa_event, "node": self._node_event}.get(
             kind.target
         )
@@ -428,7 +428,7 @@ class NodeRun:
     def _end_after(self, event: ScriptEvent, action: Callable[[], None]) -> None:
         self._at(self._t_ns + max(event.lasts, 1) * NS, action)
 
-    def _note_disturbance(self) -> None:
+    def _restart_detection_limits(self) -> None:
         """Start the time limits for the detection of faults again, because the agent was disturbed."""
         self._truth.watched_since_ns = self._t_ns
 
@@ -519,8 +519,9 @@ class NodeRun:
             self._reboot(240)
 
     def _end_hang(self, fault: TrueFault) -> None:
-        self._machine.end_hang(fault.target, self._t_ns)
-        fault.end_ns = fault.end_ns or self._t_ns
+        if fault.end_ns is None:  # a crash of the NVML process ends a hang, and a later one may have begun
+            self._machine.end_hang(fault.target, self._t_ns)
+            fault.end_ns = self._t_ns
 
     def _end_failing(self, fault: TrueFault) -> None:
         if self._machine.status[fault.target] == NvmlReturnCode.UNKNOWN:
@@ -566,16 +567,14 @@ class NodeRun:
 
     def _source_hang(self, kind: FaultKind, event: ScriptEvent) -> None:
         name = SOURCES[event.target]
-        if name in self._hanging_sources:
-            return
         prefix = SOURCE_DEVICES.get(name, "none")
         devices = [f"{prefix}node{node}" for node in range(self._machine.spec.numa_nodes)]
         devices += [f"{prefix}2mi-node{node}" for node in range(self._machine.spec.numa_nodes)]
         if name == "cpus":
             devices += [
-                one
+                device
                 for node in range(self._machine.spec.numa_nodes)
-                for one in self._machine.devices_of_cpus(node)
+                for device in self._machine.devices_of_cpus(node)
             ]
         fault = self._truth.begin(kind, event.target, devices, self._t_ns)
         self._hanging_sources.add(name)
@@ -588,7 +587,7 @@ class NodeRun:
             self._hanging_sources.discard(SOURCES[fault.target])
             if not self._stopped:
                 self._machine.resume_source(SOURCES[fault.target], self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     # --- agent, kubelet, clock -------------------------------------------------------------------------
 
@@ -596,12 +595,12 @@ class NodeRun:
         match kind.name:
             case "driver-reload":
                 self._reload_driver(None)
-                self._note_disturbance()
+                self._restart_detection_limits()
             case "nvml-crash":
                 devices = [
                     one for gpu in range(self._machine.spec.gpus) for one in self._machine.devices_of_gpu(gpu)
                 ]
-                if not devices or self._machine.nvml_process:
+                if not devices:
                     return
                 self._machine.crash_nvml(self._t_ns)
                 for hang in self._truth.faults:
@@ -636,7 +635,7 @@ class NodeRun:
             fault.end_ns = self._t_ns
             if self._machine.nvml_process:
                 self._machine.recover_nvml(self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     def _end_slow_disk(self) -> None:
         self._slow_disks -= 1
@@ -651,7 +650,7 @@ class NodeRun:
         self._observed.end_period(self._machine.now(self._t_ns).mono_ns / NS)
         log = self._observed
         if self._report is not None and log.period is not None:
-            self._checker.note_states(self._report, log.period.began_boot_s + log.period.lasted_s)
+            self._checker.record_states(self._report, log.period.began_boot_s + log.period.lasted_s)
         self._history = self._stored_history()
         self._observed = VerdictChangeLog("none", "", 0.0, rows=0)
         self._kubelet.stop_agent()
@@ -667,12 +666,12 @@ class NodeRun:
             if not self._stopped:
                 self._machine.continue_agent(self._t_ns, self._hanging_sources)
                 self._kubelet.continue_agent(self._t_ns)
-                self._note_disturbance()
+                self._restart_detection_limits()
 
     def _start_kubelet(self) -> None:
         if not self._kubelet.is_running:
             self._kubelet.start(self._t_ns)
-            self._note_disturbance()
+            self._restart_detection_limits()
 
     def _reboot(self, lasts_s: int) -> None:
         """Reboot the machine, which ends all processes and repairs all hardware."""
@@ -702,8 +701,6 @@ class NodeRun:
 
     def _prepare_fault(self, kind: FaultKind, event: ScriptEvent) -> None:
         """Make prepares of claims with one device fail until the event ends, and begin such a prepare."""
-        if event.target in self._broken:
-            return
         name = self._machine.declared_device(event.target)
         self._broken.add(event.target)
         fault = self._truth.begin(kind, event.target, [f"{DRIVER}/{NODE}/{name}"], self._t_ns)
@@ -729,20 +726,19 @@ class NodeRun:
             self._at(again, lambda: self._prepare(target, attempt + 1))
             return
         if target not in self._broken:
-            self._set_ledger(ledgers.record_success(self._ledger, claim, fingerprint, now_s, VERSION))
+            self._set_ledger(ledgers.with_success(self._ledger, claim, fingerprint, now_s, VERSION))
             return
         context = PrepareContext(claim, {ref: health} if health else {})
         verdict = classify(FailedDeviceError(ref, "the device does not answer"), context)
-        ledger, verdict = ledgers.record_failure(self._ledger, claim, fingerprint, verdict, now_s, VERSION)
+        ledger, verdict = ledgers.with_failure(self._ledger, claim, fingerprint, verdict, now_s, VERSION)
         self._set_ledger(ledger)
-        if verdict.error_class is ErrorClass.FAILED_DEVICE:
-            self._evaluate(is_woken=True)
-            self._checker.check_prepare(self._report, str(ref), self._t_ns)
+        self._evaluate(is_woken=True)
+        self._checker.check_prepare(self._report, str(ref), self._t_ns)
         self._at(again, lambda: self._prepare(target, attempt + 1))
 
     def _health_of(self, ref: DeviceRef) -> DeviceHealth | None:
         assert self._report is not None
-        found = next((one for one in self._report.devices if one.key == tuple(ref)), None)
+        found = next((device for device in self._report.devices if device.key == tuple(ref)), None)
         return found and health_without_faults(self._ledger.driver_faults.faults, found)
 
     def _set_ledger(self, ledger: ledgers.PrepareLedger) -> None:

@@ -90,7 +90,7 @@ class CheckCgroup:
             return False
         return True
 
-    def exceeded_memory(self) -> str:
+    def memory_limit_error(self) -> str:
         """Return an error text if the kernel killed the command at its memory limit; empty: it did not."""
         try:
             events = (self._path / "memory.events").read_text()
@@ -395,7 +395,7 @@ class CheckCommand:
         if status is None:
             return CommandResult(None, text, "its exit code is not known")
         if os.WIFSIGNALED(status):
-            limit = self._cgroup.exceeded_memory() if self._cgroup else ""
+            limit = self._cgroup.memory_limit_error() if self._cgroup else ""
             return CommandResult(None, text, limit or f"the command {describe_exit(status)}")
         return CommandResult(os.waitstatus_to_exitcode(status), text)
 

@@ -43,14 +43,14 @@ def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[JsonObject
 
 
 def read_object_file(path: Path) -> FileContent:
-    """Return the whole content of a file, at most FILE_BYTES. Blocks on the disk.
+    """Return the whole content of a file, at most FILE_BYTES. Blocks on the disk, or on the writer of a pipe.
 
     Raises:
         UsageError: The file is absent or unreadable.
         PermissionDeniedError: This user may not read the file.
     """
     try:
-        return read_bounded(path, FILE_BYTES)
+        return read_bounded(path, FILE_BYTES, is_input=True)
     except ReadError as error:
         raise (PermissionDeniedError if error.is_forbidden else UsageError)(str(error)) from None
 
@@ -242,7 +242,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     for key, kind in UNSUPPORTED.items():
         if user.get(key):
             raise ValueError(
-                f"user {user_name!r}: {key}: {kind} is not supported; use a token: kubectl create token"
+                f"user {user_name!r}: {key}: {kind} is not supported; use a tokenFile or a client certificate"
             )
     if cluster.get("proxy-url"):
         raise ValueError("cluster: proxy-url: is not supported; use the API server's own address")
@@ -252,7 +252,7 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
     return ApiAccess(
         get_text(cluster, "server", "cluster"),
         ca_file=directory / ca_file if ca_file else None,
-        ca_data=_decoded(cluster, "certificate-authority-data").decode(),
+        ca_data=_decoded(cluster, "certificate-authority-data").decode("ascii", "backslashreplace"),
         token_file=directory / token_file if token_file else None,
         token=get_text(user, "token", "user"),
         client_certificate=certificate,

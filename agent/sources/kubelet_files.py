@@ -156,7 +156,7 @@ def read_claims_checkpoint(
 
 
 def parse_claims_checkpoint(data: bytes) -> tuple[tuple[PreparedClaim, ...], int, int]:
-    """Parse a claims checkpoint; entries of one claim are merged.
+    """Parse the claims in a claims checkpoint that are within the limits; entries of one claim are merged.
 
     Returns the claims, the number of entries, and how many of them are left out: beyond CLAIMS_MAX,
     CLAIM_MAX_BYTES or CLAIM_PARTS_MAX.
@@ -176,7 +176,7 @@ def parse_claims_checkpoint(data: bytes) -> tuple[tuple[PreparedClaim, ...], int
     found = zlib.crc32(checkpoint.Data.encode("utf-8", "surrogatepass"))
     if found != checkpoint.Checksum:
         raise IncompleteCheckpoint(
-            f"checksum of the content is {found}, but the file says {checkpoint.Checksum}"
+            f"checksum of the content is {found}, but the file states {checkpoint.Checksum}"
         )
     try:
         content = msgspec.json.decode(checkpoint.Data, type=_ClaimList)

@@ -80,13 +80,13 @@ class NvmlSession:
 
 @contextmanager
 def open_nvml_session(library: str) -> Iterator[NvmlSession]:
-    """Load and initialise NVML while the context is open; shut it down and unload it at the end.
+    """Load and initialize NVML while the context is open; shut it down and unload it at the end.
 
     Args:
         library: ``libnvidia-ml.so.1``, or a path.
 
     Raises:
-        ProbeError: The library cannot be loaded or initialised, with NVML's code; or another session is open.
+        ProbeError: The library cannot be loaded or initialized, with NVML's code; or another session is open.
     """
     if not _SESSION_LOCK.acquire(blocking=False):
         raise ProbeError(f"NVML library {library}: not opened: an earlier call of NVML has not returned")
@@ -149,7 +149,7 @@ def read_gpu_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, .
         sysfs_root: Mount point of sysfs.
 
     Raises:
-        ProbeError: NVML cannot be loaded, initialised or count GPUs, or an NvmlSession is open.
+        ProbeError: NVML cannot be loaded, initialized or count GPUs, or an NvmlSession is open.
 
     Source:
         nvmlDeviceGet{UUID,Serial,Name,VbiosVersion,Architecture,PciInfo}, nvmlSystemGetDriverVersion; sysfs

@@ -36,7 +36,7 @@ def read_reference_gpus(library: str, sysfs_root: Path) -> list[ReferenceGpu]:
     """Read every GPU field of every GPU that NVML counts, in NVML's order. May hang in the GPU driver.
 
     Raises:
-        ProbeError: NVML cannot be loaded, initialised or count GPUs.
+        ProbeError: NVML cannot be loaded, initialized or count GPUs.
     """
     with open_nvml_session(library) as nvml:
         version = nvml.call("nvmlSystemGetDriverVersion")

@@ -1,9 +1,9 @@
 """Parser of the YAML that kubectl writes; values have JSON's types.
 
-PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, any
-other becomes text: ``on``, ``012``, ``1:20`` and dates stay text. Aliases are allowed, because scripts that
-dump objects again write them, but limited, because a small file could expand to a huge one. Tags, merges and
-duplicate keys are errors.
+PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, also
+with capitals (``True``), as in kubelets' configurations. Any other becomes text: ``on``, ``012``, ``1:20``
+and dates stay text. Aliases are allowed, because scripts that dump objects again write them, but limited,
+because a small file could expand to a huge one. Tags, merges and duplicate keys are errors.
 """
 
 import re
@@ -20,7 +20,8 @@ DEPTH_MAX: Final = 100
 SHARED_MAX: Final = 1_000_000
 """Largest number of values that the aliases of a YAML text may repeat: as many as 5,000 pods have."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
-_CONSTANTS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+_WORDS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+_CONSTANTS: Final = {spell(word): _WORDS[word] for word in _WORDS for spell in (str, str.title, str.upper)}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 

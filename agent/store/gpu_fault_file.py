@@ -83,7 +83,7 @@ class _Start(BootBaseline):
     fault_times: tuple[_FaultTimes, ...] = ()
 
 
-_BASELINE: Final = tuple(one.name for one in fields(BootBaseline))
+_BASELINE: Final = tuple(field.name for field in fields(BootBaseline))
 
 
 class _FaultsFile(msgspec.Struct):

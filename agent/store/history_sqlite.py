@@ -353,7 +353,7 @@ def _changes(rows: Iterable[sqlite3.Row]) -> Iterator[VerdictChange]:
             DeviceRef(*(row[f"device_{name}"] for name in DeviceRef._fields)),
             RecordedState(row["before"]) if row["before"] else None,
             RecordedVerdict(
-                RecordedState(row["state"]), tuple(_cause(*one) for one in json.loads(row["causes"]))
+                RecordedState(row["state"]), tuple(_cause(*cause) for cause in json.loads(row["causes"]))
             ),
             _time(row["at_s"]),
             _time(row["offset_s"]),

@@ -48,23 +48,27 @@ class UnsafeReadError(ReadError):
     """A file was not read, because another user could replace it (UnsafeDirectory)."""
 
 
-def read_bounded(path: Path, limit: int, *, is_own: bool = False) -> FileContent:
-    """Read a whole file. Blocks on the disk, but not on a pipe without a writer.
+def read_bounded(path: Path, limit: int, *, is_own: bool = False, is_input: bool = False) -> FileContent:
+    """Read a whole file. Blocks on the disk, but not on a pipe unless `is_input` is True.
 
     Args:
         path: A regular file, or a link to one.
         limit: Largest accepted size of the file [bytes].
         is_own: True: the file is opened in its checked directory (:class:`CheckedDirectory`), and must be no
             link.
+        is_input: True: ``-`` is standard input, and a pipe is read up to its end.
 
     Raises:
         ReadError: With absence ABSENT if the file does not exist, else UNREADABLE, also if it is too large.
         UnsafeReadError: The checked directory is refused.
     """
     try:
-        with open(path, "rb", opener=_open_own if is_own else _open) as file:
+        opener = _open_own if is_own else _open_input if is_input else _open
+        with open(path, "rb", opener=opener) as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            if is_input and (stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
+                os.set_blocking(file.fileno(), True)
+            elif not stat.S_ISREG(found.st_mode):
                 raise ReadError(path, "is not a regular file")
             data = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -98,6 +102,11 @@ def read_credentials(path: "StrPath") -> bytes:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
+
+
+def _open_input(path: str, flags: int) -> int:
+    # a copy of the descriptor: the pipe may belong to another user
+    return os.dup(0) if path == "-" else os.open(path, flags | os.O_CLOEXEC)
 
 
 def _open_own(path: str, flags: int) -> int:
@@ -278,7 +287,7 @@ LINKS_MAX: Final = 8
 
 
 def _open_directory(path: Path, *, accepts_link: bool, links: int = 0) -> int:
-    """Open a directory; follow a link of a trusted owner, which is examined and read in one."""
+    """Open a directory; follow a link of a trusted owner. Owner and target are read from one descriptor."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -335,7 +344,7 @@ class DirectoryLock:
         self.path = directory / LOCK_FILE
         self._fd = self._lock()
 
-    def ensure(self) -> bool:
+    def relock_if_replaced(self) -> bool:
         """Lock the file again if another process removed or replaced it; return True if so.
 
         A removed directory is created again. Raises the same errors as the constructor; then the old lock is
@@ -380,7 +389,7 @@ def _lock_own_file(fd: int) -> None:
 
 
 def own_file_problem(fd: int) -> str:
-    """Return why an open file may be another program's, so that it must not be written; empty: it is not."""
+    """Return why an open file must not be written: it may belong to another program; empty: it may be."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         return "is not a regular file"

@@ -33,7 +33,7 @@ class WallClockStepDetector:
     def __init__(self) -> None:
         self._offset_s, self._step_ns = 0.0, 0
 
-    def note(self, now: Instant) -> None:
+    def observe(self, now: Instant) -> None:
         """Compare the wall clock with the monotonic clock at the time ``now``, to notice that it was set."""
         offset_s = now.wall_s - now.mono_ns / NS
         if abs(offset_s - self._offset_s) > CLOCK_STEP_S:

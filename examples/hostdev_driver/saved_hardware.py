@@ -87,8 +87,8 @@ def read_boot_id(procfs: Path) -> str:
 def _larger(*pages_of: Mapping[Pool, int]) -> dict[Pool, int]:
     """Return the largest number of pages of each pool."""
     found: dict[Pool, int] = {}
-    for one in pages_of:
-        found |= {pool: max(pages, found.get(pool, 0)) for pool, pages in one.items()}
+    for counts in pages_of:
+        found |= {pool: max(pages, found.get(pool, 0)) for pool, pages in counts.items()}
     return found
 
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -17,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	pb "drahealth.example.com/go/drahealthv1"
@@ -123,6 +123,23 @@ func (c *Client) Check(check HealthCheck) error {
 	return nil
 }
 
+// Recheck runs a check now on all its devices, for example after a reset; an empty name stands for all checks. The
+// next period begins with this run. Recheck returns at once, and an error if there is no such check.
+func (c *Client) Recheck(name string) error {
+	k := c.checks
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if name != "" && !slices.ContainsFunc(k.all, func(check HealthCheck) bool { return check.Name == name }) {
+		return fmt.Errorf("drahealth: check %q does not exist", name)
+	}
+	for key, run := range k.runs {
+		if name == "" || name == key.check {
+			run.soon()
+		}
+	}
+	return nil
+}
+
 // checkKey identifies a check of a device.
 type checkKey struct {
 	check string
@@ -149,8 +166,10 @@ type checks struct {
 	runs   map[checkKey]*checkRun
 	newest map[checkKey]result
 	unsent map[checkKey]bool
-	absent bool // the agent does not have ReportChecks
-	failed bool // OnError got the agent's refusal of a result
+	ran    map[checkKey]int64 // number of the last run, also of devices that are no longer declared
+	parts  map[device]Part    // the newest part of each device, also of these
+	absent bool               // the agent does not have ReportChecks
+	failed bool               // OnError got the agent's refusal of a result
 }
 
 // checkRun is a check of a device that runs periodically.
@@ -158,13 +177,24 @@ type checkRun struct {
 	check    HealthCheck
 	device   Device
 	cancel   context.CancelFunc
-	panicked bool // a panic was logged; only for the goroutine of the current run
+	now      chan struct{} // capacity 1; full: a run is due now
+	replaced *declaration  // of other hardware, which the agent has not accepted yet; nil: none
+	panicked bool          // a panic was logged; only for the goroutine of the current run
+}
+
+// soon makes a run due now.
+func (run *checkRun) soon() {
+	select {
+	case run.now <- struct{}{}:
+	default: // one is due already
+	}
 }
 
 func newChecks() *checks {
 	return &checks{
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, runsMax),
 		runs: map[checkKey]*checkRun{}, newest: map[checkKey]result{}, unsent: map[checkKey]bool{},
+		ran: map[checkKey]int64{}, parts: map[device]Part{},
 	}
 }
 
@@ -226,36 +256,66 @@ func (c *Client) redeclare(devices []Device) {
 // declareChecked declares devices with their wanted checks; the caller holds checks.mu.
 func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 	k := c.checks
-	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices))}
+	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices)), names: map[device]bool{}}
 	kept := map[checkKey]bool{}
 	for i, one := range devices {
 		message := messageOf(one)
+		name := device{one.Pool, one.Name}
+		part, known := k.parts[name]
+		replaced := known && !reflect.DeepEqual(part, one.Part)
+		k.parts[name], declared.names[name] = one.Part, true
 		for _, check := range wanted[i] {
-			key := checkKey{check.Name, device{one.Pool, one.Name}}
+			key := checkKey{check.Name, name}
 			message.Checks = append(message.Checks, check.Name)
 			kept[key] = true
-			if run := k.runs[key]; run != nil {
-				run.device = one
-				continue
+			run := k.runs[key]
+			waits := replaced || (run != nil && run.replaced != nil)
+			if run != nil && replaced { // a result about the former hardware must not count
+				k.end(key)
+				run = nil
 			}
-			ctx, cancel := context.WithCancel(c.background)
-			run := &checkRun{check: *check, device: one, cancel: cancel}
-			k.runs[key] = run
-			c.inBackground(func() { c.runPeriodically(ctx, key, run) })
+			if run == nil {
+				ctx, cancel := context.WithCancel(c.background)
+				run = &checkRun{check: *check, cancel: cancel, now: make(chan struct{}, 1)}
+				k.runs[key] = run
+				c.inBackground(func() { c.runPeriodically(ctx, key, run) })
+			}
+			run.device = one
+			if waits {
+				run.replaced = declared
+			}
 		}
 		declared.devices = append(declared.devices, message)
 	}
-	for key, run := range k.runs {
+	for key := range k.runs {
 		if !kept[key] {
-			run.cancel()
-			delete(k.runs, key)
-			delete(k.newest, key)
-			delete(k.unsent, key)
+			k.end(key)
 		}
 	}
 	c.declared.Store(declared)
 	c.declareSoon()
 	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
+}
+
+// end ends the runs of a check of a device, and forgets its result.
+func (k *checks) end(key checkKey) {
+	k.runs[key].cancel()
+	delete(k.runs, key)
+	delete(k.newest, key)
+	delete(k.unsent, key)
+}
+
+// accepted makes a run due now of each check whose device has other hardware since a declaration that the agent has
+// accepted: for the agent, results from before are about the former hardware.
+func (k *checks) accepted(declared *declaration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, run := range k.runs {
+		if run.replaced == declared {
+			run.replaced = nil
+			run.soon()
+		}
+	}
 }
 
 // runPeriodically runs a check of a device until ctx is done. The length of the first period is random, so
@@ -265,20 +325,24 @@ func (c *Client) runPeriodically(ctx context.Context, key checkKey, run *checkRu
 	due := time.Now()
 	period := every/2 + rand.N(every/2+1)
 	var hung <-chan outcome // the last run has not returned
-	for number := int64(1); ; number++ {
+	for {
 		var found outcome
 		found, hung = c.runOnce(ctx, run, hung)
 		if ctx.Err() != nil {
 			return
 		}
-		c.checks.set(key, run, result{found, &run.check, number, time.Now()})
+		c.checks.set(key, run, result{outcome: found, check: &run.check, ended: time.Now()})
 		due = due.Add(period)
 		period = every
 		if late := time.Since(due); late > 0 {
 			due = due.Add(late.Truncate(every) + every)
 		}
-		if !sleep(ctx, time.Until(due)) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-time.After(time.Until(due)):
+		case <-run.now:
+			due = time.Now()
 		}
 	}
 }
@@ -351,11 +415,13 @@ func (k *checks) deviceOf(run *checkRun) Device {
 	return run.device
 }
 
-// set replaces the newest result, unless the device is no longer checked.
+// set numbers the newest result and replaces the one before, unless the device is no longer checked.
 func (k *checks) set(key checkKey, run *checkRun, newest result) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.runs[key] == run {
+		k.ran[key]++
+		newest.number = k.ran[key]
 		k.newest[key] = newest
 		k.unsent[key] = true
 		k.sendSoon()
@@ -540,38 +606,4 @@ func (k *checks) refused() bool {
 	first := !k.failed
 	k.failed = true
 	return first
-}
-
-// hide makes the devices of a list Unknown that have checks which the agent does not know, and adds those that
-// the list does not have, because the agent may have refused them.
-func (k *checks) hide(devices []kubeletplugin.DeviceHealth, now time.Time) []kubeletplugin.DeviceHealth {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.absent {
-		return devices
-	}
-	missing := map[device]bool{} // a device without a pool has the node's name as pool
-	for key := range k.runs {
-		missing[key.device] = true
-	}
-	for at := range devices {
-		one := &devices[at]
-		for _, key := range []device{{one.PoolName, one.DeviceName}, {"", one.DeviceName}} {
-			if missing[key] {
-				delete(missing, key)
-				if one.Health == kubeletplugin.HealthStatusHealthy {
-					one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
-				}
-			}
-		}
-	}
-	for key := range missing {
-		if key.pool != "" {
-			devices = append(devices, kubeletplugin.DeviceHealth{
-				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
-				LastUpdated: now, HealthCheckTimeout: defaultLease, Message: noChecks,
-			})
-		}
-	}
-	return devices
 }

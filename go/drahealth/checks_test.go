@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -281,7 +282,7 @@ func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T)
 		}
 		if a, b := newest["a"], newest["b"]; a.health != kubeletplugin.HealthStatusUnknown || a.text != noChecks ||
 			b.health != kubeletplugin.HealthStatusHealthy {
-			t.Errorf("the kubelet has %v", newest)
+			t.Errorf("the kubelet has the health %v", newest)
 		}
 		a.stop()
 		a.checks = func(context.Context, *pb.ReportChecksRequest) error { return nil }
@@ -322,7 +323,33 @@ func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 			}
 		}
 		if newest.health != kubeletplugin.HealthStatusUnknown || newest.text != noChecks || newest.lease != defaultLease {
-			t.Errorf("the kubelet has %v", newest)
+			t.Errorf("the kubelet has the health %v", newest)
+		}
+	})
+}
+
+func TestChangeOfOneDeviceDoesNotChangeOthersWithAnOldAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		faulty := one("a", healthv1.HealthStatus_UNHEALTHY, 30, "cpu.offline")
+		a.health = func(stream healthStream) error {
+			if err := stream.Send(faulty); err != nil {
+				return err
+			}
+			return sendEvery(4*second, healthy("b"), faulty, healthy("b"))(stream)
+		}
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			return nil, nil
+		}})
+		c.Declare(cpu("a"), cpu("b"))
+		k := startKubelet(ctx, c)
+		time.Sleep(3 * second)
+		k.received(t)
+		time.Sleep(11 * second)
+		for _, got := range k.received(t) {
+			if got.device == "a" && got.health != kubeletplugin.HealthStatusUnhealthy {
+				t.Errorf("the kubelet received %v", got)
+			}
 		}
 	})
 }
@@ -356,10 +383,10 @@ func TestRefusedResultBecomesNoResult(t *testing.T) {
 			seen[device+": "+text] = true
 		}
 		if want := "a: result refused: finding code 'nodots' is not a dotted code"; len(seen) != 2 || !seen[want] || !seen["b: no fault"] {
-			t.Errorf("reported %v", seen)
+			t.Errorf("unexpected reports: %v", seen)
 		}
 		if got := complaints.entries(); len(got) != 1 {
-			t.Errorf("OnError got %q", got)
+			t.Errorf("OnError got the text %q", got)
 		}
 	}, note)
 }
@@ -387,6 +414,107 @@ func TestRemovedDeviceIsNoLongerChecked(t *testing.T) {
 			if !strings.HasPrefix(line, "a ") || !strings.HasSuffix(line, "{0000:01:00.0 }") {
 				t.Errorf("reported %q", line)
 			}
+		}
+	})
+}
+
+// TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared covers a long period: without another run the device
+// would have no result until its end, because the agent ignores results from before the declaration.
+func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
+	for _, one := range []struct {
+		name  string
+		again func(*Client)
+	}{
+		{"changed", func(*Client) {}},
+		{"removed before", func(c *Client) { c.Declare() }},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				var r reported
+				a.checks = r.take
+				a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
+					sleep(ctx, second) // the agent evaluates the devices
+					return nil
+				}
+				a.start()
+				add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: func(_ context.Context, device Device) (*Finding, error) {
+					return Unknown("card.part", "%v", device.Part), nil
+				}})
+				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}}, card("b"))
+				time.Sleep(5 * second)
+				one.again(c)
+				time.Sleep(5 * second)
+				first := len(r.texts())
+				c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}}, card("b"))
+				time.Sleep(second / 2)
+				before := len(r.texts())
+				time.Sleep(5 * second)
+				var newest string
+				for _, line := range r.texts()[before:] {
+					if strings.HasPrefix(line, "a ") {
+						newest = line
+					}
+				}
+				if want := "a 3: card.part {0000:02:00.0 }"; newest != want {
+					t.Errorf("after the answer %q, not %q; all: %q, %d before", newest, want, r.texts(), first)
+				}
+			})
+		})
+	}
+}
+
+func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(ctx context.Context, device Device) (*Finding, error) {
+			time.Sleep(2 * second)
+			return Unhealthy("card.part", "%v", device.Part), nil
+		}})
+		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}})
+		time.Sleep(second)
+		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}})
+		time.Sleep(20 * second)
+		for _, line := range r.texts() {
+			if strings.Contains(line, "0000:01") {
+				t.Errorf("reported %q", line)
+			}
+		}
+	})
+}
+
+func TestRecheckRunsACheckAtOnce(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		for _, name := range []string{"link", "memory"} {
+			add(t, c, HealthCheck{Name: name, Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+				return Degraded("card.slow", "%s", name), nil
+			}})
+		}
+		c.Declare(card("a"))
+		time.Sleep(5 * second)
+		before := len(r.texts())
+		if err := c.Recheck("link"); err != nil {
+			t.Error(err)
+		}
+		if got, want := r.texts()[before:], []string{"a 2: card.slow link"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+		time.Sleep(59 * time.Minute)
+		if err := c.Recheck(""); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(30 * time.Minute)
+		got := r.texts()[before+1:]
+		slices.Sort(got)
+		if want := []string{"a 2: card.slow memory", "a 3: card.slow link", "a 3: card.slow memory"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+		if err := c.Recheck("lnk"); err == nil || !strings.Contains(err.Error(), `check "lnk" does not exist`) {
+			t.Error(err)
 		}
 	})
 }
@@ -433,14 +561,14 @@ func TestWrongCheckIsAnError(t *testing.T) {
 			"clear after 1001: not wi": {Name: "a", Every: second, ClearAfter: 1001, Run: run},
 		} {
 			if err := c.Check(check); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q is not in %v", want, err)
+				t.Errorf("the text %q is not in the error %v", want, err)
 			}
 		}
 		for number := range checksMax - 1 {
 			add(t, c, HealthCheck{Name: fmt.Sprintf("n-%d", number), Every: second, Run: run})
 		}
 		if err := c.Check(HealthCheck{Name: "more", Every: second, Run: run}); err == nil {
-			t.Error("a check too many is accepted")
+			t.Error("a check above the limit is accepted")
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -186,7 +187,7 @@ func (call *Call) Check(claim *resourceapi.ResourceClaim) error {
 	return nil
 }
 
-// Done records that a claim was prepared.
+// Done records that a claim was prepared. Of several calls of Done and Fail for a claim the last one counts.
 func (call *Call) Done(claim *resourceapi.ResourceClaim) {
 	call.ended(claim, &pb.PrepareOutcome{}, nil)
 }
@@ -206,7 +207,15 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	outcome.Claim = call.claims[claim.UID]
+	if outcome.Claim == nil { // not one of StartPrepare
+		outcome.Claim = claimOf(claim, call.client.driver, call.client.version)
+	}
+	// the agent refuses a report with two results of a claim
+	call.outcomes = slices.DeleteFunc(call.outcomes, func(was *pb.PrepareOutcome) bool {
+		return was.GetClaim().GetUid() == string(claim.UID)
+	})
 	call.outcomes = append(call.outcomes, outcome)
+	delete(call.failed, claim.UID)
 	if outcome.Failed {
 		call.failed[claim.UID] = err
 	}

@@ -6,6 +6,7 @@ package drahealth
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"slices"
@@ -96,7 +97,7 @@ func expectErrors(t *testing.T, results map[types.UID]kubeletplugin.PrepareResul
 	t.Helper()
 	got := errorsOf(results)
 	if len(got) != len(want) {
-		t.Errorf("%v, not %v", got, want)
+		t.Errorf("the result is %v, not %v", got, want)
 	}
 	for uid, text := range want {
 		if actual, has := got[uid]; !has || actual != text {
@@ -134,11 +135,11 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 			t.Errorf("tried %v: expected exactly the claims without a known blocker", tried)
 		}
 		if len(asked.GetClaims()) != 3 || a.count("check") != 1 || a.count("report") != 1 {
-			t.Errorf("asked %v", a.asked)
+			t.Errorf("unexpected calls of the agent: %v", a.asked)
 		}
 		if outcomes := reported.GetOutcomes(); len(outcomes) != 2 || outcomes[0].GetFailed() || !outcomes[1].GetFailed() ||
 			outcomes[1].GetEvidence()[0].GetText() != "driver's own: bad" {
-			t.Errorf("reported %v", outcomes)
+			t.Errorf("unexpected reports: %v", outcomes)
 		}
 		var own *Error
 		if !errors.As(results["bad"].Err, &own) || own.Unwrap().Error() != "driver's own: bad" {
@@ -219,11 +220,37 @@ func TestSuccessIsReportedWithoutWaiting(t *testing.T) {
 		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
 		_, _ = c.Unprepare(ctx, objects("well"), unprepares)
 		if took := time.Since(began); took != 0 {
-			t.Errorf("waited for %v", took)
+			t.Errorf("the call took %v", took)
 		}
 		synctest.Wait()
 		if a.count("report") != 1 { // the second is sent after the first has ended
-			t.Errorf("asked %v", a.asked)
+			t.Errorf("unexpected calls of the agent: %v", a.asked)
+		}
+	})
+}
+
+func TestSuccessIsReportedBeforeTheClientIsClosed(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, answerReport
+		a.start()
+		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
+		began := time.Now()
+		c.Close()
+		if count, took := a.count("report"), time.Since(began); count != 1 || c.Undelivered() != 0 || took > 0 {
+			t.Errorf("%d reports, %d undelivered, after %s", count, c.Undelivered(), took)
+		}
+	})
+}
+
+func TestHungAgentDelaysCloseForTheBudget(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, hangs
+		a.start()
+		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
+		began := time.Now()
+		c.Close()
+		if took := time.Since(began); took != budget {
+			t.Errorf("closed after %s", took)
 		}
 	})
 }
@@ -255,7 +282,7 @@ func TestPrepareWithAbsentAgentDoesNotWait(t *testing.T) {
 			expectErrors(t, results, map[string]string{"bad": "driver's own: bad", "well": ""})
 		}
 		if took := time.Since(began); took != 0 {
-			t.Errorf("waited for %v", took)
+			t.Errorf("the call took %v", took)
 		}
 	})
 }
@@ -267,7 +294,7 @@ func TestPrepareWithClosedClientDoesNotWait(t *testing.T) {
 		began := time.Now()
 		_, _ = c.Prepare(ctx, claims("bad"), prepares())
 		if took := time.Since(began); took != 0 {
-			t.Errorf("waited for %v", took)
+			t.Errorf("the call took %v", took)
 		}
 	})
 }
@@ -424,7 +451,7 @@ func TestRefusedReportIsPassedToOnError(t *testing.T) {
 		expectErrors(t, results, map[string]string{"bad": "driver's own: bad"})
 		if len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
 			!strings.Contains(complaints[0].Error(), "outcomes[0].claim.uid: empty") {
-			t.Errorf("%v", complaints)
+			t.Errorf("unexpected calls of OnError: %v", complaints)
 		}
 	}, handle)
 }
@@ -433,14 +460,14 @@ func TestUnprepareOfFailedDeviceSucceeds(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			if request.GetStep() != pb.Step_STEP_UNPREPARE {
-				t.Errorf("%v", request.GetStep())
+				t.Errorf("unexpected step: %v", request.GetStep())
 			}
 			return answerReport(ctx, request)
 		}
 		a.start()
 		errs, _ := c.Unprepare(ctx, objects("dead", "bad", "well"), unprepares)
 		if errs["dead"] != nil || errs["well"] != nil || errs["bad"].Error() != "[class=transient] bad" || len(errs) != 3 {
-			t.Errorf("%v", errs)
+			t.Errorf("unexpected errors: %v", errs)
 		}
 	})
 }
@@ -450,10 +477,10 @@ func TestUnprepareWithAbsentAgentReturnsDriversErrors(t *testing.T) {
 		began := time.Now()
 		errs, _ := c.Unprepare(ctx, objects("dead", "well"), unprepares)
 		if errs["dead"].Error() != "driver's own: dead" || errs["well"] != nil || len(errs) != 2 {
-			t.Errorf("%v", errs)
+			t.Errorf("unexpected errors: %v", errs)
 		}
 		if took := time.Since(began); took > budget {
-			t.Errorf("waited for %v", took)
+			t.Errorf("the call took %v", took)
 		}
 	})
 }
@@ -518,10 +545,10 @@ func TestClaimOfHasOnlyTheDriversDevices(t *testing.T) {
 	shared.Status.Allocation.Devices.Results[0].ShareID = &id
 	devices := claimOf(shared, driverName, "").GetDevices()
 	if len(devices) != 1 || devices[0].GetDevice() != "dev-a" || devices[0].GetShareId() != "share" || devices[0].GetRequest() != "r" {
-		t.Errorf("%v", devices)
+		t.Errorf("unexpected devices: %v", devices)
 	}
 	if of := claimOf(&resourceapi.ResourceClaim{}, driverName, ""); of.GetDevices() != nil {
-		t.Errorf("%v", of)
+		t.Errorf("unexpected result: %v", of)
 	}
 }
 
@@ -537,7 +564,7 @@ func TestVerdictHasAllFieldsOfTheMessage(t *testing.T) {
 		Devices: []DeviceRef{{driverName, "node-1", "gpu-3"}}, Repair: RepairResetDevice,
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, not %v", got, want)
+		t.Errorf("the result is %v, not %v", got, want)
 	}
 }
 
@@ -547,14 +574,14 @@ func TestEveryClassAndRepairOfTheMessagesHasAName(t *testing.T) {
 		class := classOf(pb.ErrorClass(number))
 		classes[class] = true
 		if want := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, "ERROR_CLASS_")), "_", "-"); want != string(class) {
-			t.Errorf("%s is %s", name, class)
+			t.Errorf("class %s has the text %s", name, class)
 		}
 	}
 	for number, name := range pb.DeviceRepair_name {
 		repair := repairOf(pb.DeviceRepair(number))
 		repairs[repair] = true
 		if want := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, "DEVICE_REPAIR_")), "_", "-"); want != string(repair) {
-			t.Errorf("%s is %s", name, repair)
+			t.Errorf("repair %s has the text %s", name, repair)
 		}
 	}
 	if classOf(99) != ClassUnknown || repairOf(99) != RepairNone {
@@ -578,10 +605,37 @@ func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
 				return one.devices, nil
 			})
 			if got := strings.Count(logged.String(), "same first CDI id"); got != one.want {
-				t.Errorf("%v: %s", one.devices, logged.String())
+				t.Errorf("devices %v: unexpected log: %s", one.devices, logged.String())
 			}
 		})
 	}
+}
+
+func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var reported *pb.ReportPrepareRequest
+		a.check = noBlockers
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			reported = request
+			return answerReport(ctx, request)
+		}
+		a.start()
+		call := c.StartPrepare(ctx, claims("retried", "bad"))
+		call.Fail(claim("retried"), errors.New("driver's own"))
+		call.Fail(claim("bad"), errors.New("driver's own"))
+		call.Done(claim("retried"))
+		call.Fail(claim("unannounced"), errors.New("driver's own"))
+		if errs := call.Report(); len(errs) != 2 || errs["unannounced"].Error() != "[class=transient] unannounced" {
+			t.Errorf("%v", errs)
+		}
+		var got []string
+		for _, outcome := range reported.GetOutcomes() {
+			got = append(got, fmt.Sprintf("%s %t", outcome.GetClaim().GetUid(), outcome.GetFailed()))
+		}
+		if want := []string{"bad true", "retried false", "unannounced true"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
 }
 
 func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
@@ -599,11 +653,11 @@ func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
 		running.Go(func() { call.Done(claim("well")) })
 		running.Wait()
 		if errs := call.Report(); len(errs) != 1 || errs["bad"].Error() != "[class=transient] bad" {
-			t.Errorf("%v", errs)
+			t.Errorf("unexpected errors: %v", errs)
 		}
 		for _, outcome := range reported.GetOutcomes() {
 			if outcome.GetFailed() && outcome.GetEvidence()[0].GetErrno().GetNumber() != int64(syscall.EIO) {
-				t.Errorf("%v", outcome)
+				t.Errorf("unexpected outcome: %v", outcome)
 			}
 		}
 	})

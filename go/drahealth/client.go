@@ -8,6 +8,7 @@
 //	agent, err := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
 //	agent.Check(check)               // a check of the driver's own, run periodically on its devices
 //	agent.Declare(devices...)        // the driver's devices, and the hardware behind them
+//	agent.Recheck("")                // run the checks now, for example after a reset
 //	agent.WatchHealthStatus(...)     // the body of the driver's method of that name
 //	agent.Prepare(..., d.prepare)    // the body of PrepareResourceClaims; d.prepare prepares one claim
 //	agent.Unprepare(..., d.unprepare)
@@ -20,8 +21,8 @@
 // # What blocks
 //
 // Prepare and Unprepare wait for the agent for at most 500 ms in one call of the kubelet, StartPrepare and
-// Report together as well, and a failed fetch of KubeClient's claims too. They do not wait at all while the
-// agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
+// Report together as well, and a failed fetch of KubeClient's claims and Close too. They do not wait at all while
+// the agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
 // waits for the client's goroutines, but not for a check that ignores its context. All other functions return at once.
 //
 // # Errors
@@ -32,6 +33,7 @@
 package drahealth
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -106,7 +108,8 @@ type Client struct {
 // Option is a setting of a Client.
 type Option func(*Client)
 
-// Socket sets the path of the agent's socket for this driver. Default: /run/drahealth/drivers/<driver>.sock.
+// Socket sets the path of the agent's socket for this driver. Default, also of an empty path:
+// /run/drahealth/drivers/<driver>.sock.
 func Socket(path string) Option { return func(c *Client) { c.socket = path } }
 
 // Version sets the version of the driver. With a new version the agent forgets remembered failures.
@@ -114,7 +117,7 @@ func Version(version string) Option { return func(c *Client) { c.version = versi
 
 // OnError sets the function that gets errors for the operator, such as a refused declaration, but not
 // an absent agent. All errors are kubeletplugin.ErrRecoverable, so that the driver's HandleError can be
-// used. Default: log the error.
+// used. It must not call Close, which waits for it. Default, also of nil: log the error.
 func OnError(handle func(ctx context.Context, err error, msg string)) Option {
 	return func(c *Client) { c.onError = handle }
 }
@@ -127,8 +130,6 @@ func New(driver string, options ...Option) (*Client, error) {
 	}
 	c := &Client{
 		driver:     driver,
-		socket:     filepath.Join(runtimeDir, "drivers", driver+".sock"),
-		onError:    func(ctx context.Context, err error, msg string) { klog.FromContext(ctx).Error(err, msg) },
 		undeclared: make(chan struct{}, 1),
 		syncing:    make(chan struct{}, 1),
 		taintWait:  taintWait,
@@ -139,6 +140,10 @@ func New(driver string, options ...Option) (*Client, error) {
 	}
 	for _, option := range options {
 		option(c)
+	}
+	c.socket = cmp.Or(c.socket, filepath.Join(runtimeDir, "drivers", driver+".sock"))
+	if c.onError == nil {
+		c.onError = func(ctx context.Context, err error, msg string) { klog.FromContext(ctx).Error(err, msg) }
 	}
 	if len(c.socket) > socketMax {
 		return nil, fmt.Errorf("drahealth: socket path %q: %d bytes, limit %d", c.socket, len(c.socket), socketMax)
@@ -161,9 +166,13 @@ func New(driver string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close stops the client's goroutines and waits for them. It aborts pending calls of the agent;
-// WatchHealthStatus reports Unknown until its ctx is done. A second call does nothing.
+// Close stops the client's goroutines and waits for them. Reports that are not delivered yet get 500 ms, unless the
+// agent is known to be absent; all other calls of the agent are aborted. WatchHealthStatus reports Unknown until its
+// ctx is done. A second call does nothing.
 func (c *Client) Close() error {
+	if !c.absent() {
+		c.reports.wait(budget)
+	}
 	c.mu.Lock()
 	closed := c.closed
 	c.closed = true

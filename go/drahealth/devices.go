@@ -19,7 +19,12 @@ const (
 	syncTimeout = 5 * time.Second
 	// declareMax is the longest pause before a failed declaration is repeated.
 	declareMax = 30 * time.Second
+	// defaultLease is the kubelet's lease of a device without its own.
+	defaultLease = 30 * time.Second
 )
+
+// device is the name of a device of the driver.
+type device struct{ pool, name string }
 
 // Device is a device of the driver's ResourceSlice, and the part of the machine behind it, which the agent
 // evaluates. The limits of the values are those of docs/declared-devices.md; the agent checks them.
@@ -129,6 +134,13 @@ type declaration struct {
 	devices  []*pb.DeclaredDevice
 	reported bool // OnError got the agent's error
 	refused  bool // the agent will never accept it; another agent can
+	names    map[device]bool
+}
+
+// has reports whether a device is declared; all are without a declaration. A declared device without a pool has
+// any pool.
+func (d *declaration) has(one device) bool {
+	return d == nil || d.names[one] || d.names[device{"", one.name}]
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
@@ -195,6 +207,7 @@ func (c *Client) sync(ctx context.Context, newStream bool) error {
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)
+		c.checks.accepted(declared)
 		return nil
 	case codes.Unimplemented:
 		return nil

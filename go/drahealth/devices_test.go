@@ -38,7 +38,7 @@ func TestDevicesAreDeclaredBeforeEachHealthStream(t *testing.T) {
 		time.Sleep(2 * second)
 		synctest.Wait()
 		if want := []string{"sync", "sync", "health", "sync", "health"}; !slices.Equal(a.asked, want) {
-			t.Errorf("asked %v, not %v", a.asked, want)
+			t.Errorf("calls of the agent are %v, not %v", a.asked, want)
 		}
 		k.received(t)
 	})
@@ -58,7 +58,7 @@ func TestNewestDevicesAreDeclaredWithoutAStream(t *testing.T) {
 		time.Sleep(2 * declareMax)
 		synctest.Wait()
 		if len(last.GetDevices()) != 2 {
-			t.Errorf("%v", last)
+			t.Errorf("unexpected last call: %v", last)
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestDevicesThatAnOldAgentRefusedAreDeclaredToTheNextAgent(t *testing.T) {
 			t.Errorf("the new agent got %v", got)
 		}
 		if got := complaints.entries(); len(got) != 1 {
-			t.Errorf("OnError got %v", got)
+			t.Errorf("OnError got the error %v", got)
 		}
 		k.received(t)
 	}, handle)
@@ -185,7 +185,7 @@ func TestMethodsOfClosedClientReturn(t *testing.T) {
 		c.Declare(cpu("a"))
 		results, err := c.Prepare(ctx, claims("well"), prepares("well"))
 		if err != nil || results["well"].Err != nil {
-			t.Errorf("%v, %v", results, err)
+			t.Errorf("unexpected results %v or error %v", results, err)
 		}
 	})
 }
@@ -243,6 +243,18 @@ func TestClientWithUnusableNameOrSocketIsRefused(t *testing.T) {
 	}
 }
 
+func TestEmptyOptionsAreTheDefaults(t *testing.T) {
+	c, err := New(driverName, Socket(""), OnError(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if want := "/run/drahealth/drivers/" + driverName + ".sock"; c.socket != want {
+		t.Errorf("%s, not %s", c.socket, want)
+	}
+	c.complain(t.Context(), errors.New("refused"), "logged")
+}
+
 // --- taints -----------------------------------------------------------------------------------------
 
 func tainted(name string, effects ...pb.TaintEffect) *pb.DeviceTaints {
@@ -257,20 +269,20 @@ func TestTaintsHaveAllFieldsAndTheirTime(t *testing.T) {
 	taints := taintsOf(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_EXECUTE, pb.TaintEffect_TAINT_EFFECT_NONE, 9))
 	of, known := taints["node-1"]["a"], taints["node-1"]["well"]
 	if len(of) != 3 || known == nil || len(known) != 0 || of[0].Key != driverName+"/lost" || of[0].TimeAdded.Unix() != 1_790_000_000 {
-		t.Fatalf("%v", taints)
+		t.Fatalf("unexpected taints: %v", taints)
 	}
 	if of[0].Effect != resourceapi.DeviceTaintEffectNoExecute || of[2].Effect != resourceapi.DeviceTaintEffectNone {
-		t.Errorf("%v", of)
+		t.Errorf("unexpected result: %v", of)
 	}
 	if taints.SliceLimit("node-1") != 64 || taints.SliceLimit("node-2") != 128 {
 		t.Error("a pool with a taint has slices of 64 devices, another of 128")
 	}
 	if rest := taints.Without(resourceapi.DeviceTaintEffectNone); len(rest["node-1"]["a"]) != 1 || len(of) != 3 {
-		t.Errorf("%v", rest)
+		t.Errorf("unexpected remaining taints: %v", rest)
 	}
 	informing := taintsOf(tainted("a", pb.TaintEffect_TAINT_EFFECT_NONE)).Without(resourceapi.DeviceTaintEffectNone)
 	if informing.SliceLimit("node-1") != 128 {
-		t.Errorf("%v", informing)
+		t.Errorf("unexpected informing taints: %v", informing)
 	}
 }
 
@@ -296,7 +308,7 @@ func TestSlowPublishGetsTheNewestTaints(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if len(published) != 2 || published[0][0] != "a" || published[1][0] != "d" {
-			t.Errorf("%v", published)
+			t.Errorf("unexpected published slices: %v", published)
 		}
 	})
 }
@@ -324,16 +336,16 @@ func TestUnpublishedTaintsArePublishedAgainAndReportedOnce(t *testing.T) {
 		})
 		time.Sleep(2 * second) // after 0 and 1 s
 		if got := published.entries(); !slices.Equal(got, []string{"a", "a"}) {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 		time.Sleep(time.Hour)
 		if got := published.entries(); !slices.Equal(got, []string{"a", "a", "a"}) || len(complaints.entries()) != 1 {
-			t.Errorf("%v, %v", got, complaints.entries())
+			t.Errorf("unexpected result %v or calls of OnError %v", got, complaints.entries())
 		}
 		close(newer)
 		time.Sleep(time.Hour)
 		if got := published.entries(); !slices.Equal(got, []string{"a", "a", "a", "b", "b"}) || len(complaints.entries()) != 2 {
-			t.Errorf("%v, %v", got, complaints.entries())
+			t.Errorf("unexpected result %v or calls of OnError %v", got, complaints.entries())
 		}
 	}, handle)
 }
@@ -347,11 +359,11 @@ func TestDevicesWithoutAgentArePublishedOnceWithoutTaints(t *testing.T) {
 		})
 		time.Sleep(firstTaints - 1)
 		if got := published.entries(); len(got) != 0 {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 		time.Sleep(time.Hour)
 		if got := published.entries(); len(got) != 1 || got[0] != nil {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 	})
 }
@@ -374,13 +386,13 @@ func TestTaintsStayWhileTheAgentIsAbsent(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if number != 1 {
-			t.Errorf("%d calls", number)
+			t.Errorf("unexpected number of calls: %d", number)
 		}
 		a.start()
 		time.Sleep(2 * second)
 		synctest.Wait()
 		if number != 2 {
-			t.Errorf("%d calls", number)
+			t.Errorf("unexpected number of calls: %d", number)
 		}
 	})
 }
@@ -392,7 +404,7 @@ func TestTaintStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
 		go c.WatchTaints(ctx, func(context.Context, Taints) error { return nil })
 		time.Sleep(60 * second)
 		if streams := a.count("taints"); streams > 65 {
-			t.Errorf("%d streams in a minute", streams)
+			t.Errorf("%d streams were opened in a minute", streams)
 		}
 	})
 }
@@ -407,14 +419,14 @@ func TestAgentWithoutTaintsIsReportedOnce(t *testing.T) {
 		a.start()
 		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
 			if taints != nil {
-				t.Errorf("%v", taints)
+				t.Errorf("unexpected taints: %v", taints)
 			}
 			return nil
 		})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if len(complaints) != 1 || a.count("taints") > 130 {
-			t.Errorf("%v, %d streams", complaints, a.count("taints"))
+			t.Errorf("unexpected calls of OnError %v, or number of streams %d", complaints, a.count("taints"))
 		}
 	}, handle)
 }
@@ -490,7 +502,7 @@ func TestMissingTaintDelaysTheErrorUpToItsLimit(t *testing.T) {
 		synctest.Wait()
 		prepare(3 * second)
 		if len(complaints) != 1 {
-			t.Errorf("%v", complaints)
+			t.Errorf("unexpected calls of OnError: %v", complaints)
 		}
 	}, handle, TaintWait(3*second))
 }

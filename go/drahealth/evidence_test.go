@@ -157,7 +157,7 @@ func TestEvidenceLinesHaveAllValues(t *testing.T) {
 
 func TestEvidenceOfNilIsEmpty(t *testing.T) {
 	if evidenceOf(nil) != nil || Doing(OpCDI, nil) != nil || ForRequests(nil, "a") != nil {
-		t.Error("nil has evidence")
+		t.Error("the error nil has evidence")
 	}
 }
 
@@ -173,13 +173,13 @@ func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
 	for _, one := range evidence {
 		for _, text := range []string{one.GetErrno().GetPath(), one.GetErrno().GetText(), one.GetText()} {
 			if len(text) > evidenceMax || !utf8.ValidString(text) {
-				t.Errorf("%d bytes", len(text))
+				t.Errorf("the text has %d bytes", len(text))
 			}
 		}
 	}
 	summary := evidenceOf(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetDriverError().GetSummary()
 	if utf8.RuneCountInString(summary) != summaryMax || !utf8.ValidString(summary) || strings.Contains(summary, "\n") {
-		t.Errorf("%q", summary)
+		t.Errorf("unexpected summary: %q", summary)
 	}
 }
 

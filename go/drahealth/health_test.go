@@ -44,11 +44,11 @@ func TestAgentsListsAreForwardedUnchanged(t *testing.T) {
 			LastUpdated: time.Unix(1_790_000_000, 0), HealthCheckTimeout: time.Minute,
 		}
 		if got := (<-reports).Devices; len(got) != 1 || got[0] != want {
-			t.Errorf("%v, not %v", got, want)
+			t.Errorf("the result is %v, not %v", got, want)
 		}
 		later := (<-reports).Devices[0] // values of a later version
 		if later.Health != isUnknown || later.HealthCheckTimeout != 24*time.Hour {
-			t.Errorf("health %v for %v", later.Health, later.HealthCheckTimeout)
+			t.Errorf("unexpected health %v or lease %v", later.Health, later.HealthCheckTimeout)
 		}
 	})
 }
@@ -78,7 +78,7 @@ func TestDeclaredDevicesAreUnknownAtOnceWithoutAgent(t *testing.T) {
 		a.start()
 		time.Sleep(2 * second)
 		if got := k.received(t); len(got) != 1 || got[0].health != isHealthy {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 	})
 }
@@ -103,7 +103,7 @@ func TestDevicesAreUnknownUntilAStoppedAgentIsBack(t *testing.T) {
 		time.Sleep(2 * second)
 		got := k.received(t)
 		if len(got) != 1 || got[0].health != isHealthy || got[0].at > 6*second {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 	})
 }
@@ -144,7 +144,7 @@ func TestHealthStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
 		startKubelet(ctx, c)
 		time.Sleep(60 * second)
 		if streams := a.count("health"); streams > 65 {
-			t.Errorf("%d streams in a minute", streams)
+			t.Errorf("%d streams were opened in a minute", streams)
 		}
 	})
 }
@@ -180,7 +180,7 @@ func TestDeviceMissingInListsMakesNoSilentAgent(t *testing.T) {
 		time.Sleep(180 * second)
 		for _, one := range k.received(t) {
 			if one.health != isHealthy {
-				t.Errorf("%v", one)
+				t.Errorf("unexpected value: %v", one)
 			}
 		}
 	})
@@ -195,7 +195,7 @@ func TestDriverWithoutDevicesHasNoSilentAgent(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		k.expect(t)
 		if streams := a.count("health"); streams != 1 {
-			t.Errorf("the connection was given up %d times", streams-1)
+			t.Errorf("the client gave up the connection %d times", streams-1)
 		}
 	})
 }
@@ -211,9 +211,48 @@ func TestDriverThatLostItsDevicesHasNoSilentAgent(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		k.expect(t)
 		if streams := a.count("health"); streams != 1 {
-			t.Errorf("the connection was given up %d times", streams-1)
+			t.Errorf("the client gave up the connection %d times", streams-1)
 		}
 	})
+}
+
+func TestOtherLeasesOnAStreamMakeNoSilentAgent(t *testing.T) {
+	for _, other := range []struct {
+		name    string
+		declare func(*Client)
+		next    *healthv1.NodeWatchResourcesResponse
+	}{
+		{"the agent's configuration has a longer lease", func(*Client) {}, one("a", healthv1.HealthStatus_HEALTHY, 180, "")},
+		{"a device with a short lease is removed", func(c *Client) { c.Declare(cpu("b")) }, one("b", healthv1.HealthStatus_HEALTHY, 180, "")},
+	} {
+		t.Run(other.name, func(t *testing.T) {
+			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				changed := make(chan struct{})
+				a.health = func(stream healthStream) error {
+					if err := stream.Send(healthy("a")); err != nil {
+						return err
+					}
+					<-changed
+					if err := stream.Send(other.next); err != nil {
+						return err
+					}
+					return sendEvery(60*second, other.next, other.next)(stream)
+				}
+				a.start()
+				c.Declare(cpu("a"), cpu("b"))
+				k := startKubelet(ctx, c)
+				time.Sleep(second)
+				other.declare(c)
+				close(changed)
+				time.Sleep(170 * second)
+				for _, got := range k.received(t) {
+					if got.health != isHealthy {
+						t.Errorf("the kubelet received %v", got)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestRepeatedListOfHungAgentIsHeldBack(t *testing.T) {
@@ -224,11 +263,11 @@ func TestRepeatedListOfHungAgentIsHeldBack(t *testing.T) {
 		time.Sleep(100 * second)
 		got := k.received(t)
 		if got[0].health != isHealthy || len(got) < 9 {
-			t.Fatalf("%v", got)
+			t.Fatalf("unexpected result: %v", got)
 		}
 		for _, later := range got[1:] {
 			if later.health != isUnknown || later.text != silent {
-				t.Errorf("%v", later)
+				t.Errorf("unexpected later list: %v", later)
 			}
 		}
 		if streams := a.count("health"); streams < 4 {
@@ -246,7 +285,7 @@ func TestRepeatedListInSeveralMessagesIsHeldBack(t *testing.T) {
 		time.Sleep(100 * second)
 		for _, later := range k.received(t) {
 			if later.health != isUnknown {
-				t.Errorf("%v", later)
+				t.Errorf("unexpected later list: %v", later)
 			}
 		}
 	})
@@ -266,10 +305,10 @@ func TestAgentAfterSilenceCountsFromItsSecondList(t *testing.T) {
 		got := k.received(t)
 		last := got[len(got)-2:]
 		if last[0].device != "b" || last[0].text != "broken" || last[1].device != "a" || last[1].health != isHealthy {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 		if !slices.ContainsFunc(got, func(one reportedHealth) bool { return one.text == silent }) {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 	})
 }
@@ -301,7 +340,7 @@ func TestAgentThatAcceptsAndSendsNothingIsAbsent(t *testing.T) {
 		back.Store(true)
 		time.Sleep(10 * second)
 		if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
-			t.Errorf("%v", got)
+			t.Errorf("unexpected result: %v", got)
 		}
 	})
 }
@@ -319,7 +358,7 @@ func TestEachKubeletHasItsOwnStream(t *testing.T) {
 		a.stop()
 		k.expect(t, reportedHealth{0, "a", isUnknown, gone, 30 * second})
 		if streams := a.count("health"); streams != 2 {
-			t.Errorf("%d streams", streams)
+			t.Errorf("unexpected number of streams: %d", streams)
 		}
 	})
 }
@@ -344,7 +383,7 @@ func TestHealthIsForwardedWhileDeclarationFails(t *testing.T) {
 		time.Sleep(syncTimeout + time.Millisecond)
 		for _, k := range []*kubelet{one, other} {
 			if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
-				t.Errorf("%v", got)
+				t.Errorf("unexpected result: %v", got)
 			}
 		}
 		time.Sleep(5 * time.Minute)
@@ -380,7 +419,7 @@ func TestSlowKubeletMakesNoSilentAgent(t *testing.T) {
 		for range 3 {
 			time.Sleep(20 * second)
 			if got := (<-reports).Devices[0]; got.Health != isHealthy {
-				t.Errorf("%v", got)
+				t.Errorf("unexpected result: %v", got)
 			}
 		}
 	})

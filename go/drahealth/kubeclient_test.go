@@ -60,13 +60,13 @@ func TestFailedFetchOfAClaimHasTheAgentsText(t *testing.T) {
 			a.start()
 			err := fetch(ctx, c, one.err)
 			if err == nil || err.Error() != "[class=transient]" || asked[0].GetHttp().GetStatus() != one.status {
-				t.Errorf("%v of %v: %v", err, one.err, asked)
+				t.Errorf("error %v, not %v, after the calls %v", err, one.err, asked)
 			}
 			if apierrors.IsNotFound(err) {
 				t.Errorf("the helper fetches the claim again: %v", err)
 			}
 			if one.status == 0 && (!errors.Is(err, syscall.ECONNREFUSED) || asked[0].GetErrno().GetOperation() != pb.Operation(OpAPI)) {
-				t.Errorf("%v of %v", err, asked)
+				t.Errorf("error %v after the calls %v", err, asked)
 			}
 		})
 	}
@@ -97,7 +97,7 @@ func TestMissingAPIVersionIsLeftToTheHelper(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.start()
 		if err := fetch(ctx, c, missing); err != error(missing) || a.count("classify") != 0 {
-			t.Errorf("%v, asked %v", err, a.asked)
+			t.Errorf("error %v after the calls %v", err, a.asked)
 		}
 	})
 }

@@ -21,11 +21,7 @@ const (
 	repeatMax = 10 * time.Second
 	// wholeList limits the time between the first and the last message of one list.
 	wholeList = time.Second
-	// defaultLease is the kubelet's lease of a device without its own.
-	defaultLease = 30 * time.Second
 )
-
-type device struct{ pool, name string }
 
 // relay decides which health lists the kubelet gets, and when. It has no I/O and reads no clock.
 //
@@ -40,6 +36,7 @@ type device struct{ pool, name string }
 type relay struct {
 	outage  string                   // reason why devices are Unknown; empty while the agent answers
 	leases  map[device]time.Duration // by device, for all devices ever reported
+	listed  map[device]bool          // devices on this stream
 	began   time.Time                // time of the first list of this stream
 	lease   time.Duration            // smallest lease on this stream; 0: no list yet
 	quiet   time.Time                // time of the last list
@@ -49,7 +46,7 @@ type relay struct {
 }
 
 func newRelay(now time.Time) *relay {
-	return &relay{leases: map[device]time.Duration{}, quiet: now}
+	return &relay{leases: map[device]time.Duration{}, listed: map[device]bool{}, quiet: now}
 }
 
 // silent returns the time at which the agent counts as silent.
@@ -69,14 +66,15 @@ func (s *relay) due() time.Time {
 }
 
 // received handles a list of the agent. Like lost and waited, it returns the lists for the kubelet.
-func (s *relay) received(got list, now time.Time) [][]kubeletplugin.DeviceHealth {
+func (s *relay) received(got list, declared *declaration, now time.Time) [][]kubeletplugin.DeviceHealth {
 	if got.first {
-		s.began, s.lease = now, 0
+		s.began, s.listed = now, map[device]bool{}
 	}
 	for _, one := range got.devices {
-		s.leases[device{one.PoolName, one.DeviceName}] = one.HealthCheckTimeout
-		s.lease = smaller(s.lease, one.HealthCheckTimeout)
+		key := device{one.PoolName, one.DeviceName}
+		s.leases[key], s.listed[key] = one.HealthCheckTimeout, true
 	}
+	s.lease = s.smallestLease(declared)
 	s.quiet = now
 	lists := append(s.kept, got.devices)
 	if s.doubted && now.Sub(s.began) < wholeList {
@@ -151,6 +149,20 @@ func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.
 		return cmp.Or(cmp.Compare(a.PoolName, b.PoolName), cmp.Compare(a.DeviceName, b.DeviceName))
 	})
 	return [][]kubeletplugin.DeviceHealth{devices}
+}
+
+// smallestLease returns the smallest lease of the declared devices on this stream, else of all devices on it: the
+// agent omits a device that is no longer declared, and then lists only come at the pace of the others.
+func (s *relay) smallestLease(declared *declaration) (smallest time.Duration) {
+	for key := range s.listed {
+		if declared.has(key) {
+			smallest = smaller(smallest, s.leases[key])
+		}
+	}
+	if smallest == 0 && declared != nil {
+		return s.smallestLease(nil)
+	}
+	return smallest
 }
 
 // smaller returns the smaller of two leases; known is 0 if there is none yet.

@@ -30,8 +30,22 @@ const (
 type reports struct {
 	mu      sync.Mutex
 	waiting []*report
-	sending bool
+	sent    chan struct{} // closed when all reports are sent; nil: none is to be sent
 	lost    int64
+}
+
+// wait waits until all reports are sent, or until a time limit.
+func (r *reports) wait(limit time.Duration) {
+	r.mu.Lock()
+	sent := r.sent
+	r.mu.Unlock()
+	if sent == nil {
+		return
+	}
+	select {
+	case <-sent:
+	case <-time.After(limit):
+	}
 }
 
 // report has the results of one call of the kubelet.
@@ -97,8 +111,8 @@ func (c *Client) enqueue(one *report) {
 		r.lost += int64(len(r.waiting[0].outcomes))
 		r.waiting = r.waiting[1:]
 	}
-	if !r.sending {
-		r.sending = true
+	if r.sent == nil {
+		r.sent = make(chan struct{})
 		c.inBackground(c.sendReports)
 	}
 }
@@ -109,7 +123,8 @@ func (c *Client) sendReports() {
 	for {
 		r.mu.Lock()
 		if len(r.waiting) == 0 {
-			r.sending = false
+			close(r.sent)
+			r.sent = nil
 			r.mu.Unlock()
 			return
 		}

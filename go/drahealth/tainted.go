@@ -21,6 +21,9 @@ const taintWait = 2 * time.Second
 // WatchTaints has published the device's taint. Default: 2 s; 0: errors do not wait.
 func TaintWait(limit time.Duration) Option { return func(c *Client) { c.taintWait = limit } }
 
+// Taints are the taints of all devices of the driver, by pool and name, worst first.
+type Taints map[string]map[string][]resourceapi.DeviceTaint
+
 // published has the taints for which the function of WatchTaints was called last.
 type published struct {
 	mu       sync.Mutex
@@ -70,7 +73,7 @@ func (p *published) missing(devices []*pb.BlamedDevice) (*pb.BlamedDevice, <-cha
 
 func keepsPodsOff(taints []resourceapi.DeviceTaint) bool {
 	for _, taint := range taints {
-		if taint.Effect != resourceapi.DeviceTaintEffectNone {
+		if taint.Effect != "None" { // modules of Kubernetes before 0.35 have no name for it
 			return true
 		}
 	}

@@ -26,9 +26,6 @@ const (
 	publishMax = 30 * time.Second
 )
 
-// Taints are the taints of all devices of the driver, by pool and name, worst first.
-type Taints map[string]map[string][]resourceapi.DeviceTaint
-
 // SliceLimit returns the maximum number of devices in a ResourceSlice of the pool. A slice with at most
 // 64 devices never has to be split because of a taint.
 func (t Taints) SliceLimit(pool string) int {

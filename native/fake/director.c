@@ -259,6 +259,10 @@ static bool read_file(FILE *file, uint32_t *line_num, char error[FAKE_ERROR])
             return false;
         begun |= c.verb != FAKE_NOTHING;
     }
+    if (ferror(file)) {
+        snprintf(error, FAKE_ERROR, "cannot be read: %s", strerror(errno));
+        return false;
+    }
     return !path[0] || listen_at(path, error);
 }
 

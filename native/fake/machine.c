@@ -95,7 +95,7 @@ void fake_gpu_replace(struct fake_gpu *g)
     gpu_make(g);
 }
 
-/* Load another driver. Sessions of the driver before must be initialised again: see fake_in_session(). */
+/* Load another driver. Sessions of the driver before must be initialized again: see fake_in_session(). */
 void fake_driver_load(const char *version, uint32_t gpus, bool same_handles)
 {
     if (version)

@@ -1,5 +1,5 @@
 /*
- * session.c - NVML's initialisation and shutdown, its versions, and the lookup of handles.
+ * session.c - NVML's initialization and shutdown, its versions, and the lookup of handles.
  *
  * The GPUs outlive a session. A lost GPU is still counted, but has no handle.
  */

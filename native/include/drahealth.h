@@ -721,8 +721,8 @@ struct dh_gpus_options {
     uint64_t period_ns;        /* time between two passes over a GPU: 10 ms to 1 h */
     uint64_t slow_ns;          /* time between two reads of the slow fields; at least period_ns */
     uint64_t deadline_ns;      /* a call of a GPU's thread that takes longer is overdue: 10 ms to 10 min */
-    uint64_t open_deadline_ns; /* the same for calls that initialise the library: nvmlInit, handles */
-    uint64_t retry_ns;         /* time between two attempts to load and initialise the library: 100 ms to 1 h */
+    uint64_t open_deadline_ns; /* the same for calls that initialize the library: nvmlInit, handles */
+    uint64_t retry_ns;         /* time between two attempts to load and initialize the library: 100 ms to 1 h */
     uint64_t cpu_budget_ns;    /* CPU time per second of all passes together; a pass over a GPU is delayed, by up
                                   to 10 s, until the passes keep within it. 0: no limit */
 };
@@ -850,8 +850,8 @@ struct dh_gpus {
     uint64_t heartbeat_ns;
     uint64_t period_ns;
     uint64_t failures;
-    uint64_t generation; /* grows when the driver was reloaded; 1 after the first initialisation. Without
-                            `module`, each initialisation of the library counts as a reload */
+    uint64_t generation; /* grows when the driver was reloaded; 1 after the first initialization. Without
+                            `module`, each initialization of the library counts as a reload */
     uint64_t module;     /* inode of module/nvidia in sysfs: a load of the kernel module changes it; 0 unknown */
     uint32_t count;      /* GPUs that NVML last counted */
     uint32_t wait_state; /* enum dh_source_state of the event waiter; ABSENT if NVML has no events */
@@ -971,7 +971,7 @@ void dh_gpus_request_stop(struct dh_gpu_watch *w);
  * dh_gpus_stop() - end the threads and free the watch.
  *
  * Return: 0, and the library was shut down; -ETIMEDOUT: at least one thread hangs in a call. It is abandoned
- *         with what it uses, and the library stays initialised: nvmlShutdown could hang as well.
+ *         with what it uses, and the library stays initialized: nvmlShutdown could hang as well.
  * Blocks: at most @timeout_ns.
  */
 int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns);

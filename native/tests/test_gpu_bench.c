@@ -103,7 +103,7 @@ static void test_after_a_failure_every_result_is_stored(void)
     gx_stop(&g);
 }
 
-/* In a repeated pass in which no reading has changed. */
+/* The failing pass repeats a pass without changed readings. */
 static void test_gpu_lost_in_the_last_call_of_a_pass_loses_its_values(void)
 {
     struct gx g = unstarted("profile h100 gpus=1\ngpu 0 mig on\n" /* queried until it answers */

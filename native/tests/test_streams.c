@@ -100,7 +100,7 @@ static void test_longest_message_fits_into_the_frames_and_a_longer_one_is_not_se
     close_pipes(&p);
 }
 
-static void test_streams_without_room_or_with_another_publication_stay_as_they_were(void)
+static void test_streams_without_room_or_with_another_publication_are_unchanged(void)
 {
     struct pipes p;
     uint32_t cut;
@@ -157,7 +157,7 @@ int main(void)
 {
     test_each_stream_gets_the_message_with_its_number();
     test_longest_message_fits_into_the_frames_and_a_longer_one_is_not_sent();
-    test_streams_without_room_or_with_another_publication_stay_as_they_were();
+    test_streams_without_room_or_with_another_publication_are_unchanged();
     test_cut_message_is_counted_and_its_stream_gets_no_other();
     test_error_of_one_socket_does_not_stop_the_others();
     return check_done("test_streams");

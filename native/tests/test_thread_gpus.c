@@ -277,7 +277,7 @@ static void test_stop_does_not_wait_for_init(void)
     EVENTUALLY(fx_threads("dh-gpu", false) == 1);
     CHECK_INT(fx_threads("dh-gpu-open", false), 1);
     gx_command(&g, "init hang 0s");
-    EVENTUALLY(fx_threads("dh-gpu", false) == 0); /* the library stays initialised */
+    EVENTUALLY(fx_threads("dh-gpu", false) == 0); /* the library stays initialized */
     gx_free(&g);
 }
 

@@ -27,7 +27,7 @@ static bool has_passed(struct mx *x, enum dh_machine_source source, uint64_t pas
     return dh_machine_read(x->m, x->head, x->cap) > 0 && mx_source(x, source)->passes >= passes;
 }
 
-static int hung(void)
+static int hung_threads(void)
 {
     return fx_threads("dh-machine", true);
 }
@@ -53,7 +53,7 @@ static void test_thread_hung_at_start_is_abandoned(void)
 
     fx_fifo(MC "/ce_count");
     x = started(DH_NS / 100);
-    EVENTUALLY(hung() == 1);
+    EVENTUALLY(hung_threads() == 1);
     mx_read(&x);
     CHECK(!mx_woken(&x));
     for (int i = 0; i < DH_MACHINE_SOURCE_NUM; i++) {
@@ -64,7 +64,7 @@ static void test_thread_hung_at_start_is_abandoned(void)
     CHECK_INT(dh_machine_stop(x.m, DH_NS / 20), -ETIMEDOUT);
     close(x.wake_fd);
     free(x.head);
-    CHECK(hung() == 1);
+    CHECK(hung_threads() == 1);
 
     fx_release(MC "/ce_count"); /* now it ends by itself and frees everything, which LeakSanitizer checks */
     EVENTUALLY(fx_threads("dh-machine", false) == 0);
@@ -80,7 +80,7 @@ static void test_hung_source_stalls_its_heartbeat_and_keeps_values(void)
     x = started(DH_NS / 100);
     EVENTUALLY(has_passed(&x, DH_MACHINE_PRESSURE, 2));
     fx_fifo(ONLINE); /* of memory; EDAC comes before it */
-    EVENTUALLY(hung() == 1);
+    EVENTUALLY(hung_threads() == 1);
     mx_read(&x);
     heartbeat_ns = mx_source(&x, DH_MACHINE_MEMORY)->heartbeat_ns;
     CHECK(mx_source(&x, DH_MACHINE_EDAC)->heartbeat_ns > heartbeat_ns);

@@ -112,12 +112,12 @@ class PreparingDriver(Driver):
         found = self.find_claim(claim)
         answer = [
             Answered(
-                self.request_name(one["request"]),
-                one["pool"],
-                one["device"],
-                self.ids(claim, one["device"]),
+                self.request_name(result["request"]),
+                result["pool"],
+                result["device"],
+                self.ids(claim, result["device"]),
             )
-            for one in found["status"]["allocation"]["devices"]["results"]
+            for result in found["status"]["allocation"]["devices"]["results"]
         ]
         self.write_file(claim, [cdi_id for device in answer for cdi_id in device.cdi_ids])
         return answer

@@ -114,7 +114,7 @@ def test_check_without_enough_time_is_not_run() -> None:
     assert {code.partition(".")[0] for code in skipped} == {"registration", "prepare", "unprepare"}
 
 
-def test_duration_is_what_was_recorded_if_all_streams_end_early() -> None:
+def test_duration_is_the_recorded_time_if_all_streams_end_early() -> None:
     fault = FAULTS["ServesNoHealth"]
     run = _run(fault._replace(for_s=30))
     assert run.document["requestedSeconds"] == 30

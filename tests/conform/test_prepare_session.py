@@ -277,7 +277,7 @@ def test_claims_are_made_at_the_api_server_and_deleted() -> None:
         allowed = {"prepare.errors.names", "health.heartbeat", "health.v1"}
         assert found.not_passed.keys() <= allowed | TIMED
         claims = api.all_of("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", {})["items"]
-        assert [one["metadata"]["name"] for one in claims] == ["held"]
+        assert [claim["metadata"]["name"] for claim in claims] == ["held"]
         assert {call.token for call in api.calls} == {"Bearer me"}
 
 

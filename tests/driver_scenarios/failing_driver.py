@@ -85,12 +85,12 @@ class FailingDriver:
         self._fail_on_request(claim.name, ANY_CLAIM)
         return [
             drahealth.PreparedDevice(
-                requests=(one.request,),
-                pool=one.pool,
-                device=one.device,
-                cdi_ids=(f"{DRIVER}/thing={claim.uid}-{one.device}",),
+                requests=(device.request,),
+                pool=device.pool,
+                device=device.device,
+                cdi_ids=(f"{DRIVER}/thing={claim.uid}-{device.device}",),
             )
-            for one in claim.devices
+            for device in claim.devices
         ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:

@@ -45,7 +45,7 @@ def explain(node: Node, *argv: str) -> tuple[int, Any]:
 def uses_of(found: Any) -> set[tuple[str, str, str]]:
     """Devices of the only claim: name, who says so, and what."""
     (claim,) = found["claims"]
-    return {(one["name"], one["source"], one["relation"]) for one in claim["devices"]}
+    return {(device["name"], device["source"], device["relation"]) for device in claim["devices"]}
 
 
 def prepared(node: Node, *devices: str) -> set[tuple[str, str, str]]:
@@ -59,13 +59,13 @@ def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 0, "the record is written")
     _, found = explain(node, "claim", "default/both")
     assert uses_of(found) == prepared(node, PAGES, CPU_1)
-    assert {one["name"]: one["verdict"]["health"] for one in found["devices"]} == {
+    assert {device["name"]: device["verdict"]["health"] for device in found["devices"]} == {
         PAGES: "Healthy",
         CPU_1: "Healthy",
     }
     assert found["claims"][0]["uid"] == BOTH.uid
     _, found = explain(node, f"{HOSTDEV}/{NODE}/{PAGES}")
-    assert [one["name"] for one in found["claims"]] == ["both"]
+    assert [claim["name"] for claim in found["claims"]] == ["both"]
     node.end(pod)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 64, "the record is written")
     _, found = explain(node, f"{HOSTDEV}/{NODE}/{PAGES}")

@@ -82,7 +82,7 @@ def test_driver_reported_device_is_unhealthy_before_the_pods_event(node: Node, f
     # which of the two a kubelet's threads take first is chance; tests/test_embed_plugin.py has it of the wire
     if not node.is_real:  # a real kubelet shows no single lists
         assert saved_s(node, began_s) <= min(delivered_s(node))
-    written = [(one["what"], one["tainted"]) for one in failing.records("taints", "broken")]
+    written = [(record["what"], record["tainted"]) for record in failing.records("taints", "broken")]
     before_error = written[: written.index(("broken", known["tainted"]))]
     assert ("taints", known["tainted"]) in before_error, "the taint is published before the error"
     assert len(failing.records("prepare")) == 1, "the second try was answered from the cache"
@@ -123,7 +123,7 @@ def test_driver_reported_fault_holds_until_the_next_prepare(node: Node, failing:
     node.wait_resources(other, [("Healthy", "")])
     node.fate()
     node.kubelet.wait_running(it)
-    assert [one["claim"] for one in failing.records("prepare")] == ["it", "other", "it"]
+    assert [record["claim"] for record in failing.records("prepare")] == ["it", "other", "it"]
 
 
 def test_all_broken_devices_of_a_call_are_named_in_each_text(node: Node, failing: Program) -> None:

@@ -247,8 +247,8 @@ def test_hundreds_of_failed_claims_fit_in_one_readable_answer(node: Node) -> Non
     (call,) = node.calls()
     assert call.error == ""
     assert set(call.response.claims) == {ask.uid for ask in asks}
-    assert all("class=bad-config" in one.error for one in call.response.claims.values())
-    assert max(len(one.error.encode()) for one in call.response.claims.values()) <= TEXT_LIMIT
+    assert all("class=bad-config" in claim.error for claim in call.response.claims.values())
+    assert max(len(claim.error.encode()) for claim in call.response.claims.values()) <= TEXT_LIMIT
     assert len(node.prepares()) == 256
 
 

@@ -119,7 +119,7 @@ def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, fail
     node.wait_event(pod, "it", text, times=1)
     before = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
     tainted = node.kubelet.wait_for(
-        lambda: [one for one in failing.records("taints") if one["tainted"]], "taints"
+        lambda: [record for record in failing.records("taints") if record["tainted"]], "taints"
     )
     assert failing.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")

@@ -30,7 +30,7 @@ class Update(NamedTuple):
         if self.node.is_real:
             return {f"dra-{otherwise}.sock"}
         messages = self.node.kubelet.history.of(Message, since=since)
-        return {one.endpoint.rpartition("/")[2] for one in messages}
+        return {message.endpoint.rpartition("/")[2] for message in messages}
 
     def wait_all_known(self, health: str) -> None:
         """Returns when the kubelet believes this of the pages, and Healthy of all else."""
@@ -85,7 +85,7 @@ def test_new_instance_inherits_a_shrunk_pool(make_node: Callable[..., Node]) -> 
     now = node.kubelet.health(HOSTDEV, "node-1", PAGES)
     assert (now.health, now.message) == ("Unhealthy", before)
     changes = node.kubelet.history.of(Changed, since=since)
-    assert [one for one in changes if one.device == PAGES and one.health == "Healthy"] == []
+    assert [change for change in changes if change.device == PAGES and change.health == "Healthy"] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -37,8 +37,8 @@ class Cards:
             parameters = drahealth.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
             time.sleep(parameters.flash_s)  # noqa: ASYNC251, RUF100  # it holds up this loop, and no health
         return [
-            drahealth.PreparedDevice(requests=(one.request,), pool=one.pool, device=one.device)
-            for one in claim.devices
+            drahealth.PreparedDevice(requests=(device.request,), pool=device.pool, device=device.device)
+            for device in claim.devices
         ]
 
     async def unprepare(self, ref: drahealth.ClaimRef) -> None:

@@ -23,16 +23,16 @@ class Cards:
         return None if text == "up" else drahealth.unhealthy("card.link", f"link is {text}, not up")
 
     def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
-        for one in claim.devices:
-            if self.link(drahealth.Device(one.device)):
-                raise drahealth.FailedDeviceError(one, "link is not up", code="card.link")
-        cards = [drahealth.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
+        for device in claim.devices:
+            if self.link(drahealth.Device(device.device)):
+                raise drahealth.FailedDeviceError(device, "link is not up", code="card.link")
+        cards = [drahealth.CdiDevice(device.device, env={"CARD": device.device}) for device in claim.devices]
         ids = drahealth.write_cdi_spec(self.cdi, f"{NAME}/card", claim.uid, cards)
         return [
             drahealth.PreparedDevice(
-                requests=(one.request,), pool=one.pool, device=one.device, cdi_ids=(id_,)
+                requests=(device.request,), pool=device.pool, device=device.device, cdi_ids=(id_,)
             )
-            for one, id_ in zip(claim.devices, ids, strict=True)
+            for device, id_ in zip(claim.devices, ids, strict=True)
         ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:

@@ -42,7 +42,7 @@ class Plugin(dra_grpc.DRAPluginBase):
     async def NodePrepareResources(self, stream: Stream) -> None:
         response = dra.NodePrepareResourcesResponse()
         claims = (await stream.recv_message()).claims
-        await asyncio.gather(*(self.prepare(one, response.claims[one.uid]) for one in claims))
+        await asyncio.gather(*(self.prepare(claim, response.claims[claim.uid]) for claim in claims))
         await stream.send_message(response)
 
     async def prepare(self, one: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
@@ -57,9 +57,9 @@ class Plugin(dra_grpc.DRAPluginBase):
 
     async def NodeUnprepareResources(self, stream: Stream) -> None:
         response = dra.NodeUnprepareResourcesResponse()
-        for one in (await stream.recv_message()).claims:
-            monitor.tracker.unprepared(drahealth.ClaimRef(one.namespace, one.name, one.uid))
-            response.claims[one.uid].SetInParent()
+        for claim in (await stream.recv_message()).claims:
+            monitor.tracker.unprepared(drahealth.ClaimRef(claim.namespace, claim.name, claim.uid))
+            response.claims[claim.uid].SetInParent()
         await stream.send_message(response)
 
 

@@ -28,8 +28,8 @@ class Pages:
         with drahealth.doing(drahealth.Operation.STATE, self.root / "held"):
             (self.root / "held" / claim.uid).write_text(claim.name)
         return [
-            drahealth.PreparedDevice(requests=(one.request,), pool=one.pool, device=one.device)
-            for one in claim.devices
+            drahealth.PreparedDevice(requests=(device.request,), pool=device.pool, device=device.device)
+            for device in claim.devices
         ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:

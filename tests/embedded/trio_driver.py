@@ -25,17 +25,17 @@ class Cards:
         return drahealth.parse_claim(json.loads(text), NAME, ref)
 
     async def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
-        cards = [drahealth.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
+        cards = [drahealth.CdiDevice(device.device, env={"CARD": device.device}) for device in claim.devices]
         write, directory = drahealth.write_cdi_spec, self.root / "cdi"
         ids = await trio.to_thread.run_sync(write, directory, f"{NAME}/card", claim.uid, cards)
         return [
             drahealth.PreparedDevice(
-                requests=(one.request,),
-                pool=one.pool,
-                device=one.device,
+                requests=(device.request,),
+                pool=device.pool,
+                device=device.device,
                 cdi_ids=(id_,),
             )
-            for one, id_ in zip(claim.devices, ids, strict=True)
+            for device, id_ in zip(claim.devices, ids, strict=True)
         ]
 
     async def unprepare(self, ref: drahealth.ClaimRef) -> None:

@@ -152,10 +152,10 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         lines += ["", f"## {title}", "", "| fault | promise | within | seen by | test |"]
         lines += ["|---|---|---|---|---|"]
         lines += [
-            f"| {one.injected} | {one.promise} | {_shown_time(seconds.get(one.test))} | "
-            f"{observers.get(one.test, NOT_MEASURED)} | `{one.test}` |"
-            for one in faults
-            if one.theme == theme
+            f"| {fault.injected} | {fault.promise} | {_shown_time(seconds.get(fault.test))} | "
+            f"{observers.get(fault.test, NOT_MEASURED)} | `{fault.test}` |"
+            for fault in faults
+            if fault.theme == theme
         ]
     return "\n".join(lines) + "\n"
 
@@ -170,13 +170,13 @@ def _shown_time(seconds: float | None) -> str:
 def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:
     """Yield a table of the long runs."""
     yield "An agent on a node with 8 GPUs, whose pods, faults, subscribers and failed prepares come and go."
-    yield "Memory, descriptors and threads are read every half minute, when the load rests, after the first"
+    yield "Memory, descriptors and threads are read every half minute, while the load pauses, after the first"
     yield "quarter of the run. Descriptors include files of cgroups, which stay open while a pod runs: their"
     yield "number follows that of the pods. The heap of the C library grows in the first ten minutes to the"
     yield "largest use at one time; afterwards a tenth of it is free at rest. mallinfo2() in an agent under"
     yield "this load: 40 to 43 MiB of 45 in use, the same after 5 and after 17 minutes."
     yield "tracemalloc: 31.3 MiB of Python's objects after 2.5, 5.5 and 8.5 minutes, the same within 34 KiB:"
-    yield "the growth is of the heap around them."
+    yield "so only the C library's heap around them grows."
     yield ""
     yield "| command | length | result |"
     yield "|---|---|---|"

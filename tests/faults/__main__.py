@@ -43,7 +43,7 @@ def main() -> None:
         )
         sys.stdout.write(markdown(faults, read_figures()))
     elif args.tests:
-        sys.stdout.write("".join(f"tests/{test}\n" for test in dict.fromkeys(one.test for one in faults)))
+        sys.stdout.write("".join(f"tests/{test}\n" for test in dict.fromkeys(fault.test for fault in faults)))
     else:
         for fault in faults:
             sys.stdout.write(f"{fault.theme}: {fault.injected}: {fault.promise} ({fault.test})\n")

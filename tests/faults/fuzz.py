@@ -56,7 +56,7 @@ from agent.cgroup_audit.kubelet_config import parse_kubelet_config
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.config.config import load
 from agent.conform.answer_decoders import decode_answers, decode_health_list
-from agent.conform.cdi_schema import cdi_ids, invalid_cdi
+from agent.conform.cdi_schema import cdi_file_error, cdi_ids
 from agent.devices.consumers import kube_objects
 from agent.errors import ConfigError, ProbeError
 from agent.health.gpu.xid.log_lines import parse_line
@@ -317,7 +317,7 @@ def _parse_first(parse: Callable[[Any], object], data: bytes) -> object:
 
 def _parse_cdi(data: bytes) -> object:
     document = parse_documents(data)[0]
-    if problem := invalid_cdi(document):
+    if problem := cdi_file_error(document):
         raise ValueError(problem)
     return f"{len(cdi_ids(document))} ids"
 

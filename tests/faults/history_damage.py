@@ -114,7 +114,7 @@ class DamagedHistory:
             break
         else:
             raise HistoryBug(f"recording does not go on: {problem}")
-        ids = {one.id for one in self._read_uses()}
+        ids = {use.id for use in self._read_uses()}
         if NEW_USE.id not in ids or NEW_CHANGE not in read_verdicts(self._path).changes:
             raise HistoryBug("what was recorded after the damage is not there")
         return "set aside" if problem else "continued"

@@ -139,8 +139,8 @@ class Kept:
         history = self._state / HISTORY_FILE
         if history.exists():
             usages = {one.id for group in read_history(history)[:2] for one in group}
-            changes = [(one.period, one.number) for one in read_verdicts(history).changes]
-            problems += [f"usage {one}" for one in self._usages - usages]
+            changes = [(change.period, change.number) for change in read_verdicts(history).changes]
+            problems += [f"usage {usage}" for usage in self._usages - usages]
             problems += [
                 f"change {number} of period {period}" for period, number in self._changes - {*changes}
             ]

@@ -73,7 +73,7 @@ def read_sample(process: psutil.Process, cgroups: Path, began_s: float) -> Sampl
 
 def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
     """Return the figures of a run after its warm-up."""
-    steady = [one for one in samples if one.at_s > seconds * WARM_UP]
+    steady = [sample for sample in samples if sample.at_s > seconds * WARM_UP]
     at_s = [one.at_s for one in steady]
     return {
         "seconds": round(seconds),
@@ -167,7 +167,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
         samples, events, code = soak(Path(directory), args.seconds, args.seed)
     if args.samples:
-        rows = (",".join(map(str, one)) for one in samples)
+        rows = (",".join(map(str, sample)) for sample in samples)
         args.samples.write_text("\n".join([",".join(Sample._fields), *rows, ""]))
     figures = evaluate(samples, args.seconds) | {"events": events, "exit_code": code}
     sys.stdout.write(json.dumps(figures) + "\n")

@@ -80,7 +80,7 @@ def check_devices(document: dict[str, Any], where: str) -> None:
     """Assert that the pool with too few pages is not Healthy, and no device is missing without a reason."""
     healths = healths_of(document)
     assert healths.get(POOL) != "Healthy", where
-    assert POOL in healths or any(one["state"] != "ok" for one in document["sources"]), where
+    assert POOL in healths or any(source["state"] != "ok" for source in document["sources"]), where
 
 
 @pytest.mark.parametrize(("call", "error"), CASES)

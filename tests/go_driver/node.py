@@ -138,12 +138,12 @@ class GoNode(Node):
     def failures(self, pod: Pod) -> list[Event]:
         """Return the pod's events of claims that a driver could not prepare.
 
-        Not those of :meth:`unanswered`.
+        Not those of :meth:`late_failures`.
         """
-        late = self.unanswered(pod)
+        late = self.late_failures(pod)
         return [event for event in super().failures(pod) if event not in late]
 
-    def unanswered(self, pod: Pod) -> list[Event]:
+    def late_failures(self, pod: Pod) -> list[Event]:
         """Return failure events with the driver's own text, if there is also one with the agent's text.
 
         The driver returns its own text of a prepare for which the agent was slower than the driver waits
@@ -161,7 +161,7 @@ class GoNode(Node):
 
     def unanswered_tries(self, pod: Pod) -> int:
         """Return how often the agent was slower than the driver waits."""
-        return sum(event.count for event in self.unanswered(pod))
+        return sum(event.count for event in self.late_failures(pod))
 
     def wait_healthy(self, *devices: str, driver: str = GO) -> None:
         """Wait until the kubelet has these devices as Healthy."""

@@ -19,7 +19,7 @@ SHRUNK = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared. 
 def health_changes(node: GoNode, device: str, since: int) -> list[tuple[str, str]]:
     """Return health and message of each change of a device, from an entry of the kubelet's history on."""
     changes = node.kubelet.history.of(Changed, since=since)
-    return [(one.health, one.message) for one in changes if one.device == device]
+    return [(change.health, change.message) for change in changes if change.device == device]
 
 
 # --- with the agent ---------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_agent_and_driver_sockets_serve_the_same_health(node: GoNode) -> None:
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     for socket in (node.socket, node.plugin_socket):
         devices = node.drahealth("watch", "--once", str(socket))["devices"]
-        served = {one["name"]: (one["health"], one["message"]) for one in devices}
+        served = {device["name"]: (device["health"], device["message"]) for device in devices}
         assert served == {CPU_0: ("Healthy", ""), CPU_1: ("Healthy", ""), PAGES: ("Unhealthy", message)}
 
 
@@ -152,7 +152,7 @@ def test_several_kubelets_have_independent_streams(node: GoNode) -> None:
     """Streams of either version; a slow reader does not delay the others."""
     with watch_health(node.plugin_socket, "v1") as new, watch_health(node.plugin_socket, "v1alpha1") as old:
         for kubelet in (new, old):
-            assert {one.device.device_name for one in kubelet.next().devices} == {PAGES, CPU_0, CPU_1}
+            assert {device.device.device_name for device in kubelet.next().devices} == {PAGES, CPU_0, CPU_1}
         node.sysfs.resize(7)
         assert wait_for_health(new, PAGES, 2).message == wait_for_health(old, PAGES, 2).message
     node.sysfs.resize(8)

@@ -24,7 +24,7 @@ def test_module_is_formatted_by_gofmt(module: GoModule) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_vet_finds_nothing(module: GoModule) -> None:
+def test_go_vet_reports_no_problem(module: GoModule) -> None:
     done = module.go("vet", "./...")
     assert done.returncode == 0, done.stderr
 
@@ -99,6 +99,26 @@ def test_library_requires_no_module_that_the_helper_does_not(library: GoModule) 
     graph = [line.split() for line in library.go("mod", "graph").stdout.splitlines()]
     of_helper = {to.partition("@")[0] for source, to in graph if source.startswith(f"{HELPER}@")}
     assert required - of_helper == {LIBRARY_PATH, HELPER}
+
+
+def test_parts_for_an_older_helper_compile_without_newer_names(library: GoModule, tmp_path: Path) -> None:
+    """A driver with an older helper copies the packages without the files that the README names."""
+    text = (LIBRARY / "README.md").read_text()
+    sentence = text.partition("copies the two packages")[2].partition("serves")[0]
+    *health, taints = re.findall(r"`(\w+\.go)`", sentence)
+    assert (health, taints) == (["health.go", "relay.go", "kubeclient.go"], "taints.go")
+    parts = GoModule(tmp_path / "parts", library.environ)
+    shutil.copytree(LIBRARY, parts.directory, ignore=shutil.ignore_patterns("*_test.go", *health))
+    for removed, newer in (
+        ([], r"kubeletplugin\.(DeviceHealth|HealthStatus)"),  # 0.37
+        ([taints], "DeviceTaintEffectNone|ResourceSliceMaxDevicesWithAdvancedFeatures"),  # after 0.34
+    ):
+        for name in removed:
+            (parts.directory / "drahealth" / name).unlink()
+        done = parts.go("build", "./...")
+        assert done.returncode == 0, done.stderr
+        sources = (parts.directory / "drahealth").glob("*.go")
+        assert [path.name for path in sources if re.search(newer, path.read_text())] == []
 
 
 def test_second_copy_of_the_messages_starts_no_panic(library: GoModule, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_finding_of_the_driver_check_reaches_pods_and_prepares(
     eventually(lambda: node.codes(OTHER) == ("Healthy", []), "the other device is Healthy")
     late = node.run("late", Ask("late", {"card": FIRST}))
     text = "[class=failed-device code=godev.missing "
-    node.kubelet.wait_for(lambda: any(text in one.message for one in node.failures(late)), text)
+    node.kubelet.wait_for(lambda: any(text in failure.message for failure in node.failures(late)), text)
     node.restore("null")
     node.wait_healthy(FIRST)
     node.wait_resources(pod, [("Healthy", "")])

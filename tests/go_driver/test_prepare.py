@@ -71,7 +71,7 @@ def test_wrong_parameters_blame_only_the_devices_of_their_request(
 ) -> None:
     pod = node.run("it", Ask("it", {"cpus": CPU_0, "pages": PAGES}, [{**wrong, "requests": ["cpus"]}]))
     text = f"[class=bad-config code={code} device={GO}/{NODE}/{CPU_0} request=cpus retry=never]"
-    node.kubelet.wait_for(lambda: any(text in one.message for one in node.failures(pod)), text)
+    node.kubelet.wait_for(lambda: any(text in failure.message for failure in node.failures(pod)), text)
     node.end(pod)
 
 
@@ -167,7 +167,7 @@ def test_failed_unprepare_of_an_unhealthy_device_succeeds(node: GoNode) -> None:
 
     def answered() -> set[tuple[str, str]]:
         failures = node.kubelet.history.of(UnprepareFailed)
-        return {(one.pod, one.error) for one in failures if "[class=" in one.error}
+        return {(failure.pod, failure.error) for failure in failures if "[class=" in failure.error}
 
     node.kubelet.wait_for(answered, "a failure with the agent's text")
     assert answered() == {

@@ -11,7 +11,7 @@ KEY = f"{GO}/mem.hugepages.pool_shrunk"
 
 def taints_of(*slices: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     """Return the taints in ResourceSlices, by device."""
-    devices = [device for one in slices for device in one["spec"]["devices"]]
+    devices = [device for device_slice in slices for device in device_slice["spec"]["devices"]]
     return {device["name"]: device.get("taints", []) for device in devices}
 
 
@@ -35,7 +35,7 @@ def test_taint_is_published_with_its_cause_and_removed_with_it(node: GoNode) -> 
     assert (taint["key"], taint["effect"], taint.get("value", "")) == (KEY, "NoSchedule", "")
     node.sysfs.resize(8)
     wait_published(node)
-    assert {one["spec"]["pool"]["generation"] for one in node.api.slices(GO)} == {1}
+    assert {device_slice["spec"]["pool"]["generation"] for device_slice in node.api.slices(GO)} == {1}
 
 
 def test_taint_survives_restarts_with_its_time(node: GoNode) -> None:

@@ -204,7 +204,7 @@ class FixedLink:
         self.given.append(rows)
         return SyncDevicesResult(len(rows), bool(rows))
 
-    def check(self, claims: Any) -> list[PrepareVerdict | None]:
+    def check_claims(self, claims: Any) -> list[PrepareVerdict | None]:
         self.given.append(claims)
         return list(values.verdicts())
 
@@ -215,11 +215,11 @@ class FixedLink:
     def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
         return []
 
-    def prepared(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_prepares(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["prepared", *ended])
         return list(values.verdicts())
 
-    def unprepared(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_unprepares(self, ended: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["unprepared", *ended])
         return list(values.verdicts())
 

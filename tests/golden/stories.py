@@ -214,7 +214,7 @@ def expectations() -> Steps:
 READINGS: Final = (0, 1, 2, 3, 10, 25, 1 << 20, (1 << 64) - 1, ABSENT, EIO)
 
 
-def _happens(draw: random.Random, node: Host) -> str:
+def _apply_random_event(draw: random.Random, node: Host) -> str:
     """One random event."""
     reading = draw.choice(READINGS)
     small = draw.randrange(4)
@@ -276,7 +276,7 @@ def chance(seed: int) -> Steps:
     draw = random.Random(seed)
     node = Host()
     for _ in range(25):
-        what = _happens(draw, node)
+        what = _apply_random_event(draw, node)
         yield what, brief(node.next(draw.randrange(1, 5)))
 
 
@@ -569,7 +569,7 @@ def _claim(name: str, *devices: str) -> Claim:
     )
 
 
-def _known(name: str, *codes: str) -> DeviceHealth:
+def _unhealthy_device(name: str, *codes: str) -> DeviceHealth:
     return values.device(name, *(values.cause(code, values.UNHEALTHY) for code in codes), driver=DRIVER)
 
 
@@ -587,18 +587,18 @@ def ledger() -> Steps:
         return load_json(driver_files.encode_ledger(driver_files.LedgerFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
-    well = ledgers.health_fingerprint([_known("gpu-0")])
-    sick = ledgers.health_fingerprint([_known("gpu-0", "gpu.xid.79", "gpu.lost"), None])
-    known = ledgers.record_success(known, a, well, now_s, "1.2")
+    well = ledgers.health_fingerprint([_unhealthy_device("gpu-0")])
+    sick = ledgers.health_fingerprint([_unhealthy_device("gpu-0", "gpu.xid.79", "gpu.lost"), None])
+    known = ledgers.with_success(known, a, well, now_s, "1.2")
     yield "succeeded", written()
     for number in range(3):
-        known, _ = ledgers.record_failure(known, a, well, failed, now_s + number, "1.2")
+        known, _ = ledgers.with_failure(known, a, well, failed, now_s + number, "1.2")
     yield "failed three times", written()
-    known, _ = ledgers.record_failure(known, b, sick, later, now_s + 10, "1.2")
-    known, _ = ledgers.record_failure(
+    known, _ = ledgers.with_failure(known, b, sick, later, now_s + 10, "1.2")
+    known, _ = ledgers.with_failure(
         known, c, sick, bug, now_s + 11, "1.3", [DeviceRef(DRIVER, values.POOL, "gpu-0")]
     )
-    known, _ = ledgers.record_failure(known, d, "", wrong, now_s + 12, "1.2")
+    known, _ = ledgers.with_failure(known, d, "", wrong, now_s + 12, "1.2")
     yield "others failed", written()
     answers = {}
     for claim in (a, b, c, d):
@@ -608,8 +608,8 @@ def ledger() -> Steps:
                     found = ledgers.cached_failure(known, claim, generation, now_s + after_s, version)
                     answers[f"{claim.name} {version} {generation} {after_s}"] = found.code if found else None
     yield "answered without trying", answers
-    known, _ = ledgers.record_unprepare_failure(known, a, later, now_s + 20, "1.2")
-    known = ledgers.record_unprepare(known, b.ref, now_s + 21)
+    known, _ = ledgers.with_unprepare_failure(known, a, later, now_s + 20, "1.2")
+    known = ledgers.with_unprepare(known, b.ref, now_s + 21)
     yield "unprepared", written()
     yield (
         "aged",

@@ -37,15 +37,15 @@ class Follower:
             self._process.kill()
             self._thread.join()
 
-    def wait_for(self, claim: Callable[[Document], bool], description: str) -> Document:
-        """Return the newest document if the claim holds for it, or the next one for which it does."""
+    def wait_for(self, condition: Callable[[Document], bool], description: str) -> Document:
+        """Return the newest document if the condition holds for it, or the next one for which it does."""
         self._catch_up()
-        return self.first(claim, description, self._documents[-1][0] if self._documents else 0)[1]
+        return self.first(condition, description, self._documents[-1][0] if self._documents else 0)[1]
 
     def first(
-        self, claim: Callable[[Document], bool], description: str, since_ns: int, more_s: float = 0
+        self, condition: Callable[[Document], bool], description: str, since_ns: int, more_s: float = 0
     ) -> tuple[int, Document]:
-        """Return the first document since ``since_ns`` for which the claim holds, and its time of arrival.
+        """Return the first document since ``since_ns`` for which the condition holds, and its arrival time.
 
         Args:
             more_s: Time to wait in addition to the usual limit [s].
@@ -57,7 +57,7 @@ class Follower:
         )
         while True:
             for found in self._documents[at:]:
-                if claim(found[1]):
+                if condition(found[1]):
                     return found
             at = len(self._documents)
             left_s = deadline_s - time.monotonic()
@@ -92,11 +92,11 @@ class Kubelet:
         self._watcher = watcher
         self.entries: dict[str, Any] = {}
 
-    def wait_for(self, claim: Callable[[], bool], description: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], description: str) -> None:
         """Wait until the claim about the entries holds."""
         deadline_s = time.monotonic() + PATIENCE_S
         self.catch_up()
-        while not claim():
+        while not condition():
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, "\n".join(
                 [f"not within {PATIENCE_S} s: {description}; but", *self._entries_text()]
@@ -113,7 +113,7 @@ class Kubelet:
         return (f"{HEALTH_WORDS[one.health]} {name}: {one.message}" for name, one in self.entries.items())
 
     def _take(self, message: Any) -> None:
-        self.entries |= {one.device.device_name: one for one in message.devices}
+        self.entries |= {device.device.device_name: device for device in message.devices}
 
 
 def device_of(document: Document, name: str, driver: str = "") -> Document | None:
@@ -123,7 +123,7 @@ def device_of(document: Document, name: str, driver: str = "") -> Document | Non
 
 def source_of(document: Document, name: str) -> Document:
     """Return the state of a source."""
-    return next(one for one in document["sources"] if one["name"] == name)
+    return next(source for source in document["sources"] if source["name"] == name)
 
 
 def cause_text(cause: Document) -> str:

@@ -35,13 +35,13 @@ def allocated_claim(
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"namespace": namespace, "name": name, "uid": uid},
-        "spec": {"devices": {"requests": [{"name": one[0].partition("/")[0]} for one in devices]}},
+        "spec": {"devices": {"requests": [{"name": device[0].partition("/")[0]} for device in devices]}},
         "status": {
             "allocation": {
                 "devices": {
                     "results": [
-                        dict(zip(("request", "driver", "pool", "device"), one, strict=True))
-                        for one in devices
+                        dict(zip(("request", "driver", "pool", "device"), device, strict=True))
+                        for device in devices
                     ],
                     "config": [dict(one) for one in config],
                 }

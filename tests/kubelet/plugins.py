@@ -179,7 +179,7 @@ class Plugins:
         """
         if self._validates_input:
             check_driver(driver)
-            check_endpoint(endpoint, self._root)
+            connect_endpoint(endpoint, self._root)
         try:
             plugin_service(services)
         except ValueError as error:
@@ -284,7 +284,7 @@ def check_driver(driver: str) -> None:
         raise ValueError(f"invalid DRA driver name {driver!r}: no lowercase RFC 1123 subdomain")
 
 
-def check_endpoint(endpoint: str, root: Path) -> None:
+def connect_endpoint(endpoint: str, root: Path) -> None:
     """Checks for an absolute path that fits a socket address and is inside the kubelet's directory.
 
     Raises:

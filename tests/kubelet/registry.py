@@ -170,7 +170,7 @@ class Registry:
         thread = threading.Thread(
             target=self._run, args=(path, operation, work), name="kubelet-registration", daemon=True
         )
-        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
         thread.start()
 
     def _run(self, path: Path, operation: Operation, work: Callable[[], None]) -> None:

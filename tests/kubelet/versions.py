@@ -90,7 +90,7 @@ def plugin_service(advertised: Sequence[str]) -> str:
         if service in PLUGIN_SERVICES:
             return service
     advertised_text, supported_text = (
-        " ".join(f'"{one}"' for one in names) for names in (advertised, PLUGIN_SERVICES)
+        " ".join(f'"{name}"' for name in names) for names in (advertised, PLUGIN_SERVICES)
     )
     raise ValueError(
         f"none of services supported by the plugin ([{advertised_text}]) are supported by the kubelet"

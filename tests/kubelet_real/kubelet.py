@@ -341,7 +341,7 @@ class _RealProcess:
             case "Calling NodePrepareResources rpc" | "Calling NodeUnprepareResource rpc":
                 # the request of an unprepare has the same fields
                 request = _message("NodePrepareResourcesRequest", values["request"])
-                self._requests[endpoint] = tuple(one.uid for one in request.claims), time.monotonic()
+                self._requests[endpoint] = tuple(claim.uid for claim in request.claims), time.monotonic()
             case "Done calling NodePrepareResources rpc" | "Done calling NodeUnprepareResources rpc":
                 method = message.split()[2]
                 services = plugin_service(self._services.get(endpoint, PLUGIN_SERVICES))
@@ -376,12 +376,12 @@ class _RealProcess:
             return {}
         return {
             driver: {
-                (one["PoolName"], one["DeviceName"]): (
-                    one["Health"],
-                    one["Message"],
-                    one["HealthCheckTimeout"],
+                (device["PoolName"], device["DeviceName"]): (
+                    device["Health"],
+                    device["Message"],
+                    device["HealthCheckTimeout"],
                 )
-                for one in kept["Devices"].values()
+                for device in kept["Devices"].values()
             }
             for driver, kept in stored.items()
         }
@@ -430,8 +430,8 @@ def resources_of(
     return {
         status["name"]: {
             entry["name"]: tuple(
-                ResourceHealth(one["resourceID"], one["health"], one.get("message", ""))
-                for one in entry["resources"]
+                ResourceHealth(resource["resourceID"], resource["health"], resource.get("message", ""))
+                for resource in entry["resources"]
             )
             for entry in status.get("allocatedResourcesStatus", ())
         }

@@ -160,5 +160,5 @@ def clean(node: RealNode, pool: HugepagePool) -> Iterator[None]:
     yield
     pool.resize(POOL_PAGES)
     for kind in (PODS, CLAIMS):
-        for one in node.api.call("GET", kind)["items"]:
-            node.api.delete(f"{kind}/{one['metadata']['name']}")
+        for item in node.api.call("GET", kind)["items"]:
+            node.api.delete(f"{kind}/{item['metadata']['name']}")

@@ -316,24 +316,24 @@ class RealNode:
         """Command that executes its arguments in the namespaces and cgroups, until this process ends."""
         holder = self.programs["namespaces"].pid
         enter = ["nsenter", f"--target={holder}", "-m", "-n", f"--wd={ROOT}", "--"]
-        return [*self._joining, *enter]
+        return [*self._join_group_command, *enter]
 
     @property
-    def _joining(self) -> list[str]:
+    def _join_group_command(self) -> list[str]:
         procs = self._programs_group / "cgroup.procs"
         return ["setpriv", "--pdeathsig=KILL", "sh", "-c", f'echo $$ >{procs}; exec "$@"', "sh"]
 
     def _popen(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.directory / "logs" / name).open("ab") as log:
             program = subprocess.Popen(
-                [*self._joining, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self._join_group_command, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.programs[name] = program
         return program
 
     def spawn(self, name: str, *command: str) -> None:
         """Start a program in the node's namespaces; its output is added to a log of its name."""
-        self._popen(name, [*self.within[len(self._joining) :], *command])
+        self._popen(name, [*self.within[len(self._join_group_command) :], *command])
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """End a program."""
@@ -572,7 +572,7 @@ def is_hugetlb_mounted() -> bool:
 def is_ready(node: Mapping[str, Any]) -> bool:
     """Return whether a node or pod is Ready."""
     conditions = node.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def may_lower_oom_score() -> bool:

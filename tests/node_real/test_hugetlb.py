@@ -61,7 +61,7 @@ def test_hugepage_limits_of_either_runtime_are_as_expected(
         eventually(lambda: "quiet" not in audit_verdicts(node), "the audit without recent starts", WAIT_S)
 
         found = audit(node)
-        assert {one["verdict"] for one in page_limits(found)} <= EXPECTED
+        assert {limit["verdict"] for limit in page_limits(found)} <= EXPECTED
         levels = {
             one["level"]: one for one in page_limits(found, "paged") if one["knob"] == "hugepages limit"
         }
@@ -108,6 +108,6 @@ def lower_limit(node: RealNode, pod: str) -> None:
 def tainted_devices(node: RealNode) -> set[str]:
     """Return the devices of the driver in Go that have a taint."""
     slices = node.api.call("GET", f"{RESOURCE}/resourceslices?fieldSelector=spec.driver%3D{GO_DRIVER}")
-    devices = [device for one in slices["items"] for device in one["spec"].get("devices") or []]
+    devices = [device for item in slices["items"] for device in item["spec"].get("devices") or []]
     assert devices
     return {device["name"] for device in devices if device.get("taints")}

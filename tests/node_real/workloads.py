@@ -137,4 +137,4 @@ def events_of(node: RealNode, pod: str, reason: str) -> list[str]:
     """Return the messages of a pod's events of a reason."""
     chosen = f"fieldSelector=involvedObject.name%3D{pod},reason%3D{reason}"
     items = node.api.call("GET", f"/api/v1/namespaces/default/events?{chosen}")["items"]
-    return [one["message"] for one in items]
+    return [item["message"] for item in items]

@@ -163,6 +163,8 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"address": "localhost"}, "value must be one of '0.0.0.0', '[::]'"),
         ({"runtimeDir": "run"}, "does not match pattern"),
         ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
+        ({"drivers": ["gpu..example.com"]}, "does not match pattern"),
+        ({"cluster": {"taintRules": [DRIVER, DRIVER]}}, "items at 0 and 1 are equal"),
         ({"cluster": {"conditionKinds": ["gpus"]}}, "value must be one of"),
         ({"nvsentinel": {"socket": "/run/c.sock"}}, "does not match pattern"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
@@ -278,7 +280,7 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     cluster = {"enabled": True, "conditionKinds": ["gpu"], "taintRules": [DRIVER]}
     nvsentinel = {"enabled": True, "socket": "/var/run/sentinel/c.sock"}
     objects = rendered(helm, {"cluster": cluster, "config": CONFIG, "nvsentinel": nvsentinel})
-    (volume,) = (one for one in pod_spec(objects)["volumes"] if one["name"] == "config")
+    (volume,) = (volume for volume in pod_spec(objects)["volumes"] if volume["name"] == "config")
     for item in volume["configMap"]["items"]:
         file = tmp_path / item["path"]
         file.parent.mkdir(exist_ok=True)
@@ -373,7 +375,6 @@ def pod_config(objects: Mapping[str, Any], root: Path, directories: Path) -> dic
         entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in container["env"]
     }
-    args = [argument.replace("$(NODE_NAME)", env["NODE_NAME"]) for argument in container["args"]]
     mounts = []
     for mount in container["volumeMounts"]:
         (volume,) = (found for found in pod["volumes"] if found["name"] == mount["name"])
@@ -388,7 +389,7 @@ def pod_config(objects: Mapping[str, Any], root: Path, directories: Path) -> dic
         is_slave = mount.get("mountPropagation") == "HostToContainer"
         mounts.append(Mount(mount["mountPath"], source, mount.get("readOnly", False), is_slave))
     process = Process(
-        ["/opt/drahealth/bin/drahealth", *args], security["runAsUser"], security["runAsGroup"],
+        ["/opt/drahealth/bin/drahealth", *container["args"]], security["runAsUser"], security["runAsGroup"],
         env={"PATH": "/usr/bin", "PYTHONMALLOC": "malloc", **env},
     )  # fmt: skip
     return oci_config(root, process, mounts)
@@ -440,6 +441,17 @@ def test_settings_of_the_chart_are_those_of_the_agent(pod: tuple[Container, Path
     printed = container.run("/usr/bin/drahealth", "config", "-o", "json").stdout
     assert '"500ms"' in printed
     assert "/etc/drahealth/config.toml" in printed
+    values = {one["key"]: one["value"] for one in json.loads(printed)["settings"]}
+    assert values["agent.node-name"] == "node-7"
+    roots = {name: values[f"roots.{name}"] for name in ("sysfs", "procfs", "cgroupfs")}
+    assert roots == {"sysfs": "/host/sys", "procfs": "/host/proc", "cgroupfs": "/host/sys/fs/cgroup"}
+
+
+def test_bundle_of_the_pod_has_the_status_of_the_agent(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    done = container.run("/usr/bin/drahealth", "bundle", "--list")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^  status.json +[1-9].* KiB +state of the agent's process$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("probe", ["startup", "liveness", "readiness"])

@@ -244,13 +244,13 @@ def test_removal_stops_the_service_and_keeps_settings_and_state(results: Path) -
     assert left == {"/etc/default/drahealth", "/var/lib/drahealth"}
 
 
-def test_installation_after_a_removal_starts_the_service_with_its_arguments(results: Path) -> None:
+def test_installation_after_a_removal_keeps_the_arguments_of_the_service(results: Path) -> None:
     assert text(results, "4-rc") == "0", text(results, "4-dpkg")
     assert text(results, "4-enabled") == "enabled"
     assert document(results, "4-status")["node"] == "kept"
 
 
-def test_purge_leaves_nothing(results: Path) -> None:
+def test_purge_removes_all_files(results: Path) -> None:
     assert text(results, "5-rc") == "0", text(results, "5-dpkg")
     before, after = (set(text(results, name).splitlines()) for name in ("0-files", "5-files"))
     caches = ("/var/lib/dpkg/", "/var/lib/systemd/", "/var/cache/man/")  # of dpkg, systemd and man-db

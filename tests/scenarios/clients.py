@@ -96,12 +96,12 @@ class Clients:
 
     # --- waiting -------------------------------------------------------------------------------------------
 
-    def until(self, claim: Callable[[], bool], description: str, *, pause_s: float = 0.02) -> None:
-        """Read messages until the claim is true, with a pause [s] between two reads."""
+    def until(self, condition: Callable[[], bool], description: str, *, pause_s: float = 0.02) -> None:
+        """Read messages until the condition is true, with a pause [s] between two reads."""
         deadline_s = time.monotonic() + self._limit_s
         while True:
             self._read()
-            if claim():
+            if condition():
                 return
             assert time.monotonic() < deadline_s, f"not within {self._limit_s:g} s: {description}"
             time.sleep(pause_s)
@@ -245,8 +245,8 @@ class Clients:
         return True
 
 
-def _index(entries: Sequence[Any], start: int, claim: Callable[[Any], bool]) -> int | None:
-    return next((at for at in range(start, len(entries)) if claim(entries[at])), None)
+def _index(entries: Sequence[Any], start: int, condition: Callable[[Any], bool]) -> int | None:
+    return next((at for at in range(start, len(entries)) if condition(entries[at])), None)
 
 
 def _collapsed(values: Iterator[int]) -> Iterator[int]:

@@ -198,10 +198,10 @@ XIDS: Final = (
         settings={"gpu.xids": {"31": "unhealthy", "48": "ignore"}},
     ),
     Row(
-        "a GPU that the driver could not initialise",
+        "a GPU that the driver could not initialize",
         (
             kernel(f"NVRM: GPU {BUSES[0]}: RmInitAdapter failed! (0x62:0xffff:1863)"),
-            unhealthy("gpu-0", "gpu.init_failed: the driver could not initialise the GPU"),
+            unhealthy("gpu-0", "gpu.init_failed: the driver could not initialize the GPU"),
         ),
         gpus=2,
     ),

@@ -83,7 +83,7 @@ def device(name: str, code: str = "") -> Callable[[Document], object]:
 
 def note(code: str) -> Callable[[Document], object]:
     """Return a function that finds a note with a code."""
-    return lambda report: next((one for one in report["notes"] if one["code"] == code), None)
+    return lambda report: next((note for note in report["notes"] if note["code"] == code), None)
 
 
 def report(result: Document) -> None:

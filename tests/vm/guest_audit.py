@@ -129,7 +129,7 @@ def path_of(naming: str, *levels: str) -> Path:
 
 def make_cgroup(at: Path, values: Values) -> None:
     """Create a cgroup with every controller, which its parents must delegate."""
-    for parent in reversed([one for one in at.parents if one.is_relative_to(CGROUPS)]):
+    for parent in reversed([parent for parent in at.parents if parent.is_relative_to(CGROUPS)]):
         parent.mkdir(exist_ok=True)
         (parent / "cgroup.subtree_control").write_text(CONTROLLERS)
     at.mkdir()

@@ -84,7 +84,7 @@ def first(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_machine_without_faults_is_healthy(first: dict[str, Any]) -> None:
-    devices = {one["name"]: one["health"] for one in first["devices"]}
+    devices = {device["name"]: device["health"] for device in first["devices"]}
     expected = {f"{kind}-node{node}" for kind in ("cpu", "memory", "hugepages-2mi") for node in (0, 1)}
     assert {*devices} >= {*expected, "rng-0"}
     assert {*devices.values()} == {"Healthy"}
@@ -155,7 +155,7 @@ def test_audit_finds_exactly_the_wrong_values(results: dict[str, dict[str, Any]]
     assert without_kubelet.startswith("configuration of the kubelet: no process named kubelet")
     assert document["unread"] == []
     kept, wrong, vanished = document["pods"]
-    assert {one["verdict"] for one in (*kept["knobs"], *document["classes"])} == {"match", "rounded"}
+    assert {knob["verdict"] for knob in (*kept["knobs"], *document["classes"])} == {"match", "rounded"}
     assert mismatches(wrong) == [
         ("", "cpu.weight", "lower"),
         ("", "memory.max", "unlimited"),

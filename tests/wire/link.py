@@ -86,7 +86,7 @@ class RecordingHandler:
         """Record the results."""
         self._record("report_checks", list(results))
 
-    def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
+    def check_claims(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return a verdict on each blocked claim."""
         self._record("check", list(claims))
         error = BadConfigError("no such mode")
@@ -104,11 +104,11 @@ class RecordingHandler:
         """Return the failures that a test sets for the claim's name."""
         return self.elsewhere.get(claim.name, [])
 
-    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_prepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""
         return self._classify_all("prepared", results)
 
-    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_unprepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""
         return self._classify_all("unprepared", results)
 

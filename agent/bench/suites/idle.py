@@ -358,13 +358,13 @@ def _measure_agent_starts(run_size: RunSize, outcome: SuiteOutcome) -> ResultTab
     rows: list[ResultRow] = []
     for gpus, runs in starts.items():
         key, of = (f"startup.{gpus}gpus", f", {gpus} GPUs") if gpus else ("startup", "")
-        ready, first = ([one.ready_ns for one in runs], [one.first_list_ns for one in runs])
+        ready, first = ([run.ready_ns for run in runs], [run.first_list_ns for run in runs])
         label = "process start to a subscriber's first list"
         rows += [
             row_from_samples(f"{key}.ready", f"process start to READY=1{of}", seconds_from_ns(ready), "s"),
             row_from_samples(f"{key}.list", f"{label}{of}", seconds_from_ns(first), "s"),
             row_from_samples(
-                f"{key}.agent.rss", f"RSS after the first list{of}", [one.rss for one in runs], "B"
+                f"{key}.agent.rss", f"RSS after the first list{of}", [run.rss for run in runs], "B"
             ),
         ]
     rows.append(_library_row("startup.agent.rss.floor"))

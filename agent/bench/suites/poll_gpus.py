@@ -95,7 +95,7 @@ class PynvmlBatchReader:
     One call reads all fields of a GPU. Each value that is not an NVML field takes one more call.
 
     Args:
-        binding: Initialised pynvml module.
+        binding: Initialized pynvml module.
     """
 
     def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
@@ -234,7 +234,7 @@ def measure_gpus(run_size: RunSize, library: str, scenario: Path | None) -> Suit
         )
         for reader in (good, plain):
             check_equal(core, reader(), frozenset() if scenario else VARYING)
-        calls = check_call_counts(gpus.run_pass(), gpus.run_lower_bound())
+        calls = count_pass_calls(gpus.run_pass(), gpus.run_lower_bound())
         pynvml = f"pynvml {version('nvidia-ml-py')}"
         contenders = [
             Contender("core", "core: dh_gpus_pass", gpus.run_pass),
@@ -279,7 +279,7 @@ def read_gpus(gpus: GpuWatch) -> NvmlSample:
     return gpu_set
 
 
-def check_call_counts(core: int, lower_bound: int) -> int:
+def count_pass_calls(core: int, lower_bound: int) -> int:
     """Return the number of NVML calls in one pass (reading of all GPUs).
 
     Raises ResultMismatch if the C core and the lower bound make different numbers of calls.

@@ -208,7 +208,7 @@ def _wait_for_no_subscribers(agent: StartedProcess, socket: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     while counts := [one for one in asyncio.run(fetch_status(socket)).subscribers if one.connections]:
         agent.require_running()
-        if all(one.socket == socket.name for one in counts):  # the connection that asked
+        if all(count.socket == socket.name for count in counts):  # the connection that asked
             return
         if time.monotonic() > deadline:
             raise ProcessError(f"agent: connections {WAIT_S:g} s after all subscribers left: {counts}")

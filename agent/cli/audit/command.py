@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cgroup_audit.pod_parser import parse_pod
-from agent.cli.output.text import clean
+from agent.cli.output.text import clean, format_count
 from agent.cli.subcommand import (
     EXIT_OF_SEVERITY,
     Subcommand,
@@ -27,7 +27,9 @@ from agent.model.claim_sources import Origin
 from agent.model.declared_devices import DeclaredCpuDevice
 from agent.model.health import Severity
 from agent.model.json_values import JsonObject
+from agent.model.reading import Absence
 from agent.sources import declaration_file
+from agent.sources.kubelet_files import CLAIMS_FILE, read_claims_checkpoint
 from agent.system.timing import read_clocks
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from agent.cgroup_audit.pod_model import Pod
     from agent.cli.audit.text import AuditReport
     from agent.config.config import Config
-    from agent.model.claim_sources import SourceAnswer
+    from agent.model.claim_sources import PreparedClaim, SourceAnswer
     from agent.node.cgroup_audit import ExclusiveCpusByPod
 
 SECOND_AUDIT: Final = (
@@ -57,7 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--pods",
         metavar="FILE",
         type=Path,
-        help="output of 'kubectl get pods -A -o json' or yaml (default: the kubelet's pods API)",
+        help="output of 'kubectl get pods -A -o json' or yaml, - for standard input (default: the kubelet's "
+        "pods API)",
     )
     parser.add_argument(
         "--kubelet-version",
@@ -126,7 +129,9 @@ def _audit(
     from agent.cli.audit.text import AuditReport
     from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups
 
-    node_pods = parse_pods(answer, config.node_name, several_nodes=args.pods is not None)
+    prepared = read_claims_checkpoint(config.kubelet_dir / CLAIMS_FILE, answer.provenance.read_at)
+    claim_users = {uid for claim in prepared.items for uid in claim.pods}
+    node_pods = parse_pods(answer, config.node_name, claim_users, several_nodes=args.pods is not None)
     now_s = time.time()
     if answer.absence is not None:
         result = CgroupAuditReport(None)
@@ -141,7 +146,7 @@ def _audit(
             config.procfs_root,
             args.kubelet_config,
         )
-        exclusive = read_driver_cpus(config, answer)
+        exclusive = read_driver_cpus(config, answer, prepared)
         result = audit_cgroups(
             paths,
             node_pods.pods,
@@ -152,7 +157,10 @@ def _audit(
             driver_cpus=exclusive.by_pod,
             earlier_qos=earlier_qos,
         )
-        result = replace(result, gaps=(*result.gaps, *exclusive.gaps))
+        gaps = (*result.gaps, *exclusive.gaps)
+        if args.pods is None and args.pod is None and prepared.absence is Absence.UNREADABLE:
+            gaps += (f"pods with claims for extended resources: {prepared.reason}",)
+        result = replace(result, gaps=gaps)
     node = node_pods.node or config.node_name
     return AuditReport(node, answer, node_pods.invalid, result, now_s, in_full=args.pod is not None)
 
@@ -210,12 +218,15 @@ class NodePods(NamedTuple):
     """Name of the Kubernetes node in the pod objects; empty if they have none."""
 
 
-def parse_pods(answer: SourceAnswer[JsonObject], node: str, *, several_nodes: bool) -> NodePods:
+def parse_pods(
+    answer: SourceAnswer[JsonObject], node: str, claim_users: Container[str], *, several_nodes: bool
+) -> NodePods:
     """Return the pods of this Kubernetes node, parsed from pod objects.
 
     Args:
         answer: Pod objects.
         node: Name of this node. It is ignored if all pod objects belong to one node.
+        claim_users: UIDs of pods with prepared claims.
         several_nodes: True: the pods may belong to several nodes. False: the kubelet of this node sent them.
 
     Raises:
@@ -235,7 +246,7 @@ def parse_pods(answer: SourceAnswer[JsonObject], node: str, *, several_nodes: bo
         if selected and _node(obj) != selected:
             continue
         try:
-            pods.append(parse_pod(obj, from_kubelet=from_kubelet))
+            pods.append(parse_pod(obj, from_kubelet=from_kubelet, claim_users=claim_users))
         except ProbeError as error:
             wrong.append(str(error))
     return NodePods(tuple(pods), tuple(wrong), selected)
@@ -260,7 +271,8 @@ def select_pods(pods: Sequence[Pod], name: str | None, *, include_all: bool) -> 
         )
     if not found:
         known = [known_name for pod in pods for known_name in (str(pod), pod.name)]
-        raise UsageError(f"no pod {name!r} among the {len(pods)} pods of this node{suggestion(name, known)}")
+        known_pods = format_count(len(pods), "pod")
+        raise UsageError(f"no pod {name!r} among the {known_pods} of this node{suggestion(name, known)}")
     return tuple(found)
 
 
@@ -281,12 +293,14 @@ class DriverExclusiveCpus(NamedTuple):
     """Reasons why `by_pod` may lack CPUs; empty: it is complete."""
 
 
-def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -> DriverExclusiveCpus:
+def read_driver_cpus(
+    config: Config, pods: SourceAnswer[Mapping[str, object]], prepared: SourceAnswer[PreparedClaim]
+) -> DriverExclusiveCpus:
     """Return the CPUs that drivers allocated to containers for exclusive use.
 
-    The function reads files only, because an audit needs no running agent. Drivers' files declare which CPUs
-    are exclusive. The kubelet's checkpoint lists the claim that holds the CPUs. The pod's object names the
-    container that uses the claim.
+    The function uses files only, because an audit needs no running agent. Drivers' files declare which CPUs
+    are exclusive. The kubelet's checkpoint, `prepared`, lists the claim that holds the CPUs. The pod's object
+    names the container that uses the claim.
     """
     try:
         files = declaration_file.read_declarations(
@@ -302,10 +316,7 @@ def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -
     from agent.devices.consumers.consumer_queries import exclusive_cpus
     from agent.devices.consumers.kube_objects import parse_pods
     from agent.model.claim_sources import SourceAnswers
-    from agent.sources import kubelet_files
 
-    checkpoint = config.kubelet_dir / kubelet_files.CLAIMS_FILE
-    prepared = kubelet_files.read_claims_checkpoint(checkpoint, pods.provenance.read_at)
     consumers = build_consumer_map(SourceAnswers(prepared=(prepared,), pods=(parse_pods(pods),)))
     return DriverExclusiveCpus(exclusive_cpus(consumers, files), (*wrong, *_exclusive_gaps(prepared.reason)))
 

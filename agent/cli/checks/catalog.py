@@ -240,7 +240,7 @@ LOG_LINES: Final = {
 """Kernel log line that provokes a finding, by finding code, for findings without an NVML event."""
 
 
-def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
+def checks_by_section(limits: GpuLimits) -> tuple[CheckSection, ...]:
     """Return all checks by section. Texts of GPU checks contain the thresholds in `limits`."""
     return (
         CheckSection("CPUs", "Devices `cpu-node<N>`.", tuple(map(_rule_check, CPU_RULES))),

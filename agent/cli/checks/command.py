@@ -47,10 +47,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.checks.catalog import check_sections
+    from agent.cli.checks.catalog import checks_by_section
     from agent.model.settings import GpuLimits
 
-    found = check_sections(GpuLimits())
+    found = checks_by_section(GpuLimits())
     if args.code is not None:
         found = find_checks(found, args.code)
 
@@ -64,7 +64,7 @@ def main(args: Namespace) -> int:
 
 
 def find_checks(sections: Sequence[CheckSection], code: str) -> tuple[CheckSection, ...]:
-    """Return the checks whose code is `code`.
+    """Return the checks whose code is `code`, such as ``custom.fabric`` of ``custom.<name>``.
 
     If there is none, return the checks whose code begins with `code`. If there is none either, return the
     checks whose code contains `code` after a dot.
@@ -75,10 +75,12 @@ def find_checks(sections: Sequence[CheckSection], code: str) -> tuple[CheckSecti
     from agent.cli.checks.catalog import unlisted_check, unreadable_check
 
     by_code = {check.code: (group, check) for group in sections for check in group.checks}
+    named = {known: re.escape(known).replace("<name>", "[^.*]+") for known in by_code if "<name>" in known}
+    code = next((known for known, pattern in named.items() if re.fullmatch(pattern, code)), code)
     base = by_code.get(code.removesuffix(UNREADABLE))
     if base and code.endswith(UNREADABLE) and (derived := unreadable_check(base[1])):
         return (base[0]._replace(checks=(derived,)),)
-    word = re.escape(code.lower())
+    word = re.escape(code.lower().removesuffix(".*"))
     for pattern in (word, rf"{word}.*", rf".*\.{word}(\..*)?"):
         found = [
             group._replace(checks=checks)

@@ -159,9 +159,9 @@ def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[Cla
     returned.
     """
     consumers = answers.consumers
-    answered = {one.provenance.origin for one in consumers.prepared if not one.absence}
-    answered |= {one.provenance.origin for one in consumers.listed if not one.absence}
-    answered |= {one.provenance.origin for one in consumers.pods if not one.absence}
+    answered = {answer.provenance.origin for answer in consumers.prepared if not answer.absence}
+    answered |= {answer.provenance.origin for answer in consumers.listed if not answer.absence}
+    answered |= {answer.provenance.origin for answer in consumers.pods if not answer.absence}
     if answered <= _FILES:
         return known.claims.keys()
     uids = {claim.ref.uid for answer in consumers.prepared for claim in answer.items}

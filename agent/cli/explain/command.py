@@ -46,7 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="output of 'kubectl get pods -A -o json' or yaml, also of 'pods,jobs,deployments' or other "
-        "workloads; of the sources on the node, then only those that a flag names are read",
+        "workloads, - for standard input; of the sources on the node, then only those that a flag names are "
+        "read",
     )
     parser.add_argument(
         "--claims",
@@ -62,6 +63,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     kind, name = _kind_and_name(args.what, is_all=args.all)
+    if args.pods == args.claims == Path("-"):
+        raise UsageError(f"--pods and --claims: only one of them can be standard input\n{HELP}")
     paths = _source_paths(args)
     import asyncio
 
@@ -158,7 +161,8 @@ VERB = Subcommand(
         "the agent and its history, the kubelet, cgroups, drivers; and names the source of each fact. With "
         "--all it lists all claims on the node with their consumers, the worst devices first. Exits "
         "with 0 if the worst device concerned is healthy, 1 if it is degraded, 2 if it is unhealthy, 3 if it "
-        "is unknown; 64 if the name is not known, 69 if no source answers."
+        "is unknown; 64 if the name is not known, 69 if no source answers, 77 in place of both if this user "
+        "may not read some sources."
     ),
     examples=(
         ("drahealth explain gpu.example.com/node-1/gpu-3", "health of a device, and the pods that use it"),

@@ -54,6 +54,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "severity": severity_of(explanation).name.lower(),
         "devices": [_device(device, now_s) for device in explanation.devices],
         "claims": [_claim(claim) for claim in explanation.claims],
+        "claimsElsewhere": explanation.claims_elsewhere,
         "pods": [_pod(pod) for pod in explanation.pods],
         "hurt": [DEVICE_CONSUMER(use) for use in explanation.affected],  # verbatim
         "risks": [RISK(risk) for risk in explanation.risks],
@@ -138,8 +139,9 @@ def _object(keys: ObjectKeys, obj: ClaimObject | PodObject, provenance: Provenan
 # --- pods --------------------------------------------------------------------------------------------------
 
 POD_OBJECT: Final = ObjectKeys(
-    "node? phase? owner:controller podGroup?:group mirrorUID?:mirror_uid containers",
+    "node? phase? owner:controller podGroup?:group mirrorUID?:mirror_uid claims containers",
     owner=OWNER,
+    claims=encode_each(ObjectKeys("name claim?")),
     containers=encode_each(ObjectKeys("name id? running")),
 )
 

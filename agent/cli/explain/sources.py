@@ -385,12 +385,11 @@ class _SavedFile(NamedTuple):
 async def _read_saved_file(path: Path | None) -> _SavedFile | None:
     if path is None:
         return None
+    is_pipe = path == Path("-") or path.is_relative_to("/dev")  # its writer may be a slow kubectl
+    timeout_s = None if is_pipe else DISK_TIMEOUT_S
     try:
-        return _SavedFile(
-            path,
-            read_clocks(),
-            await run_with_timeout(lambda: kubectl_files.read_object_file(path), DISK_TIMEOUT_S),
-        )
+        content = await run_with_timeout(lambda: kubectl_files.read_object_file(path), timeout_s)
+        return _SavedFile(path, read_clocks(), content)
     except TimeoutError:
         raise DrahealthError(timeout_text(path, DISK_TIMEOUT_S)) from None
 

@@ -214,7 +214,7 @@ def _pod(
         facts.append("has running processes" if pod.view.running else "has no running process")
     facts += ["from " + format_sources(edge.provenance for edge in edges)] if edges else []
     if edges and not any(edge.relation in USE_ON_THIS_NODE for edge in edges):
-        facts.append("claim not known to be prepared for it")
+        facts.append("claim not known to be prepared for the pod")
     name = str(ref) if not ref.name else f"pod {ref}"
     yield from _heading(name, facts, style, first)
     named = {entry.name for obj, _ in pod.view.objects for entry in obj.claims if entry.claim}
@@ -354,7 +354,7 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
 
 def _orphans(claim: ClaimFacts) -> str:
     unmatched = claim.unmatched_reservations or ()
-    noun = "object" if any(one.kind is ConsumerKind.OTHER for one in unmatched) else "pod"
+    noun = "object" if any(reservation.kind is ConsumerKind.OTHER for reservation in unmatched) else "pod"
     return f"{_reservations(unmatched)}: no {noun} in --pods matches"
 
 
@@ -511,9 +511,9 @@ def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     sure = {use.pod.ref for use in uses if use.is_certain} - ended
     possible = {use.pod.ref for use in uses} - sure - ended
     if not uses and not explanation.claims:
-        yield "no known pod uses it"
+        yield "no known pod uses the device"
         return
-    more = f", {len(possible)} more may use it" if possible else ""
+    more = f", {len(possible)} more may use the device" if possible else ""
     gone = f", {len(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
     claims = format_count(len(explanation.claims), "claim")
     minimum = _least_pods(explanation, sure)
@@ -641,7 +641,7 @@ def kubelet_health_facts(device: DeviceFacts, explanation: Explanation) -> Itera
     if belief.updated_s > 0:
         text += f", updated {age_text(explanation, belief.updated_s)} ago"
     if belief.has_lapsed(explanation.now.wall_s):
-        text += f"; older than its lease of {belief.lease_s:g} s: Unknown, unless it was renewed since"
+        text += f"; older than its lease of {belief.lease_s:g} s: Unknown, unless the lease was renewed since"
     if device.reported and device.kubelet_differs:
         text += f"; the device is {device.reported.health.health.name.capitalize()}"
     yield "kubelet", text, ("yellow",) if device.kubelet_differs else ()
@@ -667,7 +667,7 @@ def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]
         table.add(claim_name(view.ref), "no pod is known", "", "", sources, sign=unsure)
     yield from table.lines(style)
     if without_pods or not all(use.affected.is_certain for use in explanation.affected):
-        yield style.paint("  ? may use it: no source has the claim prepared for it on this node", "dim")
+        yield style.paint("  ? may use the device: no source lists the claim as prepared for the pod", "dim")
 
 
 def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""``drahealth fleet``: the sick devices of all nodes, from the metrics in a Prometheus server."""
+"""``drahealth fleet``: the devices of all nodes that are not healthy, from a Prometheus server."""

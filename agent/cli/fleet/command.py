@@ -1,4 +1,4 @@
-"""``drahealth fleet``: shows the sick devices of all nodes, from a Prometheus server that scrapes agents.
+"""``drahealth fleet``: shows the devices of all nodes that are not healthy, from a Prometheus server.
 
 The output is tables or a JSON document.
 """
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Prometheus server, or one with its query API; may have user and password",
     )
     parser.add_argument(
-        "--by", choices=("rule", "node", "driver"), default="", help="group the sick devices instead"
+        "--by", choices=("rule", "node", "driver"), default="", help="list groups of devices instead"
     )
     parser.add_argument("--all", action="store_true", help="all rows of each table, not only the first 20")
     parser.add_argument(
@@ -60,7 +60,6 @@ def main(args: Namespace) -> int:
         group_sick_devices,
         read_fleet,
     )
-    from agent.cli.output.text import clean
 
     label, select = check_label(args.node_label), check_select(args.select)
     server = PrometheusClient(args.prometheus, token_file=args.token_file, ca_file=args.ca_file)
@@ -84,7 +83,7 @@ def main(args: Namespace) -> int:
 
 VERB = Subcommand(
     name="fleet",
-    summary="show the sick devices of all nodes, from Prometheus",
+    summary="show the devices of all nodes that are not healthy, from Prometheus",
     description=(
         "Queries a Prometheus server that scrapes the agents of all nodes (drahealth run --listen): devices "
         "that are not healthy, the worst and newest first, with the rules that fire, devices that flap, and "
@@ -92,8 +91,8 @@ VERB = Subcommand(
         "and 69 if it did not."
     ),
     examples=(
-        ("drahealth fleet --prometheus http://prometheus:9090", "sick devices, rules and versions"),
-        ("drahealth fleet --prometheus http://prometheus:9090 --by node", "nodes with most sick devices"),
+        ("drahealth fleet --prometheus http://prometheus:9090", "devices with faults, rules, versions"),
+        ("drahealth fleet --prometheus http://prometheus:9090 --by node", "nodes with most faulty devices"),
     ),
     add_arguments=add_arguments,
     main=main,
@@ -122,7 +121,7 @@ def render_fleet(
     now_s: float,
     every_row: bool,
 ) -> str:
-    """Return the state of all nodes as text: headline, sick devices or groups, flapping devices, versions.
+    """Return the state of all nodes as text: headline, devices or groups, flapping devices, versions.
 
     A flapping device changes its health often.
     """
@@ -137,6 +136,8 @@ def render_fleet(
         lines += _rules(fleet, style, rows)
     lines += _flapping(fleet, style, rows)
     lines += _versions(fleet, style)
+    if not fleet.nodes and not fleet.silent:
+        lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
     if fleet.silent:
         names = list(map(clean, fleet.silent))
         text = f"  not scraped now, but within the last hour: {_some(names, rows)}"
@@ -154,7 +155,7 @@ def _headline(fleet: Fleet) -> str:
     silent = f", {len(fleet.silent):,} not scraped" if fleet.silent else ""
     total = format_count(sum(fleet.devices.values()), "device")
     return (
-        f"{format_count(len(fleet.nodes), 'node')}, {len(sick_nodes):,} with sick devices{silent}; "
+        f"{format_count(len(fleet.nodes), 'node')}, {len(sick_nodes):,} not healthy{silent}; "
         f"{total}: {', '.join(states) or 'none'}"
     )
 
@@ -177,14 +178,14 @@ def _sick(sick: Sequence[SickDevice], style: TextStyle, now_s: float, rows: int 
     if not sick:
         return
     table = TextTable("NODE", "DEVICE", "HEALTH", "SINCE", text_title="CAUSES", min_text_width=30)
-    for one in sick[:rows]:
-        badge = BADGES[one.severity]
-        causes = ", ".join(clean(cause.code) for cause in one.causes)
+    for device in sick[:rows]:
+        badge = BADGES[device.severity]
+        causes = ", ".join(clean(cause.code) for cause in device.causes)
         table.add(
-            clean(one.device.node),
-            clean(one.device.name),
+            clean(device.device.node),
+            clean(device.device.name),
             badge.word,
-            _since(one.since_s, now_s),
+            _since(device.since_s, now_s),
             sign=badge.coloured_sign(style),
             text=[RowText(causes)],
         )
@@ -264,7 +265,7 @@ def fleet_document(
         "nodes": len(fleet.nodes),
         "notScraped": list(fleet.silent),
         "devices": {_state(state): fleet.devices.get(state, 0) for state in STATES},
-        "sick": [_sick_document(one) for one in fleet.sick],
+        "sick": [_sick_document(device) for device in fleet.sick],
         "flapping": [{**_device(device), "timesLost": times} for device, times in fleet.flapping],
         "rules": [
             {

@@ -73,14 +73,18 @@ class PrometheusClient:
         Raises:
             ConfigError: The URL or a file cannot be used.
         """
+        login, _, server = url.rpartition("@")
+        shown = f"...@{server}" if login else url
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"Prometheus {url!r}: not a valid URL: {error}") from None
+        except ValueError as error:  # which quotes a part of a password such as a/b
+            reason = "write special characters of the password as in %2F" if login else error
+            raise ConfigError(f"Prometheus {shown!r}: not a valid URL: {reason}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"Prometheus {url!r}: not a URL of a server, such as http://prometheus:9090")
-        self._host, self._port = parts.hostname, port
+            raise ConfigError(f"Prometheus {shown!r}: not a URL of a server, such as http://prometheus:9090")
+        self._host = parts.hostname
+        self._port = port or (443 if parts.scheme == "https" else 80)  # else http.client takes ::1 as port 1
         self._path = f"{parts.path.rstrip('/')}/api/v1/query"
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         """URL of the server, without user and password."""
@@ -136,9 +140,9 @@ class PrometheusClient:
         except (ValueError, RecursionError):  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
             is_ok = response.status == OK_STATUS
             text = "another format" if is_ok else f"{response.status} {response.reason}"
+            cause = "user, password or token" if response.status in (401, 403) else "the path of the URL"
             raise ApiUnreachableError(
-                f"Prometheus {self.url}: the server did not answer as the query API: {text}; check the path "
-                "of the URL"
+                f"Prometheus {self.url}: the server did not answer as the query API: {text}; check {cause}"
             ) from None
         if answer.status != "success":
             raise ApiError(
@@ -175,6 +179,8 @@ SEVERITIES: Final = {
 }
 FLAPS: Final = 3
 """Number of times within an hour that a device must stop being usable to count as flapping."""
+TIME_MAX_S: Final = 253_402_300_800
+"""Time from which on a time in a metric is not known: the year 10000 [s since 1970]."""
 SILENT: Final = "1h"
 """Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
 _MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
@@ -228,7 +234,7 @@ class FiringRule(NamedTuple):
 
 
 class FleetGroup(NamedTuple):
-    """Sick devices of one node or of one driver."""
+    """Devices of one node or of one driver that are not healthy."""
 
     name: str
     by_severity: Mapping[Severity, int]
@@ -301,26 +307,31 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
     counts = f"sum by ({STATE}) ({series(STATE)})"
 
     agents = query(build)
+    if agents and not any(_node(agent, node_label) for agent in agents):
+        known = ", ".join(sorted(agents[0].labels))
+        raise UsageError(f"--node-label {node_label}: no agent has this label; name one of {known}")
     causes = _causes(query(findings), node_label)
-    since_of = {_device(one, node_label): one.value for one in query(since)}
+    since_of = {
+        _device(sample, node_label): sample.value for sample in query(since) if 0 <= sample.value < TIME_MAX_S
+    }
     return Fleet(
-        nodes=tuple(sorted({_node(one, node_label) for one in agents})),
-        silent=tuple(sorted(_node(one, node_label) for one in query(silent))),
-        devices={SEVERITIES[one.labels[STATE]]: int(one.value) for one in query(counts)
-                 if one.labels.get(STATE) in SEVERITIES},
+        nodes=tuple(sorted({_node(agent, node_label) for agent in agents})),
+        silent=tuple(sorted(_node(sample, node_label) for sample in query(silent))),
+        devices={SEVERITIES[sample.labels[STATE]]: int(sample.value) for sample in query(counts)
+                 if sample.labels.get(STATE) in SEVERITIES},
         sick=_sick_devices(query(sick), causes, since_of, node_label),
         flapping=tuple(
             sorted(
-                ((_device(one, node_label), int(one.value)) for one in query(flaps)),
+                ((_device(sample, node_label), int(sample.value)) for sample in query(flaps)),
                 key=lambda item: (-item[1], item[0]),
             )
         ),
         rules=_firing_rules(causes, query(notes), node_label),
         versions=(
-            *_counted(Counter(("drahealth", one.labels.get("version", "")) for one in agents)),
+            *_counted(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
             *_counted(
-                {(one.labels.get("name", ""), one.labels.get("version", "")): int(one.value)
-                 for one in query(drivers)}
+                {(sample.labels.get("name", ""), sample.labels.get("version", "")): int(sample.value)
+                 for sample in query(drivers)}
             ),
         ),
     )  # fmt: skip
@@ -361,9 +372,9 @@ def _sick_devices(
     node_label: str,
 ) -> tuple[SickDevice, ...]:
     found = []
-    for one in samples:
-        device = _device(one, node_label)
-        severity = SEVERITIES.get(one.labels.get(STATE, ""), Severity.UNKNOWN)
+    for sample in samples:
+        device = _device(sample, node_label)
+        severity = SEVERITIES.get(sample.labels.get(STATE, ""), Severity.UNKNOWN)
         found.append(SickDevice(device, severity, since_of.get(device, 0.0), tuple(causes.get(device, ()))))
     return tuple(sorted(found, key=lambda sick: (-sick.severity, -sick.since_s, sick.device)))
 
@@ -397,18 +408,18 @@ def _firing_rules(
 def group_sick_devices(
     sick: Iterable[SickDevice], name_of: Callable[[FleetDeviceId], str]
 ) -> list[FleetGroup]:
-    """Return the sick devices in groups with the same name, such as the name of their node.
+    """Return devices that are not healthy in groups with the same name, such as the name of their node.
 
     `name_of` returns the name for a device. Groups with the most unhealthy devices are first.
     """
     members: dict[str, list[SickDevice]] = {}
-    for one in sick:
-        members.setdefault(name_of(one.device), []).append(one)
+    for device in sick:
+        members.setdefault(name_of(device.device), []).append(device)
     groups = [
         FleetGroup(
             name,
-            Counter(one.severity for one in devices),
-            max(one.since_s for one in devices),
+            Counter(device.severity for device in devices),
+            max(device.since_s for device in devices),
             tuple(code for code, _ in Counter(c.code for one in devices for c in one.causes).most_common()),
         )
         for name, devices in members.items()

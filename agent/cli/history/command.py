@@ -144,16 +144,16 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
     changes: list[VerdictSpan] = []
     if wants_changes and verdicts:
         found = listed_changes(verdict_spans(verdicts, timeline), now.since_s)
-        changes = [one for one in found if _is_selected(one.change.device, devices) and _is_bad(args, one)]
+        changes = [row for row in found if _is_selected(row.change.device, devices) and _is_bad(args, row)]
     if args.output == "csv":
         sys.stdout.write(changes_csv(changes, timeline) if args.changes else uses_csv(uses))
         return
 
     def as_document() -> dict[str, Any]:
         written_s = [record.last_write_s] if record else []
-        written_s += [one.ended_s for one in verdicts.periods] if verdicts else []
+        written_s += [period.ended_s for period in verdicts.periods] if verdicts else []
         left_s = max(written_s, default=0.0)
-        listed = [change_document(one, timeline) for one in changes]
+        listed = [change_document(change, timeline) for change in changes]
         return {
             **document(uses if wants_uses else None, path, left_s),
             **({} if args.uses else {"changes": listed}),
@@ -170,14 +170,16 @@ def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
             shown = uses if args.all else uses[:MAX_SHOWN]
             hidden = len(uses) - len(shown)
             tables.append(render(shown, style, now_s=now.wall_s, left_s=record.last_write_s, hidden=hidden))
-        return "\n".join(tables) or _nothing_matches(wants_changes, wants_uses)
+        return "\n".join(tables) or _no_entry(args, wants_changes, wants_uses)
 
     print_result(args, as_document, text)
 
 
-def _nothing_matches(wants_changes: bool, wants_uses: bool) -> str:
+def _no_entry(args: Namespace, wants_changes: bool, wants_uses: bool) -> str:
     kinds = [name for name, is_wanted in (("change", wants_changes), ("use", wants_uses)) if is_wanted]
-    return f"no recorded {' or '.join(kinds)} matches\n"
+    entries = " or ".join(kinds)
+    is_filtered = args.pod or args.claim or args.device or args.since or args.bad
+    return f"no recorded {entries} matches\n" if is_filtered else f"no {entries} is recorded yet\n"
 
 
 def _is_bad(args: Namespace, one: VerdictSpan) -> bool:
@@ -202,7 +204,7 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     selected = {device: known for device, known in spans.items() if _is_selected(device, devices)}
     summary = summarize(selected, timeline, now.since_s)
     if args.flapping:
-        flapping = {one.device for one in summary.devices if one.is_flapping}
+        flapping = {device.device for device in summary.devices if device.is_flapping}
         selected = {device: known for device, known in selected.items() if device in flapping}
         summary = summarize(selected, timeline, now.since_s)
     if args.output == "csv":
@@ -319,9 +321,8 @@ VERB = Subcommand(
         "Lists what the agent has recorded: how the verdicts on devices changed, and which pod used which "
         "device, including pods that are gone. --summary computes the availability of each device. Reads a "
         "file and needs no running agent. Exits with 0 if the file was read, 64 if nothing is recorded for "
-        "the given "
-        "name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, 77 if this "
-        "user may not read it."
+        "the given name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, "
+        "77 if this user may not read it."
     ),
     examples=(
         ("drahealth history --device gpu-3 --since 7d", "what happened to a device, and which pods it had"),

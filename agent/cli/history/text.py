@@ -122,7 +122,7 @@ def _headline(uses: Sequence[PodDeviceUsage], hidden: int) -> str:
     bad = sum(use.state.severity > Severity.INFO for use in uses if use.ended)
     count = format_count(len(uses), "use of a device", "uses of devices")
     shown = f"the newest {len(uses):,} of {len(uses) + hidden:,} uses" if hidden else count
-    unhealthy = f", {bad:,} of them with a device that was not healthy" if bad else ""
+    unhealthy = f", {bad:,} of them with a device that was not healthy at the end" if bad else ""
     return f"{shown}: {running:,} running, {len(uses) - running:,} ended{unhealthy}"
 
 
@@ -264,7 +264,7 @@ def render_changes(spans: Sequence[VerdictSpan], style: TextStyle, *, hidden: in
 
     `hidden` is the number of older changes that are left out.
     """
-    devices = {one.change.device for one in spans}
+    devices = {span.change.device for span in spans}
     count = format_count(len(spans), "change of a verdict", "changes of verdicts")
     shown = f"the newest {len(spans):,} of {len(spans) + hidden:,} changes" if hidden else count
     lines = [
@@ -280,18 +280,18 @@ def render_changes(spans: Sequence[VerdictSpan], style: TextStyle, *, hidden: in
 
 def _change_lines(spans: Sequence[VerdictSpan], style: TextStyle) -> Iterator[str]:
     table = TextTable("CHANGED", "FROM", "TO", "LASTED", "DEVICE", text_below=True)
-    names = short_names({one.change.device for one in spans})
-    for one in spans:
-        state = one.verdict.state
-        assert one.change.before is not None
+    names = short_names({span.change.device for span in spans})
+    for span in spans:
+        state = span.verdict.state
+        assert span.change.before is not None
         table.add(
-            rfc3339(one.change.at_s),
-            WORDS[one.change.before],
+            rfc3339(span.change.at_s),
+            WORDS[span.change.before],
             WORDS[state],
-            f"{'>' if one.is_newest else ''}{format_age(one.end_s - one.begin_s)}",
-            names[one.change.device],
+            f"{'>' if span.is_newest else ''}{format_age(span.end_s - span.begin_s)}",
+            names[span.change.device],
             sign=_sign(state, style),
-            text=(RowText(text, hanging=2) for text in _remarks(one)),
+            text=(RowText(text, hanging=2) for text in _remarks(span)),
         )
     return table.lines(style)
 
@@ -332,22 +332,22 @@ CHANGE_COLUMNS: Final = (
 
 def changes_csv(spans: Sequence[VerdictSpan], timeline: ObservedTimeAxis) -> str:
     """Return changes of verdicts as CSV, with a line of titles."""
-    documents = (change_document(one, timeline) for one in spans)
+    documents = (change_document(span, timeline) for span in spans)
     return format_csv(
         CHANGE_COLUMNS,
         (
             (
-                one["at"],
-                *one["device"].values(),
-                one["from"],
-                one["to"],
-                one["lastedSeconds"],
-                one["notObservedSeconds"],
-                *(str(one[key]).lower() for key in ("continues", "foundAtStart")),
-                " ".join(cause["code"] for cause in one["causes"]),
-                "; ".join(cause["evidence"] for cause in one["causes"]),
+                document["at"],
+                *document["device"].values(),
+                document["from"],
+                document["to"],
+                document["lastedSeconds"],
+                document["notObservedSeconds"],
+                *(str(document[key]).lower() for key in ("continues", "foundAtStart")),
+                " ".join(cause["code"] for cause in document["causes"]),
+                "; ".join(cause["evidence"] for cause in document["causes"]),
             )
-            for one in documents
+            for document in documents
         ),
     )
 
@@ -358,8 +358,8 @@ def changes_csv(spans: Sequence[VerdictSpan], timeline: ObservedTimeAxis) -> str
 def render_summary(summary: AvailabilitySummary, style: TextStyle) -> str:
     """Return the table of devices with their availability, and the table of rules."""
     devices = summary.devices
-    lost_s, total_s = sum(one.lost_s for one in devices), sum(one.total_s for one in devices)
-    names = short_names(one.device for one in devices)
+    lost_s, total_s = sum(device.lost_s for device in devices), sum(device.total_s for device in devices)
+    names = short_names(device.device for device in devices)
     lines = [
         f"{format_count(len(devices), 'device')}: {lost_s / 3600:,.1f} of {total_s / 3600:,.1f} device-hours "
         "lost",
@@ -380,37 +380,27 @@ def render_summary(summary: AvailabilitySummary, style: TextStyle) -> str:
 def _device_lines(
     devices: Sequence[DeviceAvailability], names: dict[DeviceRef, str], style: TextStyle
 ) -> Iterator[str]:
-    titles = (
-        "OVER",
-        "HEALTHY",
-        "UNHEALTHY",
-        "UNKNOWN",
-        "NO DATA",
-        "FAULTS",
-        "MTBF",
-        "MTTR",
-        "LOST",
-        "DEVICE",
+    table = TextTable(
+        "OVER", "HEALTHY", "UNHEALTHY", "UNKNOWN", "NO DATA", "FAULTS", "MTBF", "MTTR", "LOST", "DEVICE"
     )
-    table = TextTable(*titles)
-    for one in devices:
+    for device in devices:
         times_s = (
-            sum(one.observed_s[state] for state in USABLE),
-            one.observed_s[RecordedState.UNHEALTHY],
-            one.observed_s[RecordedState.UNKNOWN],
-            one.observed_s[RecordedState.ABSENT] + one.not_observed_s,
+            sum(device.observed_s[state] for state in USABLE),
+            device.observed_s[RecordedState.UNHEALTHY],
+            device.observed_s[RecordedState.UNKNOWN],
+            device.observed_s[RecordedState.ABSENT] + device.not_observed_s,
         )
         table.add(
-            format_age(one.total_s),
-            *(format_share(seconds, one.total_s) for seconds in times_s),
-            str(one.faults),
+            format_age(device.total_s),
+            *(format_share(seconds, device.total_s) for seconds in times_s),
+            str(device.faults),
             *(
                 "-" if mean is None else format_age(mean)
-                for mean in (one.mean_between_faults_s, one.mean_to_recover_s)
+                for mean in (device.mean_between_faults_s, device.mean_to_recover_s)
             ),
-            format_age(one.lost_s),
-            names[one.device],
-            sign=_sign(one.state, style),
+            format_age(device.lost_s),
+            names[device.device],
+            sign=_sign(device.state, style),
         )
     return table.lines(style)
 
@@ -446,7 +436,7 @@ def summary_document(summary: AvailabilitySummary, path: Path) -> dict[str, Any]
     return {
         "apiVersion": API_VERSION,
         "file": str(path),
-        "devices": [_device_document(one) for one in summary.devices],
+        "devices": [_device_document(device) for device in summary.devices],
         "rules": [
             {
                 "code": rule.code,
@@ -500,11 +490,11 @@ def summary_csv(summary: AvailabilitySummary) -> str:
         SUMMARY_COLUMNS,
         (
             (
-                *one["device"].values(),
-                *(one[key] for key in ("begin", "end", "state")),
-                *one["seconds"].values(),
+                *document["device"].values(),
+                *(document[key] for key in ("begin", "end", "state")),
+                *document["seconds"].values(),
                 *(
-                    one[key]
+                    document[key]
                     for key in (
                         "changes",
                         "faults",
@@ -514,8 +504,8 @@ def summary_csv(summary: AvailabilitySummary) -> str:
                         "interruptionsPerHour",
                     )
                 ),
-                str(one["flapping"]).lower(),
+                str(document["flapping"]).lower(),
             )
-            for one in documents
+            for document in documents
         ),
     )

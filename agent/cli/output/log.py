@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TextIO
 
-from agent.cli.output.report_changes import ReportChange, facts_without_devices, report_changes
+from agent.cli.output.report_changes import ReportChange, changes_between_reports, facts_without_devices
 from agent.cli.output.text import format_count
 from agent.errors import OutputError
 from agent.model.health import Severity
@@ -357,7 +357,7 @@ class ReportLogThread(ReportPrinter):
             try:
                 if report is not None and report is not seen:
                     seen = report
-                    new = report_changes(logged, report)
+                    new = changes_between_reports(logged, report)
                     logged = report
                 for change in limit.changes_to_log(new, time.monotonic()):
                     LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.text, extra={CHANGE: change})

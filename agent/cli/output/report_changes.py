@@ -81,7 +81,7 @@ class ReportChange(NamedTuple):
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
-def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
+def changes_between_reports(before: Report | None, now: Report) -> list[ReportChange]:
     """Return the changes from the report `before` to the report `now`.
 
     If `before` is None, return the state of every device and of every failing source.
@@ -109,7 +109,7 @@ def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
 
 
 def facts_without_devices(report: Report) -> tuple[object, ...]:
-    """Return what :func:`report_changes` compares apart from devices and notes: sources and cgroups.
+    """Return what :func:`changes_between_reports` compares apart from devices and notes: sources and cgroups.
 
     These facts may also change in a report that otherwise repeats the last one.
     """

@@ -144,8 +144,8 @@ def _range_key(name: str, position: int) -> tuple[str, int]:
 def explains_absence(source: SourceSample) -> bool:
     """Return whether to show the operator why a source is absent.
 
-    False for an NVML library that is not installed, unless its path was configured: most machines have no
-    such library.
+    Most machines have no NVML library, so its absence is explained only if the library's path was
+    configured.
     """
     is_path = "/" in source.detail.partition(":")[0]
     return bool(source.detail) and (is_path or not source.name.startswith("nvml"))
@@ -304,8 +304,8 @@ def _join(cells: Sequence[TableCell], widths: Sequence[int], style: TextStyle) -
 
 
 def _wrap_all(texts: Iterable[RowText], style: TextStyle, indent: str) -> Iterator[str]:
-    for one in texts:
-        yield from wrap(one.text, style, first=indent, rest=indent + " " * one.hanging, paint=one.paint)
+    for text in texts:
+        yield from wrap(text.text, style, first=indent, rest=indent + " " * text.hanging, paint=text.paint)
 
 
 class ListEntry(NamedTuple):

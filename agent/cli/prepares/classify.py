@@ -84,7 +84,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.prepare.classify import PrepareContext, classify_evidence
-    from agent.prepare.prepare_ledger import PrepareLedger, record_failure
+    from agent.prepare.prepare_ledger import PrepareLedger, with_failure
 
     if args.parameters is not None:
         if args.text or args.numbers or args.doing:
@@ -97,7 +97,7 @@ def main(args: Namespace) -> int:
     config = load_config(args)
     verdict = classify_evidence(evidence, PrepareContext(CLAIM, patterns=config.prepare_patterns))
     # the ledger caches a failure that only the driver reports for a shorter time
-    _, verdict = record_failure(PrepareLedger(), CLAIM, "", verdict, time.time())
+    _, verdict = with_failure(PrepareLedger(), CLAIM, "", verdict, time.time())
     patterns = config.prepare_patterns
     print_result(args, lambda: document(verdict), lambda style: render(verdict, style, args.text, patterns))
     return 0
@@ -334,7 +334,7 @@ def check_file(args: Namespace, verdict_document: Callable[[PrepareVerdict], Jso
         lambda: _parameters_document(checked, verdict_document),
         lambda style: _render_parameters(checked, style),
     )
-    return 2 if any(one.verdict is not None for one in checked) else 0
+    return 2 if any(checked_object.verdict is not None for checked_object in checked) else 0
 
 
 def load_kinds(name: str) -> Mapping[str, type[Parameters]]:

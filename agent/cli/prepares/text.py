@@ -245,7 +245,7 @@ CLASSES: Final = {
     ErrorClass.BAD_CONFIG: "The request can never be satisfied: the claim must change.",
     ErrorClass.FAILED_DEVICE: "A device of the claim is broken: it becomes Unhealthy and gets a taint.",
     ErrorClass.PERMANENT: "Neither the claim nor a device is at fault: the node or the driver must change.",
-    ErrorClass.TRANSIENT: "A retry can help: the driver retries within the call, then the kubelet does.",
+    ErrorClass.TRANSIENT: "A retry can help: by the embedded library within the call, then by the kubelet.",
     ErrorClass.UNKNOWN: "The cause is not known. The kubelet retries.",
 }
 """Meaning of each class of prepare errors, permanent ones first."""

@@ -381,7 +381,7 @@ class PrepareSession:
         if not own:
             made_by = "only with claims that are made with --kubeconfig or --claim-command"
             self._omitted[PrepareStage.DELETED_CLAIM] = skipped(made_by)
-        elif not await self._is_prepared_again(own):
+        elif not await self._prepare_missing(own):
             reason = not_run("the claims were not prepared again after the device was restored")
             self._omitted[PrepareStage.DELETED_CLAIM] = reason
         elif failures := await self._delete_claims():
@@ -389,7 +389,7 @@ class PrepareSession:
         else:
             await self._unprepare(PrepareStage.DELETED_CLAIM, own)
 
-    async def _is_prepared_again(self, refs: Sequence[ClaimRef]) -> bool:
+    async def _prepare_missing(self, refs: Sequence[ClaimRef]) -> bool:
         """Prepare those claims of ``refs`` that are not prepared, repeatedly for READY_S.
         Returns whether all are prepared then."""
         until_s = self._clock.now_s() + READY_S

@@ -69,7 +69,7 @@ async def find_plugins(directory: str, clock: SessionClock) -> tuple[Registratio
     return tuple(await asyncio.gather(*(_get_info(path, status, clock) for path, status in found)))
 
 
-async def check_endpoint(file: RegistrationFile, kubelet_dir: str) -> PluginEndpoint | None:
+async def connect_endpoint(file: RegistrationFile, kubelet_dir: str) -> PluginEndpoint | None:
     """Connect to the service socket that a driver's answer to GetInfo names; None: there was no answer.
 
     Raises PermissionDeniedError: the endpoint may not be opened.
@@ -233,7 +233,7 @@ async def run_session(
         question = "; is the driver running?" if error in {NO_SOCKET, NO_SERVER} else ""
         raise AgentUnreachable(f"socket {options.socket}: {error}{question}")
     chosen = await _find_driver_files(options, clock) if options.plugin_dir else ()
-    endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
+    endpoints = [await connect_endpoint(file, options.kubelet_dir) for file in chosen]
     socket = options.socket or _newest_endpoint(chosen, endpoints)
     connects = socket == options.socket or any(
         endpoint and endpoint.path == socket and not endpoint.error for endpoint in endpoints
@@ -300,8 +300,8 @@ async def _wait_for_driver(options: SessionOptions, clock: SessionClock) -> str:
             while True:
                 with suppress(AgentUnreachable, UsageError):
                     chosen = await _find_driver_files(options, clock)
-                    endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
-                    usable = [one if one and not one.error else None for one in endpoints]
+                    endpoints = [await connect_endpoint(file, options.kubelet_dir) for file in chosen]
+                    usable = [endpoint if endpoint and not endpoint.error else None for endpoint in endpoints]
                     if socket := _newest_endpoint(chosen, usable):
                         return socket
                 await asyncio.sleep(LOCATE_S)

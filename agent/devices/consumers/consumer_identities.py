@@ -106,6 +106,9 @@ class Identities:
     """UIDs of the pods for which ResourceClaim objects are reserved, by the claim's UID."""
     pending: frozenset[str]
     """UIDs of the pods that are pending according to the kubelet."""
+    generated: Mapping[tuple[str, str], str]
+    """Names of prepared claims by UID of the pod, and by all but the random end of a generated name.
+    The kubelet's Pod object lacks generated names: ``<pod>-<claim in the spec>-<5 random characters>``."""
 
     def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
         """Return the identity of the claim with a UID, with its name if that is known."""
@@ -173,8 +176,10 @@ def collect_identities(answers: SourceAnswers) -> Identities:
         for claim in claims.items:
             uids = {one.uid for one in claim.reserved if one.kind is ConsumerKind.POD and one.uid}
             reserved_for.setdefault(claim.ref.uid, set()).update(mirrors.get(uid, uid) for uid in uids)
+    named = UidsAndNames(_claims(answers))
+    pod_claims = ((pod, named.name_of(uid)) for uid, pods in sorted(prepared_for.items()) for pod in pods)
     return Identities(
-        UidsAndNames(_claims(answers)),
+        named,
         UidsAndNames(_pods(answers, lambda uid: mirrors.get(uid, uid))),
         mirrors,
         {uid: frozenset(pods) for uid, pods in prepared_for.items() if uid},
@@ -186,6 +191,7 @@ def collect_identities(answers: SourceAnswers) -> Identities:
             for pod in answer.items
             if pod.phase == "Pending"
         ),
+        {(pod, name[1][:-5]): name[1] for pod, name in pod_claims if name},
     )
 
 
@@ -205,9 +211,9 @@ def _pods(
             yield (pod.ref.namespace, pod.ref.name), pod.ref.uid, answer.provenance
     for claims in answers.claims:
         for claim in claims.items:
-            for one in claim.reserved:
-                if one.kind is ConsumerKind.POD and one.uid and one.name:
-                    yield (claim.ref.namespace, one.name), uid_of(one.uid), claims.provenance
+            for reservation in claim.reserved:
+                if reservation.kind is ConsumerKind.POD and reservation.uid and reservation.name:
+                    yield (claim.ref.namespace, reservation.name), uid_of(reservation.uid), claims.provenance
 
 
 # --- contradictions ----------------------------------------------------------------------------------------
@@ -298,12 +304,12 @@ def _not_named_conflicts(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Ite
 def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict]:
     """Yield a conflict for each container that runs according to the pod's status and has no cgroup.
     Pod objects from files are skipped, since they may be old."""
-    live = {one.id for one in pod.live}
+    live = {container.id for container in pod.live}
     for obj, provenance in pod.objects:
         gone = [one for one in obj.containers if one.running and one.id and one.id not in live]
         if gone and KUBELET_SOURCE_RANKS[provenance.origin] == KUBELET_SOURCE_RANKS[cgroups.origin]:
             statements = [(provenance, f"container {one.name} runs as {one.id}") for one in gone]
-            statements += [(cgroups, f"no cgroup of {one.id}") for one in gone]
+            statements += [(cgroups, f"no cgroup of {container.id}") for container in gone]
             yield Conflict(ConflictKind.CONTAINERS, _title(pod.ref), _assertions(statements), pods=(pod.ref,))
 
 
@@ -317,12 +323,12 @@ def may_name_claim(pod: PodObject, claim: str) -> bool:
 
 def _other_names(others: Iterable[tuple[PodObject, Provenance]]) -> Iterator[tuple[Provenance, str]]:
     for obj, provenance in others:
-        names = ", ".join(sorted(one.claim for one in obj.claims))
+        names = ", ".join(sorted(claim.claim for claim in obj.claims))
         yield provenance, f"the pod names {names or 'no claim'}"
 
 
 def _assertions(statements: Iterable[tuple[Provenance, str]]) -> tuple[ConflictingStatement, ...]:
-    found = {ConflictingStatement(*one) for one in statements}
+    found = {ConflictingStatement(*statement) for statement in statements}
     return tuple(sorted(found, key=lambda one: (provenance_order(one.provenance), one.text)))
 
 

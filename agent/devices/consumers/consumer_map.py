@@ -29,7 +29,6 @@ from agent.model.claim_sources import (
     ConsumerKind,
     Origin,
     PodCgroup,
-    PodClaim,
     PodObject,
     PodRef,
     PreparedClaim,
@@ -105,8 +104,8 @@ def _known_claims(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             ref = names.claim_by_uid(claim.ref)
             for use in claim.devices:
                 yield DeviceEdge(ref, use, Relation.ALLOCATED, answer.provenance)
-            for one in claim.reserved:
-                consumer = _reserved(one, claim.ref.namespace, names)
+            for reservation in claim.reserved:
+                consumer = _reserved(reservation, claim.ref.namespace, names)
                 yield ClaimConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
 
 
@@ -122,20 +121,22 @@ def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.pods:
         for pod in answer.items:
             ref = names.pod_by_uid(pod.ref.uid)
-            named = {one.name: one for one in pod.claims if one.claim}
-            for one in named.values():
-                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
+            named = {
+                claim.name: name
+                for claim in pod.claims
+                if (name := claim.claim or names.generated.get((ref.uid, f"{pod.ref.name}-{claim.name}-")))
+            }
+            for name in named.values():
+                claim = names.claim_of_pod(pod.ref.namespace, name, ref.uid)
                 yield ClaimConsumerEdge(
                     claim, pod_consumer(ref), Relation.NAMED, answer.provenance, by_name=True
                 )
-            for container, one, requests in _container_claims(pod, named):
-                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
+            for container, name, requests in _container_claims(pod, named):
+                claim = names.claim_of_pod(pod.ref.namespace, name, ref.uid)
                 yield ContainerEdge(claim, ref, container, requests, answer.provenance, by_name=True)
 
 
-def _container_claims(
-    pod: PodObject, named: dict[str, PodClaim]
-) -> Iterator[tuple[str, PodClaim, tuple[str, ...]]]:
+def _container_claims(pod: PodObject, named: dict[str, str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for container in pod.containers:
         for use in container.claims:
             if use.name in named:
@@ -181,12 +182,12 @@ def _group_by_key(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
 def _claims(answers: SourceAnswers, names: Identities) -> dict[ClaimRef, ClaimView]:
     by_claim = _group_by_key((edge.claim, edge) for edge in set(collect_edges(answers, names)))
     prepared = _group_by_key(
-        (names.claim_by_uid(one.ref), one) for answer in answers.prepared for one in answer.items
+        (names.claim_by_uid(item.ref), item) for answer in answers.prepared for item in answer.items
     )
     objects = _group_by_key(
-        (names.claim_by_uid(one.ref), (one, answer.provenance))
+        (names.claim_by_uid(item.ref), (item, answer.provenance))
         for answer in answers.claims
-        for one in answer.items
+        for item in answer.items
     )
     return {
         ref: _claim(ref, by_claim.get(ref, []), prepared.get(ref, []), objects.get(ref, []))
@@ -207,8 +208,8 @@ def _claim(
         consumers=tuple(edge for edge in found if isinstance(edge, ClaimConsumerEdge)),
         containers=tuple(edge for edge in found if isinstance(edge, ContainerEdge)),
         objects=_best_first(objects),
-        waiting=tuple(sorted({driver for one in prepared for driver in one.waiting})),
-        skipped=tuple(sorted({driver for one in prepared for driver in one.skipped})),
+        waiting=tuple(sorted({driver for claim_record in prepared for driver in claim_record.waiting})),
+        skipped=tuple(sorted({driver for claim_record in prepared for driver in claim_record.skipped})),
     )
 
 
@@ -244,9 +245,9 @@ def _pods(
         if edge.consumer.pod
     )
     objects = _group_by_key(
-        (names.pod_by_uid(one.ref.uid), (one, answer.provenance))
+        (names.pod_by_uid(item.ref.uid), (item, answer.provenance))
         for answer in answers.pods
-        for one in answer.items
+        for item in answer.items
     )
     live = _group_by_key((names.pod_by_uid(one.uid), one) for answer in answers.live for one in answer.items)
     return {
@@ -256,7 +257,7 @@ def _pods(
             claims=tuple(sorted(set(of_pod.get(ref, [])))),
             running=_running(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
             live=tuple(
-                sorted(set(chain.from_iterable(one.containers for one in live.get(ref, []))), key=repr)
+                sorted(set(chain.from_iterable(cgroup.containers for cgroup in live.get(ref, []))), key=repr)
             ),
         )
         for ref in sorted({*of_pod, *objects, *live})
@@ -278,14 +279,14 @@ def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
 
     If all cgroups are known, a pod without a cgroup has no processes.
     """
-    states = {one.running for one in live}
+    states = {cgroup.running for cgroup in live}
     if not states:
         return False if knows_all_cgroups else None
     return True if True in states else None if None in states else False
 
 
 def _missing_sources(answers: SourceAnswers) -> Iterator[MissingSource]:
-    gaps = {gap for one in _all_answers(answers) for gap in _failures_of(one)}
+    gaps = {gap for answer in _all_answers(answers) for gap in _failures_of(answer)}
     yield from sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.reason))
 
 
@@ -297,7 +298,7 @@ def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
 
 
 def _complete_sources(answers: SourceAnswers) -> frozenset[Origin]:
-    whole = {one.provenance.origin for one in _all_answers(answers) if one.is_complete}
+    whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
     return frozenset(whole - {one.provenance.origin for one in _all_answers(answers) if not one.is_complete})
 
 

@@ -173,7 +173,7 @@ def containers_using_device(
     for edge in edges:
         by_name.setdefault(edge.container, []).append(edge.requests)
     for name, requests_by_source in sorted(by_name.items()):
-        known = [one for one in requests_by_source if one is not None]
+        known = [request for request in requests_by_source if request is not None]
         if any(not one or requests & set(one) for one in known):
             yield ContainerUse(name, is_certain=True)
         elif not known or not requests:
@@ -233,7 +233,7 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusa
         or any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
     }
     nodes = _names_of_this_node(known) | ({node} - {""})
-    found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
+    found = (refused for claim in known.claims.values() for refused in _refused(known, claim, newer))
     pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes, held))
     return tuple(sorted({*found, *pending}))
 
@@ -327,7 +327,7 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
     """
     own: dict[str, dict[str, CpuSet]] = defaultdict(dict)
     unclear: set[tuple[str, str]] = set()
-    for device in (one for file in declared for one in file.devices):
+    for device in (device for file in declared for device in file.devices):
         if not isinstance(device.part, DeclaredCpuDevice):
             continue
         for user in affected_pods(known, DeviceRef(device.driver, device.pool, device.name)):
@@ -379,7 +379,7 @@ def health_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef
         report: The agent's report.
         served: Drivers that the agent serves.
     """
-    known = {DeviceRef(*one.key): one for one in report.devices}
+    known = {DeviceRef(*device.key): device for device in report.devices}
     declaring = {ref.driver for ref in known} | set(report.declaring)
 
     def health_of(device: DeviceRef) -> DeviceHealth | None:

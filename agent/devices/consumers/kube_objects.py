@@ -93,7 +93,7 @@ def reservations_by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
     """
     entries = tuple(reserved)
     kinds = (ConsumerKind.POD, ConsumerKind.POD_GROUP, ConsumerKind.OTHER)
-    return ClaimReservations(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
+    return ClaimReservations(*(tuple(entry for entry in entries if entry.kind is kind) for kind in kinds))
 
 
 class ExistingReservationTargets(NamedTuple):
@@ -223,7 +223,7 @@ def _refusal_reasons(
             )
     if _is_reserved_for(claim, pod.ref.uid):
         return
-    if pod.group and any(one.name == pod.group for one in reservations_by_kind(claim.reserved).groups):
+    if pod.group and any(group.name == pod.group for group in reservations_by_kind(claim.reserved).groups):
         yield KubeletsRefusingPod.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
     else:
         yield (
@@ -233,7 +233,7 @@ def _refusal_reasons(
 
 
 def _is_reserved_for(claim: ClaimObject, uid: str) -> bool:
-    return any(one.uid == uid != "" for one in claim.reserved)
+    return any(reservation.uid == uid != "" for reservation in claim.reserved)
 
 
 def _format_reserved(claim: ClaimObject) -> str:
@@ -344,8 +344,8 @@ def _requests_extended_resources(spec: JsonObject) -> bool:
         name.startswith(_IMPLICIT_RESOURCES)
         or ("/" in name and "kubernetes.io/" not in name and not name.startswith("requests."))
         for key in ("initContainers", "containers")
-        for one in get_mappings(spec, key, "spec")
-        for name in get_mapping(get_mapping(one, "resources", key), "limits", key)
+        for mapping in get_mappings(spec, key, "spec")
+        for name in get_mapping(get_mapping(mapping, "resources", key), "limits", key)
     )
 
 
@@ -373,8 +373,8 @@ def _containers(
 ) -> Iterable[ContainerObject]:
     for key, statuses in (("initContainers", "initContainerStatuses"), ("containers", "containerStatuses")):
         known = {
-            get_text(one, "name", f"status.{statuses}"): _container_state(one, f"status.{statuses}")
-            for one in get_mappings(status, statuses, "status")
+            get_text(mapping, "name", f"status.{statuses}"): _container_state(mapping, f"status.{statuses}")
+            for mapping in get_mappings(status, statuses, "status")
         }
         for at, one in enumerate(get_mappings(spec, key, "spec")):
             place = f"spec.{key}[{at}]"
@@ -409,8 +409,8 @@ def parse_claim_object(obj: JsonObject) -> ClaimObject:
         ref=ref,
         allocated=status.get("allocation") is not None,
         devices=tuple(
-            _allocated_device(one, place)
-            for one in get_mappings(devices, "results", "status.allocation.devices")
+            _allocated_device(mapping, place)
+            for mapping in get_mappings(devices, "results", "status.allocation.devices")
         ),
         reserved=parse_reservations(status.get("reservedFor"), "status.reservedFor"),
         owner=controllers[0] if controllers else None,
@@ -465,8 +465,8 @@ def base_request(request: str) -> str:
 
 def _owners(metadata: JsonObject) -> Iterable[OwnerReference]:
     place = "metadata.ownerReferences"
-    for one in get_mappings(metadata, "ownerReferences", "metadata"):
+    for mapping in get_mappings(metadata, "ownerReferences", "metadata"):
         version, kind, name, uid = (
-            get_text(one, key, place) for key in ("apiVersion", "kind", "name", "uid")
+            get_text(mapping, key, place) for key in ("apiVersion", "kind", "name", "uid")
         )
-        yield OwnerReference(version, kind, name, uid, one.get("controller") is True)
+        yield OwnerReference(version, kind, name, uid, mapping.get("controller") is True)

@@ -87,7 +87,7 @@ def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
 
 def current_uses(known: ConsumerMap) -> Mapping[UsageKey, CurrentUse]:
     """Return all current uses of devices by pods, by the identity of the use."""
-    return {usage_key(one): one for claim in known.claims.values() for one in _uses_of_claim(known, claim)}
+    return {usage_key(use): use for claim in known.claims.values() for use in _uses_of_claim(known, claim)}
 
 
 def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]:
@@ -104,10 +104,10 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
         doubtful = not pod.uid and len(names) < len(by_pod)
         obj = known.pods[pod].known
         owner = str(obj.controller or "") if obj else ""
-        named = [one for one in claim.containers if one.pod == pod]
+        named = [container for container in claim.containers if container.pod == pod]
         proof = _strongest(of_pod)
         for device, of_device in given.items():
-            requests = {request for one in of_device for request in one.use.requests}
+            requests = {request for usage in of_device for request in usage.use.requests}
             containers = containers_using_device(claim, named, requests)
             yield CurrentUse(
                 pod=pod,
@@ -115,7 +115,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
                 device=device,
                 sources=tuple(sorted({proof, _strongest(of_device)})),
                 requests=tuple(sorted(requests)),
-                containers=tuple(one.name for one in containers)[:CONTAINERS_MAX],
+                containers=tuple(container.name for container in containers)[:CONTAINERS_MAX],
                 owner=owner,
                 maybe=() if pod.name else names[:MAYBE_MAX],
                 may_be_duplicate=doubtful,
@@ -201,7 +201,7 @@ def update_usages(
         begun += 1
         id_ = f"{state.agent_run_id}-{state.begun_count + begun}"
         after[key] = _next_usage(_new_usage(id_, one, observed, state.complete), one, observed)
-    before = {one.use.id: one.use for one in state.running.values()}
+    before = {usage.use.id: usage.use for usage in state.running.values()}
     ended = {key for key, one in after.items() if one.use.ended}
     return UsageUpdate(
         replace(
@@ -212,7 +212,7 @@ def update_usages(
             complete=observed.complete,
             dropped=dropped,
         ),
-        tuple(one.use for one in after.values() if one.use != before.get(one.use.id)),
+        tuple(usage.use for usage in after.values() if usage.use != before.get(usage.use.id)),
         merged,
     )
 
@@ -258,7 +258,7 @@ def _observe(
         if ref.uid and view.known and view.known.has_ended
     }
     claims = {
-        (one.claim.namespace, one.claim.name): one.claim.uid for one in in_use_now.values() if one.claim.uid
+        (use.claim.namespace, use.claim.name): use.claim.uid for use in in_use_now.values() if use.claim.uid
     }
     return _UpdateInputs(in_use_now, endings, claims, known.complete, state_of, now, left_s)
 
@@ -398,9 +398,9 @@ def _keys_by_name(
 
     A source without UIDs lists a usage under such an identity.
     """
-    if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
+    if all(use.pod.uid and use.claim.uid for use in in_use_now.values()):
         return frozenset()
-    return frozenset(lesser for one in running.values() for lesser in usage_keys_with_names(one.use))
+    return frozenset(lesser for usage in running.values() for lesser in usage_keys_with_names(usage.use))
 
 
 def _claims_without_pod_name(running: Mapping[UsageKey, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
@@ -408,5 +408,5 @@ def _claims_without_pod_name(running: Mapping[UsageKey, ActiveUsage]) -> frozens
 
     A pod that a source lists by name alone can be one of these pods.
     """
-    state = (one.use for one in running.values())
+    state = (usage.use for usage in running.values())
     return frozenset((str(use.claim), use.device) for use in state if use.pod.uid and not use.pod.name)

@@ -174,7 +174,7 @@ def expiry_reason(sample: DriverCheckSample, now: Instant) -> str:
     return f"no result of the driver for more than {sample.lease_ns / NS:g} s"
 
 
-def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterable[SourceSample]:
+def health_check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterable[SourceSample]:
     """Yield one source for each health check, for the list of sources in the report. The source has the state
     FAILING if the check gives no result for some device. Its age is that of the check's oldest run."""
     for name, group in groupby(sorted(samples, key=_source_name), key=_source_name):
@@ -203,7 +203,7 @@ def _source_name(sample: DriverCheckSample) -> str:
     return f"check.{driver}{sample.check}"
 
 
-def check_conditions_subject(subject: Subject) -> Subject:
+def subject_of_checks(subject: Subject) -> Subject:
     """Return the subject ``check:<device>``, under which faults from health checks of a device are stored.
 
     It differs from the device's own subject, because a driver's finding code can be equal to one of the
@@ -212,7 +212,7 @@ def check_conditions_subject(subject: Subject) -> Subject:
     return f"{_SUBJECT}{subject}"
 
 
-def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
+def raised_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
     """Return the raised faults that health checks found, to be stored for a restart of the agent."""
     found = [
         PersistentCheckFault(
@@ -239,7 +239,7 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
     """Return the conditions (raised faults) for faults that health checks found before a restart of the
     agent. Each fault counts in the verdict until its check has passed often enough, or no longer exists."""
     return {
-        (check_conditions_subject(fault.device), f"{fault.check}/{fault.code}"): Condition(
+        (subject_of_checks(fault.device), f"{fault.check}/{fault.code}"): Condition(
             ConditionPhase.RAISED,
             Finding(
                 fault.code, fault.severity, fault.evidence, fault.advice, fault.blame, repair=fault.repair
@@ -256,7 +256,7 @@ def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditi
 def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> list[Cause]:
     """Keep the stored faults of a device whose health checks have not run since the agent's start; return
     them as causes, worst first."""
-    own = check_conditions_subject(subject)
+    own = subject_of_checks(subject)
     for code in evaluation.previous_codes(own):
         condition = evaluation.previous[own, code]
         if condition.last_pass == 0 and condition.finding.code not in (_UNREADABLE, _EXPIRED):
@@ -268,7 +268,7 @@ def evaluate_driver_checks(
     evaluation: Evaluation, subject: Subject, samples: Iterable[DriverCheckSample]
 ) -> list[Cause]:
     """Update the faults of one device from results of its health checks; return its causes, worst first."""
-    own = check_conditions_subject(subject)
+    own = subject_of_checks(subject)
     for sample in samples:
         source = device_check_source(sample)
         expired = expiry_reason(sample, evaluation.now)
@@ -412,7 +412,7 @@ def update_driver_faults(
         open_fault = past.get(key)
         if open_fault is not None:
             open_fault = open_fault._replace(fault=fault, subject=subject)
-            if not open_fault.verified and check_conditions_subject(subject) not in suspects:
+            if not open_fault.verified and subject_of_checks(subject) not in suspects:
                 is_verified = _is_well(found.get(subject), open_fault.since)
                 open_fault = open_fault._replace(verified=is_verified)
         elif not fault.expired_wall_s:  # else it ended before the agent received it
@@ -435,8 +435,8 @@ def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
     if device is None:
         return False
     unchecked = [cause.code for cause in device.causes] == [UNCHECKED.code]
-    well = device.severity < Severity.UNKNOWN and device.verified.mono_ns > since.mono_ns
-    return well or unchecked
+    is_healthy = device.severity < Severity.UNKNOWN and device.verified.mono_ns > since.mono_ns
+    return is_healthy or unchecked
 
 
 def with_driver_faults(

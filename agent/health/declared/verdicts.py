@@ -85,11 +85,13 @@ def is_mig_declaration(declared: DeclaredGpuDevice) -> bool:
 
 
 def find_host_device(declared: DeclaredGpuDevice, gpu: KnownGpu | None) -> InventoryDevice | None:
-    """Return the host's device that a driver declares: ``gpu`` or its MIG instance; None: not found."""
+    """Return the host's device that a driver declares: ``gpu`` or its MIG instance; None: not found. The UUID
+    of a MIG instance outranks its numbers, which another instance may have after a repartition."""
     if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:
-        if mig.uuid == declared.uuid or (mig.gi, mig.ci) == (declared.gi, declared.ci):
+        has_numbers = (mig.gi, mig.ci) == (declared.gi, declared.ci)
+        if mig.uuid == declared.uuid if declared.uuid.startswith("MIG-") else has_numbers:
             return mig_device(gpu.number, mig.gi, mig.ci)
     return None
 
@@ -275,9 +277,9 @@ def declared_verdicts(
                     host_state, snapshot, pools, evaluation.settings, declared, evaluation.now
                 )
                 _run_declared_rules(evaluation, subject, rules, view)
-            more = _check_causes(evaluation, state, device, checks)
+            more = _causes_of_checks(evaluation, state, device, checks)
             found = verdict_from_causes(
-                evaluation, before, device, rules, more, _check_sources(checks, device)
+                evaluation, before, device, rules, more, _health_check_sources(checks, device)
             )
             cached.store(subject, device.kind, found, begin)
         else:
@@ -321,7 +323,7 @@ def _verdict_without_readings(
     return make_verdict(evaluation, before, device, causes[0].severity, causes, now, lease_s)
 
 
-def _check_causes(
+def _causes_of_checks(
     evaluation: Evaluation, state: DeclaredState, device: InventoryDevice, checks: CheckSamplesByDevice
 ) -> list[Cause]:
     """Return the causes (confirmed faults) that health checks found on a declared device. If neither a rule
@@ -333,7 +335,7 @@ def _check_causes(
     return evaluate_driver_checks(evaluation, device.subject, samples)
 
 
-def _check_sources(checks: CheckSamplesByDevice, device: InventoryDevice) -> list[SourceSample]:
+def _health_check_sources(checks: CheckSamplesByDevice, device: InventoryDevice) -> list[SourceSample]:
     return [device_check_source(sample) for sample in _decisive_samples(checks, device) if sample.passes]
 
 
@@ -353,7 +355,7 @@ def _with_check_causes(
     checks: CheckSamplesByDevice,
 ) -> DeviceHealth:
     """Return the verdict on a device, with the causes (confirmed faults) from its driver's checks added."""
-    sources = _check_sources(checks, device)
+    sources = _health_check_sources(checks, device)
     known = {cause.code for cause in found.causes if is_custom(cause.code)}  # those of the host's GPU
     more = [
         cause

@@ -247,7 +247,7 @@ def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not finish")
     if registration == FabricRegistration.NOT_STARTED:
         if not _is_registering(view):
-            return RuleNotApplicable("registration has not begun, and nothing here would begin it")
+            return RuleNotApplicable("registration has not begun, and no Fabric Manager will begin it")
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
     return OK
 

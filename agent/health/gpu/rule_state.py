@@ -305,7 +305,7 @@ def next_gpu_rule_state(
 
 
 def _is_library_open(gpus: NvmlSample) -> bool:
-    """Return whether the NVML library was loaded. True also if the driver then refused to initialise it."""
+    """Return whether the NVML library was loaded. True also if the driver then refused to initialize it."""
     starting = gpus.nvml.state is SourceState.STARTING
     return not starting and nvml_library_error(gpus) != NvmlReturnCode.LIBRARY_NOT_FOUND
 
@@ -385,10 +385,10 @@ def _next_per_gpu(
     seen = seen._replace(links_up=seen.links_up | now_seen.links_up, ecc=seen.ecc or now_seen.ecc)
     windows, readings, beat_ns = before.windows, sample.readings, sample.beat_ns
     new_windows = {
-        which: append_reading(
-            windows.get(which, ()), readings.get(which, NEVER_READ), beat_ns, window_s * NS, reset_ends=True
+        field: append_reading(
+            windows.get(field, ()), readings.get(field, NEVER_READ), beat_ns, window_s * NS, reset_ends=True
         )
-        for which, window_s in counter_windows_s(limits).items()
+        for field, window_s in counter_windows_s(limits).items()
     }
     instances = _instances(before.instances, sample.migs, now)
     growth = _growth(new_windows, sample, limits)
@@ -400,7 +400,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
     return SeenGpuFeatures(links if isinstance(links, int) else 0, sample[GpuField.ECC_MODE] == 1)
 
 
-def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
+def rebaseline_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
     """Return the GPU rules' state in which a GPU's present features replace those seen earlier."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()
@@ -413,8 +413,8 @@ def _growth(
 ) -> dict[GpuField, CounterGrowth]:
     readings = sample.readings
     return {
-        which: counter_growth(readings.get(which, NEVER_READ), new_windows.get(which, ()), window_s)
-        for which, window_s in counter_windows_s(limits).items()
+        field: counter_growth(readings.get(field, NEVER_READ), new_windows.get(field, ()), window_s)
+        for field, window_s in counter_windows_s(limits).items()
     }
 
 

@@ -9,6 +9,7 @@ below its limit, count at the next full evaluation, which is at most one heartbe
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -24,16 +25,16 @@ from agent.health.gpu.faults.decide_severity import evaluate_faults
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.match_reports import next_wait_end_ns
-from agent.health.gpu.rule_input import is_answering
+from agent.health.gpu.rule_input import is_answering, is_identifying_gpus, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state, replaced_gpu_numbers
 from agent.health.gpu.xid.decisions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
-from agent.model.gpu import GpuSample
+from agent.model.gpu import GpuSample, NvmlSample
 from agent.model.health import NotApplicable
 from agent.model.persistent_faults import NO_MODULE, DriverModule, PersistentState
 from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.time import Instant
+from agent.model.time import NS, Instant
 
 RECORD_KEPT_S: Final = 86_400.0
 """Time for which the record of a cleared fault is kept and reported [s]."""
@@ -98,13 +99,11 @@ def evaluate_gpus(
     )
     if is_unchanged:
         cleared = recent_clears(previous.cleared, now)
-        log, signs, stored = previous.fault_log, previous.recovery_signs, previous.checkpoint
-        state = GpuState(
-            rule_state, log, signs, stored, now.mono_ns, cleared, previous.module, previous.reloaded_at
-        )
+        state = previous._replace(rule_state=rule_state, evaluated_ns=now.mono_ns, cleared=cleared)
         return GpuEvaluationResult(state, {}, {}, frozenset(), None, unchanged)
-    replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
-    log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
+    replaced = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
+    unidentified = _unidentified_gpus(rule_state, snapshot.gpus, limits, previous.fault_log.started_ns, now)
+    log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now, unidentified)
     decisions = evaluate_faults(log, rule_state, limits, now)
     module, reloaded_at = previous.module, None
     if log.boot_id and snapshot.gpus.module:
@@ -122,9 +121,19 @@ def evaluate_gpus(
     state = with_checkpoint(state, decisions)
     faulty = {key.gpu_number for key in decisions}
     unchanged = frozenset() if SHARED in faulty else unchanged - faulty
-    return GpuEvaluationResult(
-        state, decisions, log.faults, replaced_numbers, min(due, default=None), unchanged
-    )
+    return GpuEvaluationResult(state, decisions, log.faults, replaced, min(due, default=None), unchanged)
+
+
+def _unidentified_gpus(
+    gpus: GpuRuleState, read: NvmlSample, limits: GpuLimits, started_ns: int, now: Instant
+) -> frozenset[int]:
+    """Return the numbers of known GPUs that NVML may still find at another PCI address after the start."""
+    is_early = not started_ns or now.mono_ns - started_ns < limits.dead_s * NS
+    soon = replace(limits, dead_s=limits.deadline_s)  # the XID of a GPU that hangs must not wait longer
+    if not (is_early and (is_listing_gpus(read) or is_identifying_gpus(read, soon, now.mono_ns))):
+        return frozenset()
+    found = {number for number, sample in gpus.samples.items() if sample.uuid}
+    return frozenset(gpu.number for gpu in gpus.registry if gpu.uuid and gpu.number not in found)
 
 
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:

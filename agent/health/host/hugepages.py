@@ -169,7 +169,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
     return state._replace(expected={**state.expected, **grown}) if grown else state
 
 
-def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
+def rebaseline_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
     """Return the hugepage rules' state in which a pool's present size replaces its size at start."""
     pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
     pages = persistent_pages(pool) if pool else 0

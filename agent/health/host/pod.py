@@ -68,40 +68,40 @@ _ROWS: Final = (
     PodFindingRow(
         code="cgroup.lower",
         severity=Severity.DEGRADED,
-        description="A pod or a container that uses claims has less in its cgroup than expected.",
-        why="it is throttled, killed or refused pages before it has used its allocation",
+        description="A pod or a container that uses claims has a lower value in its cgroup than expected.",
+        why="the pod is throttled, killed or refused pages before it has used its allocation",
         try_it="write half of its value to memory.max of a container that uses a claim",
     ),
     PodFindingRow(
         code="cgroup.limited",
         severity=Severity.DEGRADED,
-        description="A pod or a container that uses claims has a limit in its cgroup but none is expected.",
-        why="it is throttled, killed or refused pages although no limit was requested",
+        description="A pod or a container that uses claims has an unexpected limit in its cgroup.",
+        why="the pod is throttled, killed or refused pages although no limit was requested",
         try_it="write 50000 100000 to cpu.max of a container that uses a claim and has no CPU limit",
     ),
     PodFindingRow(
         code="cgroup.parent_tighter",
         severity=Severity.DEGRADED,
-        description="A pod that uses claims has less in its cgroup than its containers have in theirs.",
+        description="The cgroup of a pod that uses claims has a lower limit than those of its containers.",
         why="the containers cannot use their allocation because of the pod's limit",
-        try_it="write less to memory.max of a pod that uses a claim than its containers have",
+        try_it="write a lower value to memory.max of a pod that uses a claim than its containers have",
     ),
     PodFindingRow(
         code="cgroup.higher",
-        description="A pod or a container that uses claims has more in its cgroup than expected.",
-        why="it can use resources that are allocated to others",
+        description="A pod or a container that uses claims has a higher value in its cgroup than expected.",
+        why="the pod can use resources that are allocated to other pods",
         try_it="write twice its value to memory.max of a container that uses a claim",
     ),
     PodFindingRow(
         code="cgroup.unlimited",
-        description="A pod or a container that uses claims has no limit in its cgroup but one is expected.",
-        why="it can use resources that are allocated to others",
+        description="A pod or a container that uses claims lacks an expected limit in its cgroup.",
+        why="the pod can use resources that are allocated to other pods",
         try_it="write max to memory.max of a container that uses a claim and has a memory limit",
     ),
     PodFindingRow(
         code="cgroup.missing",
         description="The controller or file for an expected value does not exist or cannot be read.",
-        why="nothing guarantees the pod its allocation or limits it to that",
+        why="the kernel neither guarantees the pod's allocation nor limits the pod to it",
         advice="enable the controller: check cgroup.subtree_control of each cgroup above",
         try_it="write -memory to cgroup.subtree_control of a pod that uses a claim",
     ),
@@ -110,7 +110,7 @@ _ROWS: Final = (
         blame=Blame.WORKLOAD,
         description="A pod is BestEffort though its claims give it CPU or memory.",
         threshold=_AT_ANY_AUDIT,
-        why="on a busy node it gets the least CPU time, and its processes are killed first",
+        why="on a busy node the pod gets the least CPU time, and its processes are killed first",
         advice="give one of its containers a small request, so that the pod is Burstable",
         try_it="claim CPU for a pod without requests and limits",
     ),
@@ -127,7 +127,7 @@ _ROWS: Final = (
         blame=Blame.WORKLOAD,
         description="The claims of a pod give more than its pod-level resources.",
         threshold=_AT_ANY_AUDIT,
-        why="the pod-level resources count, and the pod does not get what the claims give beyond them",
+        why="the pod gets its pod-level resources only; resources of claims beyond them are lost",
         advice="raise spec.resources by the resources of the claims, which it includes",
         try_it="claim 4 CPUs for a pod with 2 in spec.resources",
     ),
@@ -136,7 +136,7 @@ _ROWS: Final = (
         blame=Blame.WORKLOAD,
         description="Several pods share a claim that counts as CPU, memory or hugepages.",
         threshold=_AT_ANY_AUDIT,
-        why="each pod gets all of it in its cgroup, but it exists once",
+        why="the cgroup of each pod allows the whole amount, which the node has only once",
         advice="give each pod its own claim; if the pods share it on purpose, list it in the annotation "
         "drahealth/shared-claims of each",
         try_it="name one claim that gives CPU in two pods",
@@ -146,7 +146,7 @@ _ROWS: Final = (
         blame=Blame.WORKLOAD,
         description="A container has no CPU request although its claims give it CPU.",
         threshold=_AT_ANY_AUDIT,
-        why="within its pod it has the lowest CPU weight, whatever its claims give",
+        why="within its pod the container has the lowest CPU weight, whatever its claims give",
         advice="give the container a CPU request: within a pod, claims do not count for the weight",
         try_it="claim CPU for a container without a CPU request",
     ),
@@ -570,7 +570,7 @@ def _with_prepared_cpus(view: CgroupRuleInput, pods: PodDeviceLookup) -> CgroupR
     for the pod: the CPUs of a pod without claims can be those of unused devices."""
     if not (view.exclusive or view.containers):
         return view
-    containers = tuple(_with_prepared_cpus(one, pods) for one in view.containers)
+    containers = tuple(_with_prepared_cpus(container, pods) for container in view.containers)
     prepared = {entry.subject for entry in pods.prepared_for(view.group.pod_uid)}
     exclusive = view.exclusive if prepared.issuperset(view.exclusive) else ()
     return view._replace(containers=containers, exclusive=exclusive)

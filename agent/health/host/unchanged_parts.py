@@ -141,7 +141,7 @@ def next_host_results(
         counters = _counters(host, part, settings)
         if len(results) < len(subjects) or _has_log_facts(host, part) or any(map(_has_grown, counters)):
             continue
-        due_in_ns = min((ns for one in results for ns in one.due_in_ns), default=None)
+        due_in_ns = min((ns for result in results for ns in result.due_in_ns), default=None)
         due = [] if due_in_ns is None else [now.mono_ns + due_in_ns]
         for window, length_s in counters:
             full_ns = window[0].t_ns + length_s * NS
@@ -186,7 +186,7 @@ def _counters(host: HostRuleState, part: str, settings: EngineSettings) -> list[
     if part == DeviceKind.CPU:
         throttled = [known.throttled for known in host.cpus.declared_throttle.values()]
         throttled += host.cpus.node_throttle.values()
-        windows = [counter.window for one in throttled for counter in (one.core, one.package)]
+        windows = [counter.window for counters in throttled for counter in (counters.core, counters.package)]
     elif part == DeviceKind.MEMORY:
         length_s = settings.host.correctable_window_s
         windows = [total.window for total in host.memory.errors.counters.values()]

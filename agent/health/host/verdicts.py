@@ -26,9 +26,9 @@ from agent.devices.inventory import (
     update_inventory,
 )
 from agent.health.declared.driver_reports import (
-    check_conditions_subject,
-    check_sources,
     evaluate_driver_checks,
+    health_check_sources,
+    subject_of_checks,
 )
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cgroup.rules import CGROUP_RULES
@@ -418,7 +418,7 @@ def main_sources(evaluation: Evaluation, kind: DeviceKind) -> MainSources:
         starting = () if sources else names
         if (states := set(map(_state, found))) != _ONLY_OK:
             if SourceState.ABSENT in states:
-                sources = tuple(one for one in found if one.state is not SourceState.ABSENT) or found
+                sources = tuple(source for source in found if source.state is not SourceState.ABSENT) or found
             starting = starting or tuple(map(source_name, sources_in_state(sources, SourceState.STARTING)))
         verified, lease_s = oldest_pass_time(sources, evaluation.now), lease_seconds(evaluation, sources)
         known = evaluation.main_sources[kind] = MainSources(sources, starting, verified, lease_s)
@@ -461,7 +461,7 @@ def custom_check_sources(
         for result in results
         if result.check in by_name
     ]
-    return check_sources(samples, now)
+    return health_check_sources(samples, now)
 
 
 class CustomCheckEvaluation:
@@ -519,7 +519,7 @@ class CustomCheckEvaluation:
         """
         if not self._checks:
             return
-        present = {check_conditions_subject(subject) for subject in (*known, MACHINE_SUBJECT)}
+        present = {subject_of_checks(subject) for subject in (*known, MACHINE_SUBJECT)}
         prefixes = tuple(f"{check.code}/" for check in self._checks)
         for (subject, code), condition in self._evaluation.previous.items():
             if condition.last_pass == 0 and code.startswith(prefixes) and subject not in present:
@@ -539,4 +539,5 @@ def _sample(
         period_ns=int((check.period_s + check.timeout_s) * NS),
         raise_after=check.raise_after,
         clear_after=check.clear_after,
+        equal_passes=result.equal_passes if result else 0,
     )

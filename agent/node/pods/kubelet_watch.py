@@ -65,7 +65,7 @@ class KubeletDirWatcher:
         """Whether the directory is watched and `on_change` is called; False: the caller has to poll."""
         return self._descriptor is not None and not self._last_state.is_link
 
-    async def has_changed(self) -> bool:
+    async def check_for_change(self) -> bool:
         """Return whether the kubelet's directory or its claims checkpoint changed since the last call.
 
         False if the disk hangs.

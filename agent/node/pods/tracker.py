@@ -95,11 +95,11 @@ class PodTracker:
         """Newest map of claims, devices and pods; None: not known yet."""
         return self._map
 
-    def note_snapshot(self, snapshot: Snapshot) -> None:
+    def handle_snapshot(self, snapshot: Snapshot) -> None:
         """Store the newest snapshot, for the cgroups and declared devices in it. Never blocks."""
         self._core_snapshot = (snapshot, self._clock())
 
-    def note_report(self, report: Report) -> None:
+    def handle_report(self, report: Report) -> None:
         """Store a published report. A changed health of a device triggers a poll. Never blocks."""
         if report.starting:
             return
@@ -170,7 +170,7 @@ class PodTracker:
                 config = self._config
                 poller.reconfigure(config)
                 try:
-                    await kubelet_dir.has_changed()  # a later change triggers the next poll
+                    await kubelet_dir.check_for_change()  # a later change triggers the next poll
                     with gc_control.paused_during(lambda: poller.size):
                         await self._poll_once(poller, report, recording)
                     await _pause(MIN_PAUSE_S, began_s)
@@ -221,7 +221,7 @@ class PodTracker:
             await waker.wait(left_s if kubelet_dir.is_watched else min(left_s, RETRY_S))
             await asyncio.sleep(DEBOUNCE_S)
             waker.clear()
-            if await kubelet_dir.has_changed() or pod_list.has_changed():
+            if await kubelet_dir.check_for_change() or pod_list.has_changed():
                 return
 
     def _report_bug(self, text: str) -> None:

@@ -72,7 +72,7 @@ class UsageRecorder:
         from agent.devices.consumers.usage import UsageState, update_usages
 
         with self._lock:
-            self._wall_clock.note(now)
+            self._wall_clock.observe(now)
             uses = self._resume_from_file(self._uses or UsageState(os.urandom(6).hex()))
             step = update_usages(uses, consumers, state_lookup(report, self._drivers), now)
             self._uses, self._now = step.usages, now

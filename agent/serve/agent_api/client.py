@@ -355,7 +355,7 @@ async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> Asy
                             continue
                         raise
                 raise AgentUnreachable(
-                    f"socket {socket}: the agent ended the stream of health reports; it may be shutting down"
+                    f"socket {socket}: the server ended the stream of health reports; it may be shutting down"
                 )
             raise AgentUnreachable(
                 f"socket {socket}: its server has neither drahealth.v1.Agent nor a DRA health API; choose "

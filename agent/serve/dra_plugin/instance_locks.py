@@ -89,7 +89,7 @@ class LeaderElection:
             if counts and self._name != self._path.name:
                 directory.rename(self._name, self._path.name)
                 self._name = self._path.name
-            others = frozenset(name for name in directory.names() if self._is_running(directory, name))
+            others = frozenset(name for name in directory.names() if self._check_other(directory, name))
         departed, self._others = self._others - others, others
         return InstancesState(
             is_leader=all(name < self._path.name for name in others),
@@ -126,7 +126,7 @@ class LeaderElection:
                     raise
                 os.close(fd)
 
-    def _is_running(self, directory: CheckedDirectory, name: str) -> bool:
+    def _check_other(self, directory: CheckedDirectory, name: str) -> bool:
         """Return whether the instance that owns a file runs; remove the file if not."""
         instance = name.removeprefix(_UNNAMED)
         if instance == self._path.name or not _NAME.fullmatch(instance):
@@ -187,7 +187,6 @@ class SerializeLock:
     """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
         self._path = directory / FILE
         self._lock = threading.Lock()
         self._waiters: deque[threading.Event] = deque()

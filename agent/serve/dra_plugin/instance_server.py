@@ -178,8 +178,8 @@ class PluginSockets:
                 f"registration directory {self._paths.registry_dir}: does not exist; set the kubelet's "
                 "directory with --registry-dir or --kubelet-dir"
             )
-        await self._service.ensure_exists()
-        await self._registration.ensure_exists()
+        await self._service.create_if_missing()
+        await self._registration.create_if_missing()
 
     async def restore_missing(self) -> None:
         """Restore directories and sockets that another process removed; log a failure once a minute.
@@ -189,7 +189,7 @@ class PluginSockets:
         try:
             await self._files.call(self._make_directory)
             for socket in (self._service, self._registration):
-                if await socket.ensure_exists():
+                if await socket.create_if_missing():
                     log.warning("socket %s: was removed by another process; created again", socket.path)
         except (DrahealthError, OSError) as error:
             if count := self._log_limit.tick():
@@ -237,7 +237,7 @@ class _ServedSocket:
         self._files = files
         self._listener: UnixListener | None = None  # only for the thread
 
-    async def ensure_exists(self) -> bool:
+    async def create_if_missing(self) -> bool:
         """Create the socket if its file is missing; return True if it was missing."""
         created = await self._files.call(self._create)
         if created is None:

@@ -88,7 +88,7 @@ class DriverLinkHandler(Protocol):
             ConfigError: A name or a finding is not valid; the error names the result and the value.
         """
 
-    def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
+    def check_claims(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return for each claim the known reason why a prepare would fail now; None: no known reason.
 
         Reads no disk.
@@ -100,13 +100,13 @@ class DriverLinkHandler(Protocol):
         Records nothing, reads no disk.
         """
 
-    def prepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_prepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of prepares; return class, code and advice for each failure.
 
         The result for a success is None.
         """
 
-    def unprepared(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
+    def record_unprepares(self, results: Sequence[ReportedClaimResult]) -> list[PrepareVerdict | None]:
         """Record the driver's results of unprepares; return class, code and advice for each failure.
 
         The result is None for a success, and for a failure that the driver should report to the kubelet as

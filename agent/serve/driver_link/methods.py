@@ -60,7 +60,7 @@ def handle_check_claims(data: bytes, driver: str, open_handler: Callable[[], Dri
     """Handle a call of ``CheckClaims``. Arguments and errors are those of :func:`handle_sync_devices`."""
     claims, handler = requests.decode_check_claims(data, driver), open_handler()
     texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
-    return _answers(v1.CheckClaimsReply, claims, handler.check(claims), texts)
+    return _answers(v1.CheckClaimsReply, claims, handler.check_claims(claims), texts)
 
 
 def handle_classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
@@ -78,9 +78,9 @@ def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], D
     handler = open_handler()
     claims, results = [result.claim for result in prepare_report.results], prepare_report.results
     if prepare_report.unprepare:
-        return _answers(v1.ReportPrepareReply, claims, handler.unprepared(results), kubelet_texts)
+        return _answers(v1.ReportPrepareReply, claims, handler.record_unprepares(results), kubelet_texts)
     texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
-    return _answers(v1.ReportPrepareReply, claims, handler.prepared(results), texts)
+    return _answers(v1.ReportPrepareReply, claims, handler.record_prepares(results), texts)
 
 
 METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {

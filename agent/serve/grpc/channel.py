@@ -125,9 +125,9 @@ class _RawProtocol(HardenedProtocol):
         super().connection_made(transport)
         # h2 accepts nothing more from a server after GOAWAY, not even the ping that follows. grpc-go
         # continues the open streams for as long as the server does.
-        self.connection._connection._frame_dispatch_table[GoAwayFrame] = self._note_goaway
+        self.connection._connection._frame_dispatch_table[GoAwayFrame] = self._record_goaway
 
-    def _note_goaway(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+    def _record_goaway(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         code = next((known.name for known in ErrorCodes if known == frame.error_code), str(frame.error_code))
         text = (frame.additional_data or b"").decode(errors="replace")
         self.goaway = f"{code} {text}".rstrip()

@@ -183,7 +183,7 @@ class OpenRequestBytes:
             )
         if size and self.used_bytes + size > REQUESTS_LIMIT:
             return f"other requests hold {self.used_bytes} bytes, limit {REQUESTS_LIMIT} together"
-        if size and (used := sum(one.used_bytes for one in self._sockets)) + size > ALL_REQUESTS_LIMIT:
+        if size and (used := sum(socket.used_bytes for socket in self._sockets)) + size > ALL_REQUESTS_LIMIT:
             return f"requests on all sockets hold {used} bytes, limit {ALL_REQUESTS_LIMIT} together"
         self.of_uid[uid] += size
         self.used_bytes += size

@@ -22,7 +22,7 @@ class StreamOwner(Protocol):
     number: int
     """Last publication that the stream has got."""
 
-    def note_sent(self, number: int, lists: int) -> None:
+    def mark_sent(self, number: int, lists: int) -> None:
         """Note that the stream got publication ``number`` and ``lists`` messages while it was lent."""
 
 
@@ -89,7 +89,7 @@ class IdleStream(LentStream):
             assert stream.id is not None
             stream.write_rest(message_frames(sent.cut_message, stream.id, stream.frame_size)[-sent.unsent :])
         if sent.number != self._owner.number:
-            self._owner.note_sent(sent.number, sent.lists)
+            self._owner.mark_sent(sent.number, sent.lists)
 
 
 def idle_stream(

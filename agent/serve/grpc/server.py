@@ -173,7 +173,7 @@ class _ConnectionHandler(server.Handler):
 
     def end_newest(self, error: GRPCError) -> bool:
         """End the newest request on the connection that has begun; return False if there is none."""
-        stream = next((one for one in reversed(self._open) if one.wrapper is not None), None)
+        stream = next((stream for stream in reversed(self._open) if stream.wrapper is not None), None)
         if stream is None or stream.wrapper is None:
             return False
         del self._open[stream]
@@ -313,7 +313,7 @@ class HardenedServer(server.Server):
         The result is False if the server stops, or too many connections are open and no other connection can
         be ended instead, such as an idle one.
         """
-        others = sum(not one.ends for one in self.connections)
+        others = sum(not connection.ends for connection in self.connections)
         closing = len(self.connections) - others
         self.connections[connection] = None
         if self.stopping:
@@ -341,12 +341,12 @@ class HardenedServer(server.Server):
         connections less; otherwise the result is ``new``.
         """
         served = [connection for connection in self.connections if not connection.ends]
-        theirs, most = largest_peers(served, lambda connection: connection.uid)
-        idle = [one for one in theirs if one is not new and one.requests.is_idle]
+        largest, most = largest_peers(served, lambda connection: connection.uid)
+        idle = [peer for peer in largest if peer is not new and peer.requests.is_idle]
         if idle:
             return min(idle, key=lambda one: one.requests.idle_since_s)
-        if most > sum(one.uid == new.uid for one in served) + 1:
-            return theirs[-1]
+        if most > sum(connection.uid == new.uid for connection in served) + 1:
+            return largest[-1]
         return new
 
     def admit_request(self, connection: _ServerProtocol) -> bool:
@@ -427,7 +427,7 @@ class HardenedServer(server.Server):
     def serves(self, sock: socket.socket) -> bool:
         """Return whether the server accepts connections of a listening socket."""
         served = self._server.sockets if isinstance(self._server, asyncio.Server) else ()
-        return sock.fileno() in {one.fileno() for one in served}
+        return sock.fileno() in {connection.fileno() for connection in served}
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.

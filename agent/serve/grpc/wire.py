@@ -25,7 +25,6 @@ WIRE_TYPES: Final = {
     "map": LENGTH,
 }  # fmt: skip
 """Wire type of a field by its type in the proto file; only types that the project's proto files use."""
-"""Wire type by field type of the proto file; only types that the project's proto files use."""
 
 FieldLimit = int | tuple[float, float]
 """Limit of a field: number of entries if repeated, bytes of a string, or (minimum, maximum) of a number."""

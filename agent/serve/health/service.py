@@ -476,7 +476,7 @@ class HealthSubscriber:
         if self._idle is not None:
             self._idle.take_back()
 
-    def note_sent(self, number: int, lists: int) -> None:
+    def mark_sent(self, number: int, lists: int) -> None:
         """Note that the stream got publication ``number`` and ``lists`` lists while it was lent."""
         self.number = number
         self.has_sent = self.has_sent or lists > 0

@@ -172,7 +172,7 @@ class ApiServer:
     def dra_version(self) -> str:
         """Return the best version of ``resource.k8s.io`` that both the API server and drahealth support.
 
-        The version is read at the first call, and again after :meth:`forget_dra_version`.
+        The version is read at the first call, and again after :meth:`invalidate_dra_version`.
 
         Raises:
             ApiError: The API server has no known version, or refused the call.
@@ -186,7 +186,7 @@ class ApiServer:
     def _read_dra_version(self) -> str:
         try:
             group = self.call("GET", f"/apis/{DRA_GROUP}")
-            served = {one.get("version") for one in group.get("versions") or []}
+            served = {version.get("version") for version in group.get("versions") or []}
         except ApiForbiddenError:  # discovery is closed here; v1 is in all supported releases
             return DRA_VERSIONS[0]
         except ApiError as error:
@@ -204,7 +204,7 @@ class ApiServer:
             f"{', '.join(DRA_VERSIONS)}: Kubernetes 1.32 or later with DynamicResourceAllocation",
         )
 
-    def forget_dra_version(self) -> None:
+    def invalidate_dra_version(self) -> None:
         """Read the version of ``resource.k8s.io`` again at its next use, after an update of the cluster."""
         self._version = ""
 
@@ -241,11 +241,16 @@ class ApiServer:
     ) -> "HTTPConnection":
         """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
-        if self._access.token_file is not None:
-            token = read_credentials(self._access.token_file).decode(errors="replace").strip()
+        file = self._access.token_file
+        token = self._access.token if file is None else read_credentials(file).decode(errors="replace")
+        if file is not None or token:
+            token = token.strip()
+            if not (token and token.isascii() and token.isprintable()):  # http.client quotes it in its error
+                place = "" if file is None else f" in file {os.fspath(file)}"
+                raise ApiUnreachableError(
+                    f"API server {self.url}: token{place} is not one line of ASCII text"
+                )
             headers["Authorization"] = f"Bearer {token}"
-        elif self._access.token:
-            headers["Authorization"] = f"Bearer {self._access.token}"
         if data:
             headers["Content-Type"] = content_type
         try:
@@ -310,7 +315,8 @@ class ApiServer:
 
     def _unreachable(self, error: Exception) -> ApiUnreachableError:
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
-        return ApiUnreachableError(f"API server {self.url}: {reason or type(error).__name__}")
+        file = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return ApiUnreachableError(f"API server {self.url}: {file}{reason or type(error).__name__}")
 
 
 def path_of(*parts: str) -> str:
@@ -395,15 +401,20 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if access.client_certificate_files:
         certificate, key = access.client_certificate_files
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     elif access.client_certificate:
         fd = os.memfd_create("drahealth-certificate")  # ssl reads only files; this one is on no disk
         try:
             os.write(fd, access.client_certificate)
-            context.load_cert_chain(f"/proc/self/fd/{fd}")
+            context.load_cert_chain(f"/proc/self/fd/{fd}", password=_refuse_passphrase)
         finally:
             os.close(fd)
     return context
+
+
+def _refuse_passphrase() -> str:
+    """Raise ValueError instead of letting OpenSSL ask for the passphrase of a key on the terminal."""
+    raise ValueError("the client's key has a passphrase; remove it")
 
 
 def _protocol_error() -> type[Exception]:
@@ -444,6 +455,6 @@ class ClaimReader:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-            self._api.forget_dra_version()  # the version may be gone instead of the claim
+            self._api.invalidate_dra_version()  # the version may be gone instead of the claim
             raise TransientError(f"the API server has no claim {ref}", code="claim.not_found") from None
         return parse_claim(obj, self._driver, ref)

@@ -69,6 +69,15 @@ class LoopThread(ABC):
     def _run(self) -> None:
         """Run the event loop, in the new thread, until it ends."""
 
+    def _start_thread(self) -> None:
+        """Start the thread, also in a process that was forked after the thread's creation.
+
+        Python 3.13 and later regard threads that were created before a fork as ended in the child.
+        """
+        if self._thread.ident is None:
+            self._thread = DaemonThread(self._run, self._thread.name)
+        self._thread.start()
+
     def _join(self, timeout_s: float) -> bool:
         """Wait for the end of the event loop's thread.
 
@@ -109,7 +118,7 @@ class AsyncioThread(LoopThread):
         with self._lock:
             if self._stopping:
                 raise self._stopped()
-            self._thread.start()
+            self._start_thread()
         self._ready.result(timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> bool:
@@ -207,7 +216,7 @@ class TrioThread(LoopThread):
 
     def start(self) -> None:
         """Start the thread of the Trio loop. Never blocks."""
-        self._thread.start()
+        self._start_thread()
 
     def stop(self, timeout_s: float) -> bool:
         """Cancel the tasks and wait for the end of the thread. Must not be called in the thread itself.

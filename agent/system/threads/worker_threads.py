@@ -67,8 +67,8 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
     return await done
 
 
-async def run_with_timeout(function: Callable[[], T], timeout_s: float) -> T:
-    """Call a function in a new daemon thread and return its result, with a timeout.
+async def run_with_timeout(function: Callable[[], T], timeout_s: float | None) -> T:
+    """Call a function in a new daemon thread and return its result, with a timeout unless it is None.
 
     Raises TimeoutError: the function did not return in time; its thread is abandoned.
     """

@@ -197,7 +197,7 @@ int dh_cg_base_dir(struct dh_sampler *s, uint32_t slot, uint8_t hier, size_t *sk
 }
 
 /*
- * Return whether a path below a hierarchy does not exist. Another error, such as ENOMEM, says nothing of it: a group
+ * Return whether a path below a hierarchy does not exist. Another error, such as ENOMEM, shows nothing about it: a group
  * that counted as removed would be found again as a new one, whose counts are all new.
  */
 bool dh_cg_missing(const struct dh_cgroups *c, uint8_t hier, const char *path)

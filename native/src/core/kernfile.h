@@ -19,7 +19,7 @@ bool dh_is_absence(int err);
 
 /*
  * dh_is_own_failure() - return whether an errno means that this process, or the machine, has no descriptors or
- * memory left. It says nothing of the file, not even that it exists.
+ * memory left. Such an error shows nothing about the file, not even that it exists.
  */
 bool dh_is_own_failure(int err);
 

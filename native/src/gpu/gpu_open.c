@@ -1,4 +1,4 @@
-/* gpu_open.c - the thread that loads and initialises the library, and does so again after a driver reload. */
+/* gpu_open.c - the thread that loads and initializes the library, and does so again after a driver reload. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static bool version_keep(char to[DH_VERSION_LEN], const struct dh_text *answer)
     return changed;
 }
 
-/* Read versions and GPU count, and note a driver of another version than at the last initialisation. */
+/* Read versions and GPU count, and note a driver of another version than at the last initialization. */
 static nvmlReturn_t check_library(struct dh_gpu_watch *w)
 {
     struct dh_text driver = { 0 }, library = { 0 };
@@ -65,8 +65,8 @@ static uint64_t module_inode(const struct dh_gpu_watch *w)
 }
 
 /*
- * Count an initialisation of the library as a load of the driver, unless module and version are those of the
- * last one: NVML is also initialised again after a failed call, which resets nothing.
+ * Count an initialization of the library as a load of the driver, unless module and version are those of the
+ * last one: NVML is also initialized again after a failed call, which resets nothing.
  */
 static void count_load(struct dh_gpu_watch *w)
 {
@@ -116,7 +116,7 @@ static nvmlReturn_t load(struct dh_gpu_watch *w, bool *absent)
 
 /*
  * Close the library and open it again. While a thread hangs in the session, the library can only be
- * initialised once more; the rest follows when the thread has left.
+ * initialized once more; the rest follows when the thread has left.
  */
 static void reopen(struct dh_gpu_watch *w)
 {
@@ -207,7 +207,7 @@ void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested)
 
 /*
  * Sleep until the next pass, until a GPU's thread finds another driver, or until the owner requests a count.
- * However often that happens, the library is initialised at most once per retry_ns, and the GPUs are counted
+ * However often that happens, the library is initialized at most once per retry_ns, and the GPUs are counted
  * at most once per COUNT_NS.
  */
 static bool sleep_until_due(struct dh_gpu_watch *w, uint64_t next_ns, bool *reinit_requested)

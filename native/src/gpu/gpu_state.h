@@ -1,7 +1,7 @@
 /*
  * gpu_state.h - the state that the threads of the GPU watch share. Not seen by Python.
  *
- *   opener    loads and initialises the library, counts GPUs, starts their threads     gpu_open.c
+ *   opener    loads and initializes the library, counts GPUs, starts their threads     gpu_open.c
  *   GPU       one thread each: handle, identity, passes over the fields, registration  gpu_thread.c
  *   common    runs the passes over all GPUs while they are short                       gpu_schedule.c
  *   waiter    waits for events and latches them                                        gpu_events.c
@@ -201,10 +201,10 @@ struct dh_gpu_watch {
     struct dh_gpus head;
     uint32_t inits;          /* calls of nvmlInit without a matching nvmlShutdown */
     uint32_t scanned;        /* GPUs counted when the UUIDs of all were last known */
-    bool reinit_pending;     /* initialised again while a thread hung in a call; to be repeated when
+    bool reinit_pending;     /* initialized again while a thread hung in a call; to be repeated when
                                 that thread returns */
     bool check_failed;       /* the last check of the library failed */
-    bool version_changed;    /* the driver has another version than at the last initialisation */
+    bool version_changed;    /* the driver has another version than at the last initialization */
     uint64_t reopen_ns;      /* last attempt to open the library */
 
     /* used by the waiter only */

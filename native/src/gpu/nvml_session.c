@@ -201,7 +201,7 @@ bool dh_nvml_session_is_current(struct dh_gpu_watch *w)
     return clean;
 }
 
-/* Ask the opener to initialise the library again. */
+/* Ask the opener to initialize the library again. */
 void dh_nvml_session_request_reinit(struct dh_gpu_watch *w)
 {
     pthread_mutex_lock(&w->lock);

@@ -42,8 +42,8 @@ void dh_machine_full(struct dh_machine *m, enum dh_machine_source source, enum d
 
 /*
  * dh_machine_state() - set the state of a source at the end of its pass.
- * @seen:       not 0 if anything of it exists or existed
- * @unreadable: not 0 if anything of that cannot be read
+ * @seen:       not 0 if a file of the source exists or existed
+ * @unreadable: not 0 if such a file cannot be read
  */
 void dh_machine_state(struct dh_machine *m, enum dh_machine_source source, uint64_t seen, uint64_t unreadable);
 

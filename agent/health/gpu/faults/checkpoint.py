@@ -20,8 +20,8 @@ from agent.health.gpu.faults.decide_severity import is_latched_fault_code, latch
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     INIT_FAILED,
-    LOST_CODE,
     NO_REPORTS,
+    RECURS_NS,
     SHARED,
     Fault,
     FaultKey,
@@ -80,7 +80,7 @@ class RecoverySigns(NamedTuple):
     action: int = 0
     """Last recovery action that the driver requested for the GPU; 0: no action, or never read."""
     reset_required: bool = False
-    """True: NVML returned RESET_REQUIRED in the last pass over the GPU."""
+    """True: NVML returned RESET_REQUIRED since the last pass over the GPU without an error."""
     generation: int = 0
     """Number of loads of the driver at the last evaluation; a reload adds one."""
     reloaded_at: Instant | None = None
@@ -126,7 +126,7 @@ def update_recovery_signs(
         if sample is None or not sample.passes:
             found[gpu.number] = signs
         elif sample.status != NvmlReturnCode.OK:
-            reset_required = sample.status == NvmlReturnCode.RESET_REQUIRED
+            reset_required = signs.reset_required or sample.status == NvmlReturnCode.RESET_REQUIRED
             found[gpu.number] = signs._replace(
                 reset_required=reset_required, calm_since=None, links_up_since=None
             )
@@ -145,13 +145,13 @@ def _with_generation(before: RecoverySigns, generation: int, now: Instant) -> Re
 
 
 def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, now: Instant) -> RecoverySigns:
-    counters = tuple(sample[which] for which in VOLATILE_COUNTERS)
+    counters = tuple(sample[field] for field in VOLATILE_COUNTERS)
     action, links = sample[GpuField.RECOVERY_ACTION], sample[GpuField.LINKS_UP]
     action_done = before.action != 0 and action == 0
     at = instant_at_mono(sample.beat_ns, now)
     read_since_reload = before.reloaded_at is not None and sample.beat_ns > before.reloaded_at.mono_ns
     reset_at = before.reloaded_at if read_since_reload else before.reset_at
-    calm = action == 0 and not any(sample[which] == 1 for which in _PENDING)
+    calm = action == 0 and not any(sample[field] == 1 for field in _PENDING)
     all_up = isinstance(links, int) and not links_up & ~links
     return RecoverySigns(
         counters=tuple(
@@ -177,11 +177,11 @@ def _are_cleared(before: Sequence[Reading], counters: Sequence[Reading]) -> bool
     ECC counts (``nvidia-smi --reset-ecc-errors=0``); alone, they show a reset only if there was no replay."""
     had_replays = False
     fell = set()
-    for which, was, value in zip(VOLATILE_COUNTERS, before, counters, strict=False):
-        if which is GpuField.PCIE_REPLAY and isinstance(was, int):
+    for field, was, value in zip(VOLATILE_COUNTERS, before, counters, strict=False):
+        if field is GpuField.PCIE_REPLAY and isinstance(was, int):
             had_replays = was > 0
         if isinstance(was, int) and isinstance(value, int) and value < was:
-            fell.add(which)
+            fell.add(field)
     return GpuField.PCIE_REPLAY in fell or (bool(fell) and not had_replays)
 
 
@@ -256,7 +256,7 @@ def _resolution_times(
     if cure in _BY_RESET and signs.reset_at and signs.reset_at.mono_ns > last_ns:
         yield signs.reset_at.mono_ns
     if key.code == INIT_FAILED and signs.opened_at and signs.opened_at.mono_ns > last_ns:
-        yield signs.opened_at.mono_ns  # only an initialised GPU gives a handle
+        yield signs.opened_at.mono_ns  # only an initialized GPU gives a handle
     # the line of a switch does not name the GPU behind the port, so the reset may be that of any GPU
     reset_at, up_since = signs.any_reset_at, signs.links_up_since
     if decision.advice == XidAdvice.CHECK_LINKS and up_since and reset_at and reset_at.mono_ns > last_ns:
@@ -276,13 +276,11 @@ def _resolution_times(
 
 # --- step 5: checkpoint ------------------------------------------------------------------------------------
 
-RESOLVED_KEPT_S: Final = 86_400.0
-"""Age up to which a resolved fault of an earlier boot is restored [s]."""
-LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
-"""Age up to which a resolved loss of a GPU is restored [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
 large."""
+_RESET_REQUIRED: Final = -1
+"""Stored in place of the recovery action after NVML returned RESET_REQUIRED."""
 CLEARING_NS: Final = 10 * NS
 """Longest time from the end of a fault until its probation starts [ns]."""
 
@@ -362,7 +360,7 @@ def _kept_fault(
         healed_wall_s=round(fault.resolved.wall_s, 3) if fault.resolved else 0.0,
         blame=decision.blame,
         before_us=fault.before_start,
-        action=0 if fault.resolved else signs.action,
+        action=0 if fault.resolved else _RESET_REQUIRED if signs.reset_required else signs.action,
         counters=()
         if fault.resolved
         else tuple(-1 if isinstance(value, Missing) else value for value in signs.counters),
@@ -420,7 +418,8 @@ def restore_faults(
             same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
-        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
+        kept_s = RECURS_NS.get(saved.code, DAY_NS) / NS
+        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_s:
             continue
         faults[key] = fault
         reported = [
@@ -465,12 +464,9 @@ def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
     counters = saved.counters if len(saved.counters) == len(VOLATILE_COUNTERS) else ()
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
-        action=saved.action,
+        action=max(saved.action, 0),
+        reset_required=saved.action == _RESET_REQUIRED,
     )
-
-
-def _kept_for_s(code: str) -> float:
-    return LOST_KEPT_S if code == LOST_CODE else RESOLVED_KEPT_S
 
 
 def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:

@@ -139,8 +139,8 @@ def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings
     )
 
 
-def _flag(sample: GpuSample, which: GpuField) -> bool | None:
-    value: Reading = sample[which]
+def _flag(sample: GpuSample, field: GpuField) -> bool | None:
+    value: Reading = sample[field]
     return None if isinstance(value, Missing) else bool(value)
 
 
@@ -222,31 +222,14 @@ def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
     fault can lower the severity and change the advice."""
     if code.startswith(XID_PREFIX):
         xid = xid_row(int(code.removeprefix(XID_PREFIX)))
-        severity, blame, why, advice, repair = (
-            SEVERITY_OF_EFFECT[xid.effect],
-            xid.blame,
-            xid.meaning,
-            xid.advice.value,
-            xid.repair,
-        )
+        values = SEVERITY_OF_EFFECT[xid.effect], xid.blame, xid.meaning, xid.advice.value, xid.repair
     elif code.startswith(SXID_PREFIX):
         sxid = decide_sxid(sxid_row(int(code.removeprefix(SXID_PREFIX))), None)
-        severity, blame, why, advice, repair = (
-            sxid.severity,
-            sxid.blame,
-            sxid.evidence,
-            sxid.advice,
-            sxid.repair,
-        )
+        values = sxid.severity, sxid.blame, sxid.evidence, sxid.advice, sxid.repair
     else:
         event = fault_log.ROW_BY_CODE[code]
-        severity, blame, why, advice, repair = (
-            event.severity,
-            event.blame,
-            event.why,
-            event.advice,
-            event.repair,
-        )
+        values = event.severity, event.blame, event.why, event.advice, event.repair
+    severity, blame, why, advice, repair = values
     return CatalogRow(
         code=code,
         severity=severity,

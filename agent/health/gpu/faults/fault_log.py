@@ -28,6 +28,8 @@ LOST_XID: Final = 79
 """Number of the XID "GPU has fallen off the bus"."""
 LOST_CODE: Final = f"{XID_PREFIX}{LOST_XID}"
 DAY_NS: Final = 86_400 * NS
+RECURS_NS: Final = {LOST_CODE: 30 * DAY_NS}
+"""Longest time between two occurrences that count as a recurrence, by finding code [ns]; else a day."""
 
 
 class FaultKey(NamedTuple):
@@ -90,7 +92,7 @@ class Fault:
     boot_id: str = ""
     """Boot ID of the kernel when the fault last occurred."""
     earlier_boots: int = 0
-    """Number of earlier boots in which the fault occurred, too."""
+    """Number of earlier boots with the fault, each at most RECURS_NS before the next occurrence."""
     resolved: Instant | None = None
     """Time at which the fault was resolved; None: it is not resolved."""
     last_decision: FaultDecision | None = None
@@ -228,7 +230,7 @@ EVENT_FAULT_ROWS: Final = (
                   "nothing to do",
                   Repair.NONE),
     EventFaultRow(INIT_FAILED, None, Severity.UNHEALTHY, Blame.DRIVER, Cure.RESET,
-                  "the driver could not initialise the GPU (RmInitAdapter failed)",
+                  "the driver could not initialize the GPU (RmInitAdapter failed)",
                   "no program can open the GPU",
                   "reset the GPU, else reboot the node; read the NVRM lines before it in the kernel log",
                   Repair.RESET_DEVICE),

@@ -4,7 +4,7 @@ This step determines the GPU and the time of each report. The next step,
 agent.health.gpu.faults.match_reports, finds reports of the same fault.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from agent.health.gpu.faults import fault_log
@@ -39,13 +39,19 @@ from agent.model.time import Instant, instant_at_mono
 
 
 def ingest_faults(
-    log: FaultLog, snapshot: Snapshot, gpus: GpuRuleState, evaluated_ns: int, now: Instant
+    log: FaultLog,
+    snapshot: Snapshot,
+    gpus: GpuRuleState,
+    evaluated_ns: int,
+    now: Instant,
+    unidentified: Container[int] = (),
 ) -> FaultLog:
     """Return the fault log with the new reports of a snapshot; ``log`` itself if there is no new report.
 
     Args:
         snapshot: Newest readings, with the event counts of NVML and the kernel log lines.
         evaluated_ns: Monotonic time of the last evaluation [ns].
+        unidentified: Numbers of GPUs whose PCI address may have changed; kernel log lines about them wait.
     """
     log = _without_replaced_gpus(log, gpus)
     if not log.started_ns:
@@ -54,7 +60,8 @@ def ingest_faults(
     if snapshot.gpus is not None:
         log = _add_nvml_occurrences(log, snapshot.gpus, gpus, now, occurrences)
     if snapshot.log is not None:
-        log = _add_log_occurrences(log, snapshot.log, evaluated_ns, now, occurrences)
+        by_bus = {gpu.bus: gpu.number for gpu in log.registry if gpu.bus and gpu.number not in unidentified}
+        log = _add_log_occurrences(log, snapshot.log, by_bus, evaluated_ns, now, occurrences)
     return match_reports(log, occurrences, gpus, now) if occurrences or log.waiting else log
 
 
@@ -106,9 +113,13 @@ def _add_nvml_occurrences(
 
 
 def _add_log_occurrences(
-    log: FaultLog, seen: LogSample, evaluated_ns: int, now: Instant, occurrences: list[Occurrence]
+    log: FaultLog,
+    seen: LogSample,
+    by_bus: Mapping[str, int],
+    evaluated_ns: int,
+    now: Instant,
+    occurrences: list[Occurrence],
 ) -> FaultLog:
-    by_bus = {gpu.bus: gpu.number for gpu in log.registry if gpu.bus}
     buses = frozenset(by_bus)
     newest_us = log.newest_before_start_us
     if newest_us is None and seen.source.state is not SourceState.STARTING:

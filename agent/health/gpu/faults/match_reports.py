@@ -12,6 +12,7 @@ from typing import Final
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     NO_REPORTS,
+    RECURS_NS,
     Fault,
     FaultChannel,
     FaultKey,
@@ -215,7 +216,9 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
     if before is None:
         fault = fresh
     elif before.resolved:
-        fault = replace(fresh, earlier_boots=before.earlier_boots + (before.boot_id != boot_id))
+        if new.last.mono_ns - before.last.mono_ns < RECURS_NS.get(new.key.code, DAY_NS):
+            fresh = replace(fresh, earlier_boots=before.earlier_boots + (before.boot_id != boot_id))
+        fault = fresh
         if before.was_info:  # nothing was repaired since
             fault = replace(fault, lines=before.lines, texts=before.texts, pids=before.pids)
     else:

@@ -50,7 +50,8 @@ class XidOccurrences(NamedTuple):
 
     times: int = 1
     bursts: int = 1
-    """Number of bursts (occurrences less than a minute apart) in the last 24 h."""
+    """Number of bursts (occurrences less than a minute apart) in the last 24 h, and of earlier boots with the
+    XID."""
     lines: tuple[XidLine, ...] = ()
     """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
     pids: frozenset[int] = frozenset()
@@ -136,7 +137,7 @@ class XidConditionResult(NamedTuple):
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 
 
-def _by_action(
+def _for_action(
     facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
 ) -> XidConditionResult:
     """Return the severity that follows from the recovery action which the driver requests for the GPU.
@@ -168,7 +169,7 @@ def _always_degraded(_: XidRow, __: XidOccurrences, ___: XidReadings) -> XidCond
 
 def _not_expected(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     # a requested action is a finding of its own, so the XID does not make the device Unhealthy
-    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
+    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
 
 
 def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
@@ -177,11 +178,11 @@ def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidCondition
 
 
 def _recovery_action(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+    return _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
 def _requested_only(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
+    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
 
 
 def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -190,16 +191,16 @@ def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCondi
     action = announced_action(fault.lines)
     if action is None:
         return XidConditionResult(_DEGRADED, "the action is not known")
-    return _by_action(XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+    return _for_action(XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
 def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _by_action(
+    return _for_action(
         facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
     )
 
 
-def _suspect(why: str) -> XidConditionResult:
+def _probable_hardware_fault(why: str) -> XidConditionResult:
     """Return the result Degraded for an XID that programs usually cause, but that the hardware probably
     caused here.
 
@@ -214,31 +215,31 @@ def _same_place(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditi
     if fault.bursts < MIN_BURSTS or len(locations) != 1:
         return XidConditionResult(_INFO)
     location = locations.pop()
-    return _suspect(f"always on GPC {location.gpc}, TPC {location.tpc}")
+    return _probable_hardware_fault(f"always on GPC {location.gpc}, TPC {location.tpc}")
 
 
 def _across_workloads(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
     if fault.bursts < MIN_BURSTS or len(fault.pids) < MIN_BURSTS:
         return XidConditionResult(_INFO)
-    return _suspect("different processes had it within a day")
+    return _probable_hardware_fault("different processes caused it within a day")
 
 
 def _with_replays(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if fault.bursts < MIN_BURSTS or not facts.replays_growing:
         return XidConditionResult(_INFO)
-    return _suspect("it recurs, and the PCIe link replays packets")
+    return _probable_hardware_fault("it recurs, and the PCIe link replays packets")
 
 
 def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
     if fault.bursts < MIN_BURSTS:
         return XidConditionResult(_INFO)
-    return _suspect("it recurred within a day")
+    return _probable_hardware_fault("it recurred within a day")
 
 
 def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if not (facts.remap_pending or facts.page_pending):
         return XidConditionResult(_DEGRADED)
-    result = _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    result = _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     return result._replace(why=f"remapping pending, {result.why}")
 
 
@@ -246,7 +247,7 @@ def _contained(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCondi
     if facts.remap_pending:
         return XidConditionResult(_UNHEALTHY, "a row remapping is pending")
     if facts.requested_action:
-        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     if fault.bursts >= MIN_BURSTS or fault.times >= MIN_STORM_ERRORS:
         return XidConditionResult(_UNHEALTHY, "it recurs")
     return XidConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
@@ -263,7 +264,7 @@ def _remap_failed(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidCondi
 def _lost_again(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
     if fault.bursts < MIN_BURSTS:
         return XidConditionResult(_UNHEALTHY)
-    return XidConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
+    return XidConditionResult(_UNHEALTHY, "it recurred within 30 days", XidAdvice.CHECK_SEATING)
 
 
 def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -275,7 +276,7 @@ def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> Xid
     if facts.links_down:
         return XidConditionResult(_UNHEALTHY, "links are down")
     if worst is None or grade_registers(worst.registers) is Nvlink4Grade.NONE:
-        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     if grade_registers(worst.registers) is Nvlink4Grade.SYMPATHETIC and not facts.has_root:
         return XidConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
     return XidConditionResult(_INFO, f"link {worst.link}, benign")
@@ -287,7 +288,9 @@ def _link_words(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidCo
         return max(results, key=lambda result: result.severity)
     if row.effect is XidEffect.NEVER:
         return XidConditionResult(_INFO)
-    result = _by_action(facts, requested=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
+    result = _for_action(
+        facts, requested=_UNHEALTHY, none=_unlisted_severity(row), unknown=_unlisted_severity(row)
+    )
     return result._replace(why=f"the kernel log has no line with the error, {result.why}")
 
 
@@ -301,14 +304,14 @@ def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> X
         return XidConditionResult(_UNHEALTHY, f"{unit_text}, error {status.error_status:#x} requires a reset")
     if decoded.required is RequiredAction.UNKNOWN:
         words = f"{status.intr_info:#x} {status.error_status:#x}"
-        return XidConditionResult(_no_row(row), f"{unit_text}, unknown words {words}")
+        return XidConditionResult(_unlisted_severity(row), f"{unit_text}, unknown words {words}")
     if decoded.required is RequiredAction.FOLLOW_154 and (facts.has_action or facts.requested_action):
-        result = _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        result = _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
         return result._replace(why=f"{unit_text}, {result.why}")
     return XidConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
 
 
-def _no_row(row: XidRow) -> Severity:
+def _unlisted_severity(row: XidRow) -> Severity:
     """Return the severity of an NVLink 5 error (XID 144 to 150) without a row in the table of the decoder."""
     return _UNHEALTHY if row.code == 149 else _DEGRADED  # most errors of XID 149 take the link down
 
@@ -324,7 +327,7 @@ def _links_down(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditi
 def _reset_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.remap_pending or facts.page_pending or facts.requested_action is None:
         return XidConditionResult(_UNHEALTHY, "the GPU was not reset yet")
-    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
+    return _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
 
 
 def _dram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -339,8 +342,8 @@ def _detail_of_48(facts: XidReadings, worse: bool, why: str) -> XidConditionResu
     if worse:
         return XidConditionResult(_UNHEALTHY, why)
     if facts.has_root:
-        return XidConditionResult(_INFO, "detail of another XID", XidAdvice.FIND_ROOT)
-    return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return XidConditionResult(_INFO, "another XID reports the same error", XidAdvice.FIND_ROOT)
+    return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
 
 
 def _capacity_cut(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:

@@ -370,7 +370,7 @@ class GpuLostLine(NamedTuple):
 
 
 class InitFailedLine(NamedTuple):
-    """Kernel log line that reports that the driver could not initialise a GPU (RmInitAdapter failed)."""
+    """Kernel log line that reports that the driver could not initialize a GPU (RmInitAdapter failed)."""
 
     bus: str
     """PCI address of the GPU; empty in lines of old drivers."""

@@ -270,7 +270,7 @@ def _row(
     return XidRow(code, meaning, parse_repairs(letters), effect, condition, cure, blame, advice)
 
 
-def _program(engine: str, *codes: int, first: int = 0) -> list[XidRow]:
+def _program_rows(engine: str, *codes: int, first: int = 0) -> list[XidRow]:
     """Return table rows for XIDs that a program's fault on one engine of the GPU causes, one row per code.
 
     Args:
@@ -312,7 +312,7 @@ ALWAYS: Final = (
     _row(136, "NVLink training failed", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.CHECK_LINKS),
     _row(140, "memory error that row replacement did not catch", "nyym", _YES, _C.PLAIN,
          _ACTION, _HARDWARE, _A.RESET_GPU),
-    _row(143, "the GPU failed to initialise", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.RESET_GPU),
+    _row(143, "the GPU failed to initialize", "nyym", _YES, _C.PLAIN, _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(150, "NVLink controller degraded, or its watchdog", "nyym", _YES, _C.PLAIN,
          _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(151, "key rotation of confidential computing failed", "nmyn", _YES, _C.PLAIN,
@@ -379,12 +379,12 @@ NEVER: Final = (
     _row(137, "illegal access to a peer's memory over NVLink", "----", _NO, _C.PLAIN,
          _EXPIRES, _WORKLOAD, _A.CHECK_WORKLOAD),
     _row(141, "CUDA fast-path channel fault", "----", _NO, _C.PLAIN, _EXPIRES, _WORKLOAD, _A.CHECK_WORKLOAD),
-    *_program("copy engine", 39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
+    *_program_rows("copy engine", 39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
     _row(60, "SEC2 or video processor fault", "yyyn", _NO, _C.PLAIN, _EXPIRES, _WORKLOAD, _A.CHECK_WORKLOAD),
-    *(row._replace(condition=_C.REQUESTED_ONLY) for row in _program("video decoder", 68)),
-    *_program("video decoder", 83, 84, 88, 89, 96, 97, 98, first=1),
-    *_program("JPEG engine", 82, *range(99, 106)),
-    *_program("optical-flow engine", 86, 139),
+    *(row._replace(condition=_C.REQUESTED_ONLY) for row in _program_rows("video decoder", 68)),
+    *_program_rows("video decoder", 83, 84, 88, 89, 96, 97, 98, first=1),
+    *_program_rows("JPEG engine", 82, *range(99, 106)),
+    *_program_rows("optical-flow engine", 86, 139),
     # --- caused by the driver or its firmware
     _row(37, "context-switch firmware got an unknown method", "----", _NO, _C.PLAIN,
          _EXPIRES, _DRIVER, _A.NOTHING),

@@ -281,8 +281,8 @@ def _online_advice(cpus: int) -> str:
     several."""
     single = cpus.bit_count() == 1
     path = f"/sys/devices/system/cpu/cpu{format_cpus(cpus) if single else '<N>'}/online"
-    which = "" if single else f" of {format_cpu_set(cpus)}"
-    return f"write 1 to {path}{which}; if that fails, check for machine checks"
+    cpus_text = "" if single else f" of {format_cpu_set(cpus)}"
+    return f"write 1 to {path}{cpus_text}; if that fails, check for machine checks"
 
 
 def detect_missing_cpus(view: CpuRuleInput) -> RuleResult:

@@ -344,7 +344,7 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
     return state._replace(expected=expected, isolated_start=at_start)
 
 
-def restart_cpus(
+def rebaseline_cpus(
     state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None, code: str = ""
 ) -> CpuRuleState:
     """Return the CPU rules' state in which the present values of CPUs replace their values at start.

@@ -58,7 +58,7 @@ def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
     return totals[resource]
 
 
-def wait_in_window(
+def waited_in_window(
     totals: WaitTotals, machine: MachineSample | None, resource: str, window_s: int
 ) -> CounterGrowth:
     """Return how long tasks waited for a resource in the ``window_s`` seconds before the newest reading [us].
@@ -254,7 +254,7 @@ def machine_rule_input(
         and has_broadcast_check(snapshot.machine.cores)
         and not log.select(*_MACHINE_CHECKED),
         waited={
-            name: wait_in_window(state.wait_totals, snapshot.machine, name, limits.pressure_window_s)
+            name: waited_in_window(state.wait_totals, snapshot.machine, name, limits.pressure_window_s)
             for name in RESOURCES
         },
         limits=limits,

@@ -158,7 +158,7 @@ def restored_memory_state(memory: Iterable[MemoryBaseline]) -> MemoryRuleState:
     )
 
 
-def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
+def rebaseline_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
     """Return the memory rules' state in which a NUMA node's present memory replaces its memory at start."""
     if snapshot.machine is None or numa_node not in state.blocks_online:
         return state
@@ -274,13 +274,13 @@ def detect_frequent_correctable_errors(view: MemoryRuleInput) -> RuleResult:
     limit, window_s = view.correctable_errors, view.correctable_window_s
     counted = [(location, *location.correctable) for location in view.locations]
     fault = f"at least {limit} correctable errors in {format_duration(window_s)}"
-    bad = [
+    faulty = [
         (location, fault, events)
         for location, events, _ in counted
         if isinstance(events, int) and events >= limit
     ]
-    if bad:
-        return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _format_locations(bad))
+    if faulty:
+        return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _format_locations(faulty))
     for location, events, _ in counted:
         if isinstance(events, Missing) and not is_absent(events):
             return RuleInputUnreadable(f"ce_count of {location.name}", events)

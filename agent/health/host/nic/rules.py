@@ -145,9 +145,9 @@ def detect_wrong_physical_state(view: NicRuleInput) -> RuleResult:
         return result
     active = [port.sample for port in view.ports if port.sample.is_active]
     # some drivers do not report a physical state, which is 0 then
-    bad = [port for port in active if port.phys_state not in (0, LINK_UP)]
-    if bad:
-        evidence = "; ".join(f"{port.label} is {_state_text(port)}" for port in bad)
+    wrong = [port for port in active if port.phys_state not in (0, LINK_UP)]
+    if wrong:
+        evidence = "; ".join(f"{port.label} is {_state_text(port)}" for port in wrong)
         return Finding("nic.phys_state", Severity.DEGRADED, evidence)
     return OK if active else RuleNotApplicable("no port of the NIC is active")
 

@@ -165,7 +165,7 @@ def _restored_port(port: NicPortBaseline) -> _NicPortState:
     )
 
 
-def restart_nic(
+def rebaseline_nic(
     state: NicRuleState, snapshot: Snapshot, declared: DeclaredNicDevice, code: str = ""
 ) -> NicRuleState:
     """Return the NIC rules' state in which the present state of a NIC's ports replaces their best earlier

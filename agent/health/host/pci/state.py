@@ -103,6 +103,8 @@ PCI_LOG_CODES: Final = (
     *NIC_CODES,
 )
 """Codes of kernel-log lines that can name a declared PCI function."""
+_LOG_FINDINGS: Final = ("pci.nic.", "pci.fault", "pci.aer.")
+"""First parts of the codes of findings that kernel-log lines report."""
 ERROR_WINDOW_S: Final = 3600
 """Window in which link errors are counted [s]; long, because a bad contact causes errors with long pauses."""
 
@@ -117,6 +119,8 @@ class PciBaselineValues(NamedTuple):
     """First kernel driver that was bound to the function; empty if none was."""
     width: Reading
     """Number of lanes of the PCIe link."""
+    repaired_ns: int = 0
+    """CLOCK_MONOTONIC at which an operator cleared faults that lines of the kernel log report [ns]."""
 
 
 class PciRuleInput(NamedTuple):
@@ -215,7 +219,8 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
     start = state.restored.get(address)
     if start is None:
         return None
-    values = PciBaselineValues(start.driver, start.width if start.width >= 0 else NEVER_READ)
+    width = start.width if start.width >= 0 else NEVER_READ
+    values = PciBaselineValues(start.driver, width, start.repaired_ns)
     return _PciFunctionState((start.vendor, start.device), values, "")
 
 
@@ -228,6 +233,7 @@ def pci_baselines(state: PciRuleState) -> Iterator[PciBaseline]:
             *of_function.identity,
             of_function.start.driver,
             of_function.start.width if isinstance(of_function.start.width, int) else -1,
+            of_function.start.repaired_ns,
         )
         for address, of_function in state.states.items()
     }
@@ -239,10 +245,12 @@ def restored_pci_state(functions: Iterable[PciBaseline]) -> PciRuleState:
     return PciRuleState(restored={start.address: start for start in functions})
 
 
-def restart_pci(state: PciRuleState, address: str, code: str = "") -> PciRuleState:
-    """Return the PCI rules' state in which a PCI function's present values replace its values at start.
+def rebaseline_pci(state: PciRuleState, address: str, now_ns: int, code: str = "") -> PciRuleState:
+    """Return the PCI rules' state in which a PCI function's present values replace its values at start, and
+    kernel-log lines up to now no longer count.
 
     Args:
+        now_ns: CLOCK_MONOTONIC of the evaluation [ns].
         code: Finding code of the rule whose value is replaced; empty: the values of all rules.
     """
     function, known = state.functions.get(address), state.states.get(address)
@@ -251,6 +259,7 @@ def restart_pci(state: PciRuleState, address: str, code: str = "") -> PciRuleSta
     start = PciBaselineValues(
         function.driver if code in ("", "pci.unbound") else known.start.driver,
         function.width if code in ("", "pci.link_width") else known.start.width,
+        now_ns if not code or code.startswith(_LOG_FINDINGS) else known.start.repaired_ns,
     )
     return replace(state, states={**state.states, address: known._replace(start=start)})
 
@@ -277,8 +286,9 @@ def _next_function_state(
 
 
 def _log_facts(
-    log: KernelLogState, address: str, port: str, since_ns: int
+    log: KernelLogState, address: str, known: _PciFunctionState | None, since_ns: int
 ) -> dict[KernelLogCode, KernelLogFact]:
+    port, repaired_ns = (known.upstream_bridge, known.start.repaired_ns) if known else ("", 0)
     keys = [*((code, address) for code in PCI_LOG_CODES), (KernelLogCode.PCI_FAULT, port)]
     found = (log.facts.get(key) for key in keys)
     facts = sorted((fact for fact in found if fact), key=lambda fact: fact.last.mono_ns)
@@ -286,7 +296,7 @@ def _log_facts(
     return {
         fact.code: fact
         for fact in facts
-        if fact.last.mono_ns > since_ns - (longer_ns if fact.code in HELD_FOR_A_DAY else 0)
+        if fact.last.mono_ns > max(since_ns - longer_ns * (fact.code in HELD_FOR_A_DAY), repaired_ns)
     }
 
 
@@ -313,8 +323,6 @@ def pci_rule_input(
         fatal=errors.fatal.growth,
         nonfatal=errors.nonfatal.growth,
         correctable=errors.correctable.growth,
-        log_facts=_log_facts(
-            log, address, known.upstream_bridge if known else "", present_ns - ERROR_WINDOW_S * NS
-        ),
+        log_facts=_log_facts(log, address, known, present_ns - ERROR_WINDOW_S * NS),
         log_state=log_reader_state(snapshot.log),
     )
