@@ -8,6 +8,8 @@ this in the background makes it ignore SIGINT, and so would every process that a
 import shutil
 import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,3 +42,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if base := config.stash.get(BASE, ""):
         shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Return the event that hung functions wait for; set at the end, so that no thread stays."""
+    made = threading.Event()
+    yield made
+    made.set()

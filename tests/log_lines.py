@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from agent.native._core import ffi, lib
+
 from agent.health.kernel_log.facts import KernelLogCode
 from agent.health.kernel_log.parse import HostLogLine
 
@@ -341,3 +343,18 @@ SILENT: Final = [
     "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
     "python[7]: watchdog: BUG: soft lockup - CPU#7 stuck for 26s! [a:1]",
 ]
+
+
+def match_pattern(pattern: str, text: str) -> tuple[str, ...] | None:
+    """Match a kernel log line against a pattern; return the values of its fields except ``%*``.
+
+    Returns None if the line does not match.
+
+    The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
+    """
+    key = ffi.new("char[]", lib.DH_LOG_KEY)
+    line = text.encode("ascii", "backslashreplace")
+    used = lib.dh_pattern_match(pattern.encode("ascii"), line, len(line), key, lib.DH_LOG_KEY)
+    if used < 0:
+        return None
+    return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()

@@ -14,7 +14,7 @@ from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 from machine import machine_lock
 
 from agent.cli.output.terminal import TextStyle
-from agent.cli.scan.crosscheck import (
+from agent.cli.scan import (
     CHANGING_FIELDS,
     FieldAgreement,
     compare_gpus,
@@ -310,8 +310,8 @@ DEADLINE_S = 50.0
 CHECK = """
 import itertools, json, sys
 from pathlib import Path
-from agent.cli.scan.crosscheck import cross_check
-from agent.cli.scan.crosscheck import crosscheck_document
+from agent.cli.scan import cross_check
+from agent.cli.scan import crosscheck_document
 from agent.config.config import Config
 config = Config(
     node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=int(sys.argv[3])

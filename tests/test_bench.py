@@ -20,14 +20,6 @@ from agent.bench.file_trees import (
 )
 from agent.bench.guards import parse_callgrind
 from agent.bench.processes import read_threads
-from agent.bench.python_readers import (
-    KeptDescriptorReader,
-    ReopeningReader,
-    flatten_values,
-    machine_files,
-    machine_values,
-    sweep_files,
-)
 from agent.bench.result import (
     ResultMismatch,
     ResultRow,
@@ -37,7 +29,18 @@ from agent.bench.result import (
     row_from_ratio,
     row_from_samples,
 )
-from agent.bench.suites.poll import check_equal, open_sampler, read_snapshot, sum_of_halves
+from agent.bench.suites.poll import (
+    KeptDescriptorReader,
+    ReopeningReader,
+    check_equal,
+    flatten_values,
+    machine_files,
+    machine_values,
+    open_sampler,
+    read_snapshot,
+    sum_of_halves,
+    sweep_files,
+)
 from agent.bench.timing import (
     BLOCK_SAMPLES,
     Contender,

@@ -40,7 +40,6 @@ from agent.bench.processes import (
     start_module,
     write_gpu_scenario,
 )
-from agent.bench.python_readers import ReopeningReader, flatten_values, sweep_files, sweep_values
 from agent.bench.result import (
     FULL,
     QUICK,
@@ -55,14 +54,16 @@ from agent.bench.result import (
 from agent.bench.suites import poll, poll_gpus, soak
 from agent.bench.suites.detect import HOPS, hop_times, measure_gpu_faults
 from agent.bench.suites.detect_events import MEMORY_LIMIT
-from agent.bench.suites.poll import open_sampler, read_snapshot
-from agent.bench.suites.poll_gpus import GpuValues, check_equal, count_pass_calls
-from agent.bench.suites.report_path import (
-    declare_cpus,
-    snapshot_time,
-    tail_ratio,
-    without_lowest_cpu,
+from agent.bench.suites.poll import (
+    ReopeningReader,
+    flatten_values,
+    open_sampler,
+    read_snapshot,
+    sweep_files,
+    sweep_values,
 )
+from agent.bench.suites.poll_gpus import GpuValues, check_equal, count_pass_calls
+from agent.bench.suites.report_path import declare_cpus, snapshot_time, tail_ratio, without_lowest_cpu
 from agent.bench.suites.scale import burstable_pods, describe_fit, fit_line, measure_explain_and_audit
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField

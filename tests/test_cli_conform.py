@@ -24,7 +24,7 @@ from conform_records import (
 )
 from kube_api import FakeKubeApi, forbid, write_kubeconfig
 
-from agent.cli.conform.text import (
+from agent.cli.conform import (
     EXITS,
     GROUPS,
     PROFILE,

@@ -7,8 +7,8 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ import pytest
 import trio
 from hung_file import hung_file
 from patience import PATIENCE_S
+from running_watchers import RunningWatcher, until
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
@@ -50,15 +51,11 @@ def switch(link: Path, target: str) -> None:
     new.rename(link)
 
 
-class Follower:
+class Follower(RunningWatcher):
     """Running watcher with a count of its wakes."""
 
     def __init__(self, runtime_dir: Path, watch: Callable[[Path], int] = watch_directory) -> None:
         self.watch = DeclarationWatcher(runtime_dir, NODE, watch)
-        self.wakes = 0
-
-    def wake(self) -> None:
-        self.wakes += 1
 
     @property
     def names(self) -> list[str]:
@@ -67,19 +64,6 @@ class Follower:
     @property
     def state(self) -> SourceState:
         return self.watch.source.state
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.watch.run, self.wake)
-            yield
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
 
 async def jump_until(condition: Callable[[], object]) -> None:

@@ -3,7 +3,7 @@
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -262,14 +262,6 @@ async def looking(
         nursery.cancel_scope.cancel()
     source.close()
     host.close()
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Return the event that hung checks wait for; set at the end, so that no thread stays."""
-    made = threading.Event()
-    yield made
-    made.set()
 
 
 async def test_check_has_no_passes_before_its_first_result(gate: threading.Event) -> None:

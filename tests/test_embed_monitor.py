@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,14 +43,6 @@ def monitor_of(**changes: Any) -> Monitor:
     """A monitor without hardware and without a memory, but for the changes."""
     given = {"config": CONFIG, "hardware": False, "state_dir": None}
     return Monitor(DRIVER, **(given | changes))
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Return the event that hung checks wait for; set at the end, so that no thread stays."""
-    made = threading.Event()
-    yield made
-    made.set()
 
 
 @pytest.fixture

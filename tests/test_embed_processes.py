@@ -492,14 +492,6 @@ def host(request: pytest.FixtureRequest) -> Host:
     return HOSTS[request.param]
 
 
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Return the event that hung functions wait for; set at the end, so that no thread stays."""
-    made = threading.Event()
-    yield made
-    made.set()
-
-
 def monitor_of(root: Path, driver: str = CARD, **changes: Any) -> drahealth.Monitor:
     """Return a monitor without hardware and with a healthy card, with these changes."""
     given = {"config": drahealth.Config(node_name=NODE, heartbeat_s=0.5), "hardware": False} | changes

@@ -17,14 +17,7 @@ from patience import PATIENCE_S
 
 from agent.bench import guards
 from agent.bench.file_trees import temporary_directory, write_sysfs
-from agent.bench.guards import (
-    KINDS,
-    RATIOS,
-    BudgetedFigure,
-    GuardContext,
-    GuardResult,
-    select_guards,
-)
+from agent.bench.guards import KINDS, RATIOS, BudgetedFigure, GuardContext, GuardResult, select_guards
 from agent.bench.result import BUDGETS_FILE, MeasurementError
 from agent.bench.timing import MedianInterval
 from agent.health.host.verdicts import sampler_wakes

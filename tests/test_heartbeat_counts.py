@@ -5,14 +5,14 @@ from typing import Final
 
 import pytest
 
-from agent.bench.heartbeat_counts import (
+from agent.bench.result import MeasurementError
+from agent.bench.syscall_counts import (
     CORE_WAKES,
     HEARTBEAT_THREADS,
     count_waits,
     interpreter_memory,
     parse_calls,
 )
-from agent.bench.result import MeasurementError
 
 INTERPRETER: Final = (range(0x7000, 0x8000),)
 CORE, IO, OTHER = 1, 2, 3

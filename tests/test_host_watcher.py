@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fake_nvml import FakeNvml, fake_nvml
 from golden.commands import run_process
 from netns import Injector, netns
 from patience import PATIENCE_S
+from running_watchers import RunningWatcher
 from trio.testing import MockClock
 from wire.serving import eventually
 
@@ -167,7 +167,7 @@ def events(count: int, state: SourceState = SourceState.OK) -> UeventCounts:
     return UeventCounts(source, {Subsystem.PCI: count})
 
 
-class PciWatcher:
+class PciWatcher(RunningWatcher):
     """Watcher with an interval of an hour, so that an earlier read has a trigger."""
 
     def __init__(self, machine: Config, *, gpus: bool = True) -> None:
@@ -181,13 +181,9 @@ class PciWatcher:
             else None,
             count_gpus=self.count,
         )
-        self.wakes = 0
 
     def count(self) -> None:
         self.counted += 1
-
-    def wake(self) -> None:
-        self.wakes += 1
 
     @property
     def drivers(self) -> dict[str, str]:
@@ -198,13 +194,6 @@ class PciWatcher:
     def passes(self) -> int:
         source = self.watch.source
         return source.passes if source else 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.watch.run, self.wake)
-            yield
-            nursery.cancel_scope.cancel()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from log_lines import match_pattern
 
 from agent.health.gpu.xid import log_lines as gpu_lines
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import HOST_PATTERNS
 from agent.health.kernel_log.parse import parse_host_line
-from agent.native.kernel_events import match_pattern
 
 PATH: Final = Path(__file__).parent / "data" / "kernel_lines.tsv"
 ROWS: Final = [

@@ -5,11 +5,10 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_lines import CASES, SILENT
+from log_lines import CASES, SILENT, match_pattern
 
 from agent.health.kernel_log.facts import HOST_PATTERNS, KernelLogCode
 from agent.health.kernel_log.parse import TEXT_MAX, HostLogLine, parse_host_line
-from agent.native.kernel_events import match_pattern
 
 TEXTS: Final = st.text(max_size=300) | st.builds(
     lambda text, cut, tail: text[:cut] + tail,

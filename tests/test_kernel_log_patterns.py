@@ -6,7 +6,7 @@ import pytest
 from agent.native._core import lib
 from hypothesis import given
 from hypothesis import strategies as st
-from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT
+from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT, match_pattern
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import (
@@ -17,7 +17,6 @@ from agent.health.kernel_log.facts import (
     compile_pattern,
 )
 from agent.health.kernel_log.parse import HostLogLine, parse_host_line
-from agent.native.kernel_events import match_pattern
 
 CODES: Final = [code for code, patterns in HOST_PATTERNS_BY_CODE.items() for _ in patterns]
 

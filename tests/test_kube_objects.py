@@ -14,15 +14,16 @@ from other_user import become_other_user
 from agent.devices.consumers.kube_objects import parse_workloads
 from agent.errors import PermissionDeniedError, UsageError
 from agent.model.claim_sources import Origin, WorkloadRef
+from agent.model.json_values import JsonObject
 from agent.model.time import Instant
 from agent.sources.kubectl_files import (
     CLAIM,
     POD,
     parse_object_file,
-    parse_objects,
     read_object_file,
     read_objects,
 )
+from agent.system.files import FileContent
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
@@ -39,8 +40,12 @@ CLAIM_OBJECT = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "me
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
 
 
+def objects_of(data: bytes, kind: str = POD) -> tuple[JsonObject, ...]:
+    return parse_object_file(Path("objects"), FileContent(data, 1.0), kind, NOW).items
+
+
 def names(document: object, kind: str = POD) -> list[Any]:
-    found, _ = parse_objects(json.dumps(document).encode(), kind)
+    found = objects_of(json.dumps(document).encode(), kind)
     return [one["metadata"]["name"] for one in found if isinstance(one["metadata"], dict)]
 
 
@@ -73,7 +78,8 @@ def test_empty_list_is_valid() -> None:
 
 def test_same_kind_of_another_group_is_ignored() -> None:
     other = {**CLAIM_OBJECT, "apiVersion": "example.com/v1"}
-    assert parse_objects(json.dumps(other).encode(), CLAIM) == ((), {"ResourceClaim of example.com/v1": 1})
+    with pytest.raises(UsageError, match=r"holds no ResourceClaim, but 1 ResourceClaim of example\.com/v1;"):
+        objects_of(json.dumps(other).encode(), CLAIM)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_object_without_an_identity_is_no_workload(broken: dict[str, Any]) -> No
 
 
 def test_byte_order_mark_is_ignored() -> None:
-    assert parse_objects(b"\xef\xbb\xbf" + json.dumps(pod("a")).encode(), POD)[0] == (pod("a"),)
+    assert objects_of(b"\xef\xbb\xbf" + json.dumps(pod("a")).encode()) == (pod("a"),)
 
 
 def parse_error(path: Path, kind: str = POD) -> str:
@@ -115,8 +121,7 @@ def parse_error(path: Path, kind: str = POD) -> str:
     ids=["kubectl get", "kubectl get --raw", "documents", "yq"],
 )
 def test_yaml_and_json_give_the_same_objects(text: str) -> None:
-    found, _ = parse_objects(text.encode(), POD)
-    assert [one["metadata"] for one in found] == [{"name": "a"}, {"name": "b"}]
+    assert [one["metadata"] for one in objects_of(text.encode())] == [{"name": "a"}, {"name": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +138,9 @@ def test_invalid_yaml_is_refused_with_position_and_command(kind: str, command: s
 def test_yaml_parser_is_imported_only_for_yaml() -> None:
     program = (
         "import sys\n"
-        "from agent.sources.kubectl_files import parse_objects\n"
-        "parse_objects(b'{}', 'Pod'); before = 'yaml' in sys.modules\n"
-        "parse_objects(b'kind: Pod', 'Pod'); print(before, 'yaml' in sys.modules)\n"
+        "from agent.sources.kubectl_files import parse_all_objects as parse\n"
+        "parse(b'{}'); before = 'yaml' in sys.modules\n"
+        "parse(b'kind: Pod'); print(before, 'yaml' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False True\n"

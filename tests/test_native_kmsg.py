@@ -14,13 +14,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from core_threads import ThreadReader
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import match_pattern
 from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
 from own_process import in_own_process, resident
@@ -32,34 +34,20 @@ from agent.health.host.machine.rules import LOG_RULES
 from agent.health.kernel_log.facts import compile_pattern
 from agent.model.machine_samples import LogSample
 from agent.model.reading import SourceState
-from agent.native.kernel_events import KernelLogReader, match_pattern
+from agent.native.kernel_events import KernelLogReader
 
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 XID = "NVRM: Xid (PCI:%b): %d, %*"
 
 
-class Reader:
-    """Started :class:`Kmsg` with an eventfd."""
+class Reader(ThreadReader[LogSample]):
+    """Started reader with an eventfd."""
 
     def __init__(self, path: Path, *patterns: str, any_facility: bool = False) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.kmsg = KernelLogReader(path, patterns, self.fd, any_facility)
-        self.kmsg.start()
-
-    def read(self) -> LogSample:
-        sample = self.kmsg.read()
-        assert sample is not None
-        return sample
-
-    def until(self, what: Callable[[LogSample], bool]) -> LogSample:
-        """Return the first sample that fulfils the condition; waits on the eventfd only."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not what(sample := self.read()):
-            assert time.monotonic() < deadline, sample
-            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
-                os.eventfd_read(self.fd)
-        return sample
+        super().__init__()
+        self.thread = KernelLogReader(path, patterns, self.fd, any_facility)
+        self.thread.start()
 
 
 @contextmanager
@@ -69,7 +57,7 @@ def reader(path: Path, *patterns: str, any_facility: bool = False) -> Iterator[R
     try:
         yield one
     finally:
-        assert one.kmsg.stop(PATIENCE_S)
+        assert one.thread.stop(PATIENCE_S)
         os.close(one.fd)
 
 
@@ -297,7 +285,7 @@ def test_reader_stops_during_a_flood(fifo: Path) -> None:
     thread.start()
     try:
         one.until(lambda s: s.source.passes > 3 and bool(s.lines))
-        assert one.kmsg.stop(PATIENCE_S)
+        assert one.thread.stop(PATIENCE_S)
     finally:
         over.set()
         thread.join()

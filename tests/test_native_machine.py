@@ -5,15 +5,14 @@ overlay that gives the real /sys memory controllers.
 import json
 import os
 import re
-import select
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from core_threads import ThreadReader
 from patience import PATIENCE_S
 from private_mounts import within_mounts
 
@@ -28,17 +27,12 @@ GONE = Missing(Absence.UNREADABLE, 2)
 NODES = Path("/sys/devices/system/node")
 
 
-class Watch:
-    """:class:`Machine` with an eventfd."""
+class Watch(ThreadReader[MachineSample]):
+    """Watch with an eventfd."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path, *times_ns: int) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.machine = MachineWatch(sysfs_root, procfs_root, self.fd, *times_ns)
-
-    def read(self) -> MachineSample:
-        sample = self.machine.read()
-        assert sample is not None
-        return sample
+        super().__init__()
+        self.thread = self.machine = MachineWatch(sysfs_root, procfs_root, self.fd, *times_ns)
 
     def next(self) -> MachineSample:
         """Run a pass in this thread, and return its publication."""
@@ -48,15 +42,6 @@ class Watch:
     def poke(self) -> None:
         os.eventfd_write(self.machine.rescan_fileno(), 1)
 
-    def until(self, what: Callable[[MachineSample], bool]) -> MachineSample:
-        """Return the first sample that fulfils the condition; waits on the eventfd only."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not what(sample := self.read()):
-            assert time.monotonic() < deadline, sample
-            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
-                os.eventfd_read(self.fd)
-        return sample
-
 
 @contextmanager
 def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch]:
@@ -65,7 +50,7 @@ def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch
     try:
         yield one
     finally:
-        assert one.machine.stop(PATIENCE_S)
+        assert one.thread.stop(PATIENCE_S)
         os.close(one.fd)
 
 
@@ -152,8 +137,8 @@ def test_read_before_start_is_none_then_all_starting(tmp_path: Path, procfs: Pat
     counts.parent.mkdir(parents=True)
     os.mkfifo(counts)  # the first pass hangs in the FIFO
     with watch(tmp_path / "sys", procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
-        assert one.machine.read() is None
-        one.machine.start()
+        assert one.thread.read() is None
+        one.thread.start()
         assert {it.state for it in one.read().sources} == {SourceState.STARTING}
         with pytest.raises(ProbeError, match="own thread reads them"):
             one.machine.run_pass()
@@ -205,7 +190,7 @@ def test_big_machine_is_read_completely(tmp_path: Path, procfs: Path) -> None:
 
 def test_thread_wakes_for_fields_with_a_wake(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, NS // 100, NS // 100, NS // 100) as one:
-        one.machine.start()
+        one.thread.start()
         one.until(lambda s: source(s, "pressure").passes > 0)
         write(sysfs, {"devices/system/edac/mc/mc2/ue_count": "1\n"})
         one.until(lambda s: s.dimms[3].uncorrectable == 1)
@@ -215,7 +200,7 @@ def test_thread_wakes_for_fields_with_a_wake(sysfs: Path, procfs: Path) -> None:
 
 def test_rescan_request_causes_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
-        one.machine.start()
+        one.thread.start()
         one.until(lambda s: source(s, "pressure").passes == 1)
         write(sysfs, node(0, offline=2))
         one.poke()

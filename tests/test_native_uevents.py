@@ -9,12 +9,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from core_threads import ThreadReader
 from machine import hotplug
 from netns import Injector, netns, run_in_user_namespace
 from patience import PATIENCE_S
@@ -25,28 +25,14 @@ from agent.model.reading import SourceState
 from agent.native.kernel_events import UeventListener, watch_directory
 
 
-class Listener:
-    """Started :class:`Uevents` with eventfds."""
+class Listener(ThreadReader[UeventCounts]):
+    """Started listener with eventfds."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        super().__init__()
         self.poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.uevents = UeventListener(self.fd, [self.poke_fd])
-        self.uevents.start()
-
-    def read(self) -> UeventCounts:
-        sample = self.uevents.read()
-        assert sample is not None
-        return sample
-
-    def until(self, what: Callable[[UeventCounts], bool]) -> UeventCounts:
-        """Return the first sample that fulfils the condition; waits on the eventfd only."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not what(sample := self.read()):
-            assert time.monotonic() < deadline, sample
-            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
-                os.eventfd_read(self.fd)
-        return sample
+        self.thread = UeventListener(self.fd, [self.poke_fd])
+        self.thread.start()
 
     def poked(self) -> bool:
         return bool(select.select([self.poke_fd], [], [], PATIENCE_S)[0])
@@ -60,7 +46,7 @@ def listener() -> Iterator[Listener]:
         one.until(lambda s: s.source.state is not SourceState.STARTING)
         yield one
     finally:
-        assert one.uevents.stop(PATIENCE_S)
+        assert one.thread.stop(PATIENCE_S)
         os.close(one.fd)
         os.close(one.poke_fd)
 
@@ -239,7 +225,7 @@ def test_listener_starts_once() -> None:
         listener() as one,
         pytest.raises(ProbeError, match="uevent thread cannot be started: Device or resource busy"),
     ):
-        one.uevents.start()
+        one.thread.start()
 
 
 def test_invalid_descriptor_is_refused() -> None:

@@ -3,8 +3,7 @@
 import errno
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ import trio
 import trio.testing
 from nic_samples import ABSENT, NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
+from running_watchers import RunningWatcher, until
 
 from agent.health.host.nic.state import restored_nic_state
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNicDevice, DriverDevice
@@ -255,32 +255,15 @@ def uevents(count: int) -> UeventCounts:
     return UeventCounts(source, {Subsystem.PCI: count})
 
 
-class WatchedNics:
+class WatchedNics(RunningWatcher):
     """Watcher with an interval of an hour, so that an earlier read has a trigger."""
 
     def __init__(self, files: NicFiles, period_s: float = 3600) -> None:
         self.watch = NicWatcher(files.root, period_s)
-        self.wakes = 0
-
-    def wake(self) -> None:
-        self.wakes += 1
 
     @property
     def passes(self) -> int:
         return self.watch.source.passes if self.watch.source else 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.watch.run, self.wake)
-            yield
-            nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
 
 async def test_machine_without_declared_nics_reads_none(files: NicFiles) -> None:

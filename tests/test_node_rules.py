@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import pytest
+from log_lines import match_pattern
 from paper import ABSENT, EIO, cpus_sample
 
 from agent.health.host.machine.state import (
@@ -23,7 +24,6 @@ from agent.model.reading import Reading, SourceSample, SourceState
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
-from agent.native.kernel_events import match_pattern
 
 RULES: Final = {rule.code: rule for rule in NODE_RULES}
 DAY_S: Final = 86_400

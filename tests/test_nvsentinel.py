@@ -16,13 +16,7 @@ from patience import PATIENCE_S
 from wire.google import message_class
 from wire.serving import eventually
 
-from agent.cluster.sentinel_publisher import (
-    DEVICE_S,
-    DEVICES_FILE,
-    MISSING_S,
-    RETRY_MAX_S,
-    SentinelPublisher,
-)
+from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, MISSING_S, RETRY_MAX_S, SentinelPublisher
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity

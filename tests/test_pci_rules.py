@@ -6,13 +6,7 @@ from typing import Final
 import pytest
 from paper import without_since
 
-from agent.health.host.pci.rules import (
-    BUS_NOT_READ,
-    CORRECTABLE_ERRORS,
-    NO_AER,
-    OFF_THE_BUS,
-    PCI_RULES,
-)
+from agent.health.host.pci.rules import BUS_NOT_READ, CORRECTABLE_ERRORS, NO_AER, OFF_THE_BUS, PCI_RULES
 from agent.health.host.pci.state import (
     ERROR_WINDOW_S,
     PciRuleInput,

@@ -25,16 +25,7 @@ from agent.simulate.fault_model import (
     random_script,
     read_script,
 )
-from agent.simulate.invariants import (
-    BROKEN,
-    CAUSE,
-    CLEARS,
-    HISTORY,
-    INVARIANTS,
-    PREPARES,
-    TAINTS,
-    VERIFIED,
-)
+from agent.simulate.invariants import BROKEN, CAUSE, CLEARS, HISTORY, INVARIANTS, PREPARES, TAINTS, VERIFIED
 from agent.simulate.node_run import NodeRun
 
 SCRIPTS = Path(__file__).parent / "simulated"

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from agent.model.claim import DeviceRef
 from agent.model.health import Effect, Taint, Taints
-from agent.store.driver_files import (
-    decode_taints,
-    encode_taints,
-    load_taints,
-    save_taints,
-)
+from agent.store.driver_files import decode_taints, encode_taints, load_taints, save_taints
 from agent.store.state_files import StateWriteError, UnusableFile
 
 GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")

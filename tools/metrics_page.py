@@ -8,12 +8,7 @@ from typing import Final
 PROJECT: Final = Path(__file__).parent.parent
 sys.path.insert(0, str(PROJECT))  # run as a program, this folder is first on the path, not the project
 
-from agent.http.metric_families import (  # noqa: E402
-    AGENT_FAMILIES,
-    DEVICE_FAMILIES,
-    TIME_FAMILIES,
-    MetricFamily,
-)
+from agent.http.metric_families import AGENT_FAMILIES, DEVICE_FAMILIES, TIME_FAMILIES, MetricFamily  # noqa: E402
 
 PAGE: Final = PROJECT / "docs" / "metrics.md"
 BEGIN: Final = "<!-- The tables below are written by tools/metrics_page.py --write. -->\n"

@@ -44,18 +44,19 @@ from agent.bench.file_trees import (
     write_machine_files,
     write_sysfs,
 )
-from agent.bench.heartbeat_counts import CORE_WAKES, HEARTBEAT_THREADS, count_heartbeat_waits
 from agent.bench.processes import FakeNvml, FakeNvmlUnavailable, write_gpu_scenario
-from agent.bench.publication_counts import (
+from agent.bench.result import BUDGETS_FILE, MeasurementError, load_budgets
+from agent.bench.suites import poll
+from agent.bench.suites.report_path import health_entries
+from agent.bench.syscall_counts import (
+    CORE_WAKES,
+    HEARTBEAT_THREADS,
     PUBLICATION_CLIENTS,
+    count_heartbeat_waits,
     count_publication_calls,
     count_publication_opcodes,
     measure_publication_ratio,
 )
-from agent.bench.python_readers import sweep_files
-from agent.bench.result import BUDGETS_FILE, MeasurementError, load_budgets
-from agent.bench.suites import poll
-from agent.bench.suites.report_path import health_entries
 from agent.bench.timing import Contender, MedianInterval, paired_ratio, time_contenders
 from agent.native.health_encoder import encode_health_lists
 
@@ -573,7 +574,7 @@ def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
         stack.callback(sampler.stop, 1.0)
         if tree:
             sampler.run_sweep()
-            files = sweep_files(tree, poll.read_snapshot(sampler))
+            files = poll.sweep_files(tree, poll.read_snapshot(sampler))
             contenders = poll.cgroup_contenders(tree, sampler, files, stack)
         else:
             contenders = [

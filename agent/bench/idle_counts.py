@@ -32,7 +32,7 @@ from agent.bench.file_trees import (
 )
 from agent.bench.processes import write_gpu_scenario
 from agent.bench.result import MeasurementError
-from agent.bench.suites.report_path import declare_cpus
+from agent.bench.suites.report_path import declare_cpus, snapshot_time
 from agent.config.config import Config
 from agent.engine.loop import EngineLoop, LoopTiming, SnapshotSource
 from agent.engine.step import EngineState, step
@@ -392,7 +392,7 @@ def _print_opcodes(root: str, library: str, gpus: int, name: str) -> None:
     run_passes()
     declarations = declare_cpus(read(), gpus) if gpus else ()
     source = _SnapshotReader(sampler, read)
-    loop = _engine_loop(source, lambda: _time_of(source.newest), publish)
+    loop = _engine_loop(source, lambda: snapshot_time(source.newest), publish)
     for _ in range(1 + _WARM_UP):
         run_passes()
         _evaluate(loop, is_woken=False)
@@ -459,10 +459,6 @@ def _kill_container(tree: CgroupTree) -> None:
 def _log_source(memory: MachineSample) -> SourceSample:
     beat_ns = max(source.beat_ns for source in memory.sources)
     return SourceSample("kmsg", SourceState.OK, beat_ns, NS, 0, "", passes=1, vital=False)
-
-
-def _time_of(snapshot: Snapshot) -> Instant:
-    return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
 
 
 def count_opcodes(function: Callable[[], object]) -> int:

@@ -142,13 +142,12 @@ def read_memory(pid: int) -> tuple[int, int]:
 
 
 class ThreadUsage(NamedTuple):
-    """CPU time and context switches of one thread at one moment."""
+    """CPU time and voluntary context switches of one thread at one moment."""
 
     name: str
     run_ns: int
     wakeups: int
     """Voluntary context switches, in which the thread waited."""
-    preemptions: int
 
 
 SAMPLER: Final = "dh-sampler"
@@ -174,8 +173,7 @@ def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
             fields = dict(line.split(":\t") for line in lines if ":\t" in line)
             run_ns = int((task / "schedstat").read_text().split()[0])
             name = role or _thread_role(fields["Name"], is_main=task.name == str(pid))
-            switches = (int(fields[f"{kind}_ctxt_switches"]) for kind in ("voluntary", "nonvoluntary"))
-            found[int(task.name)] = ThreadUsage(name, run_ns, *switches)
+            found[int(task.name)] = ThreadUsage(name, run_ns, int(fields["voluntary_ctxt_switches"]))
     return found
 
 

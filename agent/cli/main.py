@@ -21,7 +21,7 @@ from agent.version import VERSION
 
 VERBS: Final = {
     "run": "run",
-    "scan": "scan.command",
+    "scan": "scan",
     "watch": "watch",
     "status": "status",
     "explain": "explain.command",
@@ -35,7 +35,7 @@ VERBS: Final = {
     "fleet": "fleet.command",
     "classify": "prepares.classify",
     "checks": "checks.command",
-    "conform": "conform.command",
+    "conform": "conform",
     "new-driver": "new_driver.command",
     "bundle": "bundle",
     "config": "config",

@@ -142,9 +142,9 @@ def config_file_of(args: Namespace) -> Path | None:
     return Path(path) if path else None
 
 
-def load_config(args: Namespace, *, needs_runtime_dir: bool = False) -> Config:
+def load_config(args: Namespace) -> Config:
     """Load the configuration from the command line, the environment and the configuration file."""
-    return load_with_origins_of(args, needs_runtime_dir=needs_runtime_dir).config
+    return load_with_origins_of(args).config
 
 
 def load_with_origins_of(args: Namespace, *, needs_runtime_dir: bool = False) -> LoadedConfig:

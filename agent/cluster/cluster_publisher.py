@@ -546,9 +546,9 @@ def _api_access(config: Config) -> ApiAccess:
     )
 
 
-def _pod_namespace(directory: Path = SERVICE_ACCOUNT) -> str:
+def _pod_namespace() -> str:
     """Return the namespace of the pod; empty: not in a pod."""
     try:
-        return read_bounded(directory / "namespace", 253).data.decode("ascii", "replace").strip()
+        return read_bounded(SERVICE_ACCOUNT / "namespace", 253).data.decode("ascii", "replace").strip()
     except ReadError:
         return ""

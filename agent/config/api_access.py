@@ -54,9 +54,7 @@ class ApiAccess:
             ) from None
 
 
-def pod_access(
-    environ: Mapping[str, str] = os.environ, directory: Path = SERVICE_ACCOUNT
-) -> ApiAccess | None:
+def pod_access(environ: Mapping[str, str] = os.environ) -> ApiAccess | None:
     """Return the API server's address and the credentials of the pod's service account.
 
     None: this process does not run in a pod.
@@ -66,5 +64,5 @@ def pod_access(
         return None
     address = f"[{host}]" if ":" in host else host
     return ApiAccess(
-        f"https://{address}:{port}", ca_file=directory / "ca.crt", token_file=directory / "token"
+        f"https://{address}:{port}", ca_file=SERVICE_ACCOUNT / "ca.crt", token_file=SERVICE_ACCOUNT / "token"
     )

@@ -16,13 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import (
-    DeviceKind,
-    InventoryDevice,
-    declared_device,
-    gpu_device,
-    pools_by_device,
-)
+from agent.devices.inventory import DeviceKind, InventoryDevice, declared_device, gpu_device, pools_by_device
 from agent.errors import suggestion
 from agent.health.declared.driver_reports import DriverFaultKey, DriverFaultState
 from agent.health.declared.state import DeclaredState

@@ -18,7 +18,7 @@ from agent.model.reading import PassDurations, return_code_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuRecordDecoder, call_name
-from agent.native.published_tables import PublicationReader, UnchangedBytesCache, pass_durations
+from agent.native.published_tables import CoreThread, PublicationReader, UnchangedBytesCache, pass_durations
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
 
@@ -46,8 +46,10 @@ class GpuWatchOptions:
     wakes: Sequence[GpuWakeCondition] = ()
 
 
-class GpuWatch:
+class GpuWatch(CoreThread[NvmlSample]):
     """Watch of all GPUs: the C core's threads that call NVML, and the newest values that they read.
+
+    No method waits for NVML, except :meth:`stop` for a time.
 
     Args:
         options: Library, periods, deadlines and wake conditions.
@@ -81,39 +83,20 @@ class GpuWatch:
         code = lib.dh_gpus_open(record, library, sysfs, wakes, len(wakes), wake_fd, memory_fd, out)
         if code:
             raise _open_error(code, options)
-        self._watch = out[0]
-        self._publication = PublicationReader(
-            lambda buffer, size: lib.dh_gpus_read(self._watch, buffer, size),
-            lib.dh_gpus_size(self._watch),
-            UnchangedBytesCache(GpuRecordDecoder().decode),
-            wake_fd,
-        )
-
-    def start(self) -> None:
-        """Start the C core's threads that call NVML. Does not wait for NVML.
-
-        Raises:
-            ProbeError: The kernel refused a thread.
-        """
-        code = lib.dh_gpus_start(self._watch)
-        if code:
-            raise ProbeError(f"GPU watch: threads cannot be started: {os.strerror(-code)}")
-
-    def read(self) -> NvmlSample | None:
-        """Return the newest values of all GPUs; None: the watch was not started. Never waits for NVML."""
-        return self._publication.read()
+        decode = UnchangedBytesCache(GpuRecordDecoder().decode)
+        super().__init__("gpus", "GPU watch: threads", out[0], lib.dh_gpus_size(out[0]), decode, wake_fd)
 
     def pass_durations(self) -> PassDurations:
         """Return how long the readings of all GPUs took. Any thread may call it until :meth:`stop`."""
-        return _pass_durations(self._watch)
+        return _pass_durations(self._handle)
 
     def costs(self) -> NvmlCosts:
         """Return the CPU time and durations of the NVML calls. Any thread may call it until :meth:`stop`."""
-        return _costs(self._watch)
+        return _costs(self._handle)
 
     def request_count(self) -> None:
         """Request a count of the GPUs within a second, because the PCI bus changed. Never blocks."""
-        lib.dh_gpus_check_count(self._watch)
+        lib.dh_gpus_check_count(self._handle)
 
     def run_pass(self) -> int:
         """Read all GPUs once on the caller's thread, without :meth:`start`; return the number of NVML calls.
@@ -130,25 +113,12 @@ class GpuWatch:
         return self._run_here(lib.dh_gpus_lower_bound)
 
     def _run_here(self, function: Callable[[Any], int]) -> int:
-        number = int(function(self._watch))
+        number = int(function(self._handle))
         if number < 0:
             raise ProbeError(
                 "GPU watch: GPUs not read: the watch's own threads read them; stop the watch first"
             )
         return number
-
-    def request_stop(self) -> None:
-        """Request the threads to end. :meth:`stop` waits for them. Never blocks."""
-        if self._watch != ffi.NULL:
-            lib.dh_gpus_request_stop(self._watch)
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the C core's threads that call NVML.
-
-        Returns False if one still hangs in NVML after ``timeout_s`` seconds; it is abandoned.
-        """
-        watch, self._watch = self._watch, ffi.NULL
-        return watch == ffi.NULL or int(lib.dh_gpus_stop(watch, int(timeout_s * NS))) == 0
 
 
 class SharedMemoryGpuReader:

@@ -47,14 +47,7 @@ class HealthColumns(NamedTuple):
 
     def entry(self, index: int) -> WireHealth:
         """Return the health of one device."""
-        return WireHealth(
-            self.pools[index],
-            self.devices[index],
-            self.healths[index],
-            self.last_updated_s[index],
-            self.timeouts_s[index],
-            self.messages[index],
-        )
+        return WireHealth._make(column[index] for column in self)
 
 
 def encode_health_lists(entries: Sequence[WireHealth], *, size_limit: int = SIZE_LIMIT) -> list[bytes]:

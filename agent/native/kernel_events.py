@@ -10,12 +10,11 @@ from typing import Any, Final
 from agent.errors import ProbeError
 from agent.model.machine_samples import LogLine, LogSample, Subsystem, UeventCounts
 from agent.model.reading import SourceState, error_text, return_code_text
-from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (
     SOURCE_STATES,
     CopiedBytes,
-    PublicationReader,
+    CoreThread,
     RecordTable,
     UnchangedBytesCache,
     check_record_size,
@@ -25,28 +24,15 @@ from agent.native.published_tables import (
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
 _LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")
-_KEY_CAP: Final = lib.DH_LOG_KEY
 
 check_record_size("dh_log_line", _LINE)
 
 
-def match_pattern(pattern: str, text: str) -> tuple[str, ...] | None:
-    """Match a kernel log line against a pattern; return the values of its fields except ``%*``.
+class KernelLogReader(CoreThread[LogSample]):
+    """Thread that reads the kernel log and counts the lines that match a pattern.
 
-    Returns None if the line does not match.
-
-    The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
-    """
-    key = ffi.new("char[]", _KEY_CAP)
-    line = text.encode("ascii", "backslashreplace")
-    used = lib.dh_pattern_match(_pattern_bytes(pattern), line, len(line), key, _KEY_CAP)
-    if used < 0:
-        return None
-    return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()
-
-
-class KernelLogReader:
-    """Reader of the kernel log, which counts the lines that match a pattern.
+    It begins with the oldest record that the kernel holds. Until it has reached the end of the log once, the
+    source's state is "starting".
 
     Args:
         path: ``/dev/kmsg``, or a file or FIFO with records in the same format.
@@ -78,40 +64,9 @@ class KernelLogReader:
         if code:
             raise ProbeError(f"kernel log {path}: cannot be opened: {return_code_text(code)}")
         self._path = path
-        self._kmsg = out[0]
         self._lines = RecordTable(_LINE, _decode_line, lambda line: (line.first_us, line.seq))
-        self._publication = PublicationReader(
-            lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
-            lib.dh_kmsg_size(self._kmsg),
-            UnchangedBytesCache(self._sample),
-            wake_fd,
-        )
-
-    def start(self) -> None:
-        """Start the thread that reads the kernel log, from the oldest record that the kernel holds."""
-        code = lib.dh_kmsg_start(self._kmsg)
-        if code:
-            raise ProbeError(f"kernel log thread cannot be started: {os.strerror(-code)}")
-
-    def read(self) -> LogSample | None:
-        """Return the matching kernel-log lines so far; None: the reader was not started.
-
-        Until the thread has reached the end of the log once, the source's state is "starting".
-        """
-        return self._publication.read()
-
-    def request_stop(self) -> None:
-        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
-        if self._kmsg != ffi.NULL:
-            lib.dh_kmsg_request_stop(self._kmsg)
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread that reads the kernel log.
-
-        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
-        """
-        kmsg, self._kmsg = self._kmsg, ffi.NULL
-        return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
+        decode = UnchangedBytesCache(self._sample)
+        super().__init__("kmsg", "kernel log thread", out[0], lib.dh_kmsg_size(out[0]), decode, wake_fd)
 
     def _sample(self, data: CopiedBytes) -> LogSample:
         head = ffi.from_buffer("struct dh_log *", data)
@@ -162,8 +117,10 @@ _SILENT: Final = "the kernel sends no device events to this network namespace (o
 _POLLED: Final = "; devices are polled instead"
 
 
-class UeventListener:
+class UeventListener(CoreThread[UeventCounts]):
     """Thread that counts the kernel's device events by subsystem, in the caller's network namespace.
+
+    Events before its start are not received.
 
     Args:
         wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable after new events.
@@ -180,36 +137,9 @@ class UeventListener:
         code = lib.dh_uevents_open(wake_fd, list(rescan_fds), len(rescan_fds), out)
         if code:
             raise ProbeError(f"uevent listener: cannot be opened: {os.strerror(-code)}")
-        self._uevents = out[0]
-        self._publication = PublicationReader(
-            lambda buffer, size: lib.dh_uevents_read(self._uevents, buffer, size),
-            _SIZE,
-            UnchangedBytesCache(_decode_sample),
-            wake_fd,
+        super().__init__(
+            "uevents", "uevent thread", out[0], _SIZE, UnchangedBytesCache(_decode_sample), wake_fd
         )
-
-    def start(self) -> None:
-        """Start the thread that counts device events. Earlier events are not received."""
-        code = lib.dh_uevents_start(self._uevents)
-        if code:
-            raise ProbeError(f"uevent thread cannot be started: {os.strerror(-code)}")
-
-    def read(self) -> UeventCounts | None:
-        """Return the number of events by subsystem, and the source's state; None: no thread was started."""
-        return self._publication.read()
-
-    def request_stop(self) -> None:
-        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
-        if self._uevents != ffi.NULL:
-            lib.dh_uevents_request_stop(self._uevents)
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread that counts device events.
-
-        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
-        """
-        uevents, self._uevents = self._uevents, ffi.NULL
-        return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
 
 def watch_directory(path: Path, *, includes_writes: bool = True) -> int:

@@ -20,7 +20,7 @@ from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.published_tables import (
     CopiedBytes,
-    PublicationReader,
+    CoreThread,
     RecordTable,
     UnchangedBytesCache,
     check_record_size,
@@ -61,7 +61,7 @@ def field_name(field: int) -> str:
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
-class MachineWatch:
+class MachineWatch(CoreThread[MachineSample]):
     """Watch of memory, memory controllers (EDAC), pressure (PSI) and CPU cores, read rarely by one thread.
 
     Args:
@@ -113,36 +113,18 @@ class MachineWatch:
             )
         if code:
             raise ProbeError(f"machine watch: cannot be opened: {return_code_text(code)}")
-        self._machine = out[0]
         named = {lib.DH_MACHINE_SYSFS: sysfs_root, lib.DH_MACHINE_PROCFS: procfs_root}
-        self._publication = PublicationReader(
-            lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
-            lib.dh_machine_size(self._machine),
-            UnchangedBytesCache(MachineDecoder(named).decode),
-            wake_fd,
-        )
-
-    def start(self) -> None:
-        """Start the thread that reads memory, EDAC, pressure and CPU cores; it begins to read at once."""
-        code = lib.dh_machine_start(self._machine)
-        if code:
-            raise ProbeError(f"machine thread cannot be started: {os.strerror(-code)}")
+        decode = UnchangedBytesCache(MachineDecoder(named).decode)
+        super().__init__("machine", "machine thread", out[0], lib.dh_machine_size(out[0]), decode, wake_fd)
 
     def rescan_fileno(self) -> int:
         """Return the eventfd to which other threads write when CPUs, memory or NUMA nodes have changed."""
-        return int(lib.dh_machine_rescan_fd(self._machine))
-
-    def read(self) -> MachineSample | None:
-        """Return the newest samples of memory, EDAC, pressure and CPU cores; None: the watch was not started.
-
-        A source that was never read has the state "starting".
-        """
-        return self._publication.read()
+        return int(lib.dh_machine_rescan_fd(self._handle))
 
     def pass_durations(self) -> Mapping[str, PassDurations]:
         """Return how long the readings of each source took. Any thread may call it until :meth:`stop`."""
         return pass_durations_by_source(
-            lambda records: lib.dh_machine_durations(self._machine, records), tuple(_SOURCE_NAMES.values())
+            lambda records: lib.dh_machine_durations(self._handle, records), tuple(_SOURCE_NAMES.values())
         )
 
     def run_pass(self) -> None:
@@ -150,23 +132,10 @@ class MachineWatch:
 
         For benchmarks and tests.
         """
-        if lib.dh_machine_pass(self._machine):
+        if lib.dh_machine_pass(self._handle):
             raise ProbeError(
                 "machine watch: files not read: the watch's own thread reads them; stop the watch first"
             )
-
-    def request_stop(self) -> None:
-        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
-        if self._machine != ffi.NULL:
-            lib.dh_machine_request_stop(self._machine)
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread that reads memory, EDAC, pressure and CPU cores.
-
-        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
-        """
-        machine, self._machine = self._machine, ffi.NULL
-        return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
 
 
 class MachineDecoder:

@@ -1,4 +1,5 @@
-"""Readers of the record tables that the C core's threads publish, and decoders of common values in records.
+"""Threads of the C core, readers of the record tables that they publish, and decoders of common values in
+records.
 
 Only changed records are decoded.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from agent.errors import ProbeError
 from agent.model.reading import (
     Absence,
     Missing,
@@ -97,6 +99,63 @@ class PublicationReader(Generic[T]):
                 self._touched = 0
             self._touched = max(self._touched, used)
         return self._last
+
+
+class CoreThread(Generic[T]):
+    """Thread of the C core, or several threads together, and the table that they publish.
+
+    Args:
+        name: Name in the C functions: ``dh_<name>_start()``, ``_read()``, ``_request_stop()``, ``_stop()``.
+        title: Name in error texts.
+        handle: Pointer from ``dh_<name>_open()``.
+        max_size: Size of the largest table [bytes].
+        decode: Decodes the copied bytes into the result of :meth:`read`.
+        wake_fd: Eventfd that is written to when the caller must read again.
+        copy: Copies the table, like the argument of PublicationReader; None: ``dh_<name>_read()``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        handle: Any,
+        max_size: int,
+        decode: Callable[[CopiedBytes], T],
+        wake_fd: int,
+        copy: Callable[[Any, int], int] | None = None,
+    ) -> None:
+        self._name, self._title, self._handle = name, title, handle
+        read = getattr(lib, f"dh_{name}_read")
+        copy = copy or (lambda buffer, size: read(self._handle, buffer, size))
+        self._publication = PublicationReader(copy, max_size, decode, wake_fd)
+
+    def start(self) -> None:
+        """Start the thread, which begins to read at once. Raises ProbeError if the kernel refused it."""
+        code = getattr(lib, f"dh_{self._name}_start")(self._handle)
+        if code:
+            raise ProbeError(f"{self._title} cannot be started: {os.strerror(-code)}")
+
+    def read(self) -> T | None:
+        """Return the newest published table, decoded; None: the thread was not started. Never blocks.
+
+        A source that was never read has the state "starting".
+        """
+        return self._publication.read()
+
+    def request_stop(self) -> None:
+        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
+        if self._handle != ffi.NULL:
+            getattr(lib, f"dh_{self._name}_request_stop")(self._handle)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread.
+
+        Returns False if it still hangs in the kernel or a driver after ``timeout_s`` seconds; it is
+        abandoned.
+        """
+        handle, self._handle = self._handle, ffi.NULL
+        stop = getattr(lib, f"dh_{self._name}_stop")
+        return handle == ffi.NULL or int(stop(handle, int(timeout_s * NS))) == 0
 
 
 class UnchangedBytesCache(Generic[T]):

@@ -16,13 +16,7 @@ from typing import Any, Final
 from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import CpuSet
 from agent.model.gpu import SamplerField, WakeCondition
-from agent.model.reading import (
-    DURATION_BOUNDS_S,
-    Missing,
-    PassDurations,
-    SourceSample,
-    return_code_text,
-)
+from agent.model.reading import DURATION_BOUNDS_S, Missing, PassDurations, SourceSample, return_code_text
 from agent.model.snapshot import (
     CgroupKind,
     CgroupSample,
@@ -39,7 +33,7 @@ from agent.native._core import ffi, lib
 from agent.native.published_tables import (
     SOURCE_STATES,
     CopiedBytes,
-    PublicationReader,
+    CoreThread,
     RecordTable,
     StampedRecordTable,
     check_record_size,
@@ -265,8 +259,11 @@ class SamplerOptions:
     wakes: Sequence[WakeCondition] = ()
 
 
-class Sampler:
+class Sampler(CoreThread[Snapshot]):
     """Sampler: one thread that reads CPUs, hugepages and cgroups periodically, and its newest snapshot.
+
+    Until the first pass (reading of all files) has ended, the snapshot counts 0 passes, and every source's
+    state is "starting".
 
     Raises:
         ConfigError: An option is out of range, or a root too long.
@@ -311,21 +308,17 @@ class Sampler:
         )
         if code:
             raise _open_error(code, options)
-        self._sampler = out[0]
-        self._fd: int = lib.dh_sampler_eventfd(self._sampler)
+        self._fd: int = lib.dh_sampler_eventfd(out[0])
         decoder = SnapshotDecoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root})
-        self._publication = PublicationReader(
-            lambda buffer, size: lib.dh_sampler_read(self._sampler, decoder.newest_stamp, buffer, size),
-            lib.dh_sampler_size(self._sampler),
+        super().__init__(
+            "sampler",
+            "sampler thread",
+            out[0],
+            lib.dh_sampler_size(out[0]),
             decoder.decode,
             self._fd,
+            lambda buffer, size: lib.dh_sampler_read(self._handle, decoder.newest_stamp, buffer, size),
         )
-
-    def start(self) -> None:
-        """Start the thread that reads CPUs, hugepages and cgroups; it begins to read at once."""
-        code = lib.dh_sampler_start(self._sampler)
-        if code:
-            raise ProbeError(f"sampler thread cannot be started: {os.strerror(-code)}")
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when a value that a rule evaluates has changed."""
@@ -333,11 +326,11 @@ class Sampler:
 
     def rescan_fileno(self) -> int:
         """Return the eventfd to which other threads write when CPUs, memory or NUMA nodes have changed."""
-        return int(lib.dh_sampler_rescan_fd(self._sampler))
+        return int(lib.dh_sampler_rescan_fd(self._handle))
 
     def last_wake_ns(self) -> int:
         """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC]; 0: never. For benchmarks."""
-        return int(lib.dh_sampler_notified_ns(self._sampler))
+        return int(lib.dh_sampler_notified_ns(self._handle))
 
     def clear(self) -> None:
         """Reset the wake-up descriptor; call this before :meth:`read`. Never blocks."""
@@ -346,23 +339,15 @@ class Sampler:
         except BlockingIOError:
             return
 
-    def read(self) -> Snapshot | None:
-        """Return the newest snapshot; None: the sampler was not started.
-
-        Until the first pass (reading of all files) has ended, the snapshot counts 0 passes, and every
-        source's state is "starting".
-        """
-        return self._publication.read()
-
     def pass_durations(self) -> Mapping[str, PassDurations]:
         """Return how long the readings of each source took. Any thread may call it until :meth:`stop`."""
         return pass_durations_by_source(
-            lambda records: lib.dh_sampler_durations(self._sampler, records), SOURCE_NAMES
+            lambda records: lib.dh_sampler_durations(self._handle, records), SOURCE_NAMES
         )
 
     def run_pass(self) -> None:
         """Read all files once on the caller's thread, without :meth:`start`. For benchmarks and tests."""
-        if lib.dh_sampler_pass(self._sampler):
+        if lib.dh_sampler_pass(self._handle):
             raise ProbeError(
                 "sampler: files not read: the sampler's own thread reads them; stop the sampler first"
             )
@@ -372,7 +357,7 @@ class Sampler:
 
         Returns the number of cgroups that were read. For benchmarks and tests.
         """
-        return int(lib.dh_sampler_sweep(self._sampler))
+        return int(lib.dh_sampler_sweep(self._handle))
 
     def run_lower_bound(self, *, sweep: bool, opens: bool = False) -> int:
         """Repeat only the system calls of a pass (reading of all files); return the number of reads.
@@ -383,20 +368,7 @@ class Sampler:
         those whose descriptors stay open.
         """
         swept = lib.DH_BARE_OPENS if opens else lib.DH_BARE_SWEEP
-        return int(lib.dh_sampler_lower_bound(self._sampler, swept if sweep else lib.DH_BARE_PASS))
-
-    def request_stop(self) -> None:
-        """Request the thread to end. :meth:`stop` waits for it. Never blocks."""
-        if self._sampler != ffi.NULL:
-            lib.dh_sampler_request_stop(self._sampler)
-
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread that reads CPUs, hugepages and cgroups.
-
-        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
-        """
-        sampler, self._sampler = self._sampler, ffi.NULL
-        return sampler == ffi.NULL or int(lib.dh_sampler_stop(sampler, int(timeout_s * NS))) == 0
+        return int(lib.dh_sampler_lower_bound(self._handle, swept if sweep else lib.DH_BARE_PASS))
 
 
 def _open_error(code: int, options: SamplerOptions) -> Exception:

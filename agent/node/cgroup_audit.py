@@ -36,12 +36,7 @@ from agent.sources.cgroup_facts import (
     read_hugepage_sizes,
     read_machine_size,
 )
-from agent.sources.kubelet_files import (
-    COMMAND,
-    KubeletConfigResult,
-    read_config_file,
-    read_running_config,
-)
+from agent.sources.kubelet_files import COMMAND, KubeletConfigResult, read_config_file, read_running_config
 
 _NAMED_MAX: Final = 4
 _NO_CONTAINER_PAGE_LIMITS: Final = (

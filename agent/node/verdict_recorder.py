@@ -20,12 +20,7 @@ from typing import Final, NamedTuple
 from agent.errors import DrahealthError
 from agent.health.verdict import VerdictChangeLog
 from agent.model.claim import DeviceRef
-from agent.model.history import (
-    GONE,
-    ObservedPeriod,
-    StoredVerdicts,
-    VerdictChange,
-)
+from agent.model.history import GONE, ObservedPeriod, StoredVerdicts, VerdictChange
 from agent.model.report import Report
 from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS, Instant

@@ -18,13 +18,7 @@ from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
 from agent.model.gpu import NvmlCosts
 from agent.model.health import DeviceHealth
-from agent.model.report import (
-    ClusterStatus,
-    ConfigReload,
-    Report,
-    SentinelStatus,
-    SocketSubscriberCounts,
-)
+from agent.model.report import ClusterStatus, ConfigReload, Report, SentinelStatus, SocketSubscriberCounts
 from agent.native.health_encoder import HealthColumns, encode_health_columns
 from agent.native.kernel_events import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests

@@ -13,12 +13,7 @@ from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.h100_readings import ALL_UP, IDLE_H100, LINKS
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import compile_pattern
-from agent.model.declared_devices import (
-    DeclaredCpuDevice,
-    DeclaredFile,
-    DeclaredGpuDevice,
-    DriverDevice,
-)
+from agent.model.declared_devices import DeclaredCpuDevice, DeclaredFile, DeclaredGpuDevice, DriverDevice
 from agent.model.gpu import (
     WHOLE_GPU,
     GpuAttributes,
@@ -42,13 +37,7 @@ from agent.model.machine_samples import (
 )
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, SourceSample, SourceState
-from agent.model.snapshot import (
-    CpuSetsSample,
-    HugepagePoolSample,
-    NativeCoreStats,
-    NumaCpuSample,
-    Snapshot,
-)
+from agent.model.snapshot import CpuSetsSample, HugepagePoolSample, NativeCoreStats, NumaCpuSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.simulate.fault_model import MachineSpec
 

@@ -87,21 +87,13 @@ def parse_mixed_object_file(path: Path, content: FileContent, kind: str, now: In
         objects = tuple(_typed_objects(content.data))
     except ValueError as error:
         raise UsageError(f"file {path}: {error}; create it with: {_COMMANDS[kind]}") from None
-    found, counts = _select(objects, kind)
-    if counts and not found:
+    found = tuple(obj for obj, its_kind in objects if its_kind == kind)
+    others = tuple(one for one in objects if one[1] != kind)
+    if others and not found:
+        counts = Counter(other[:64] or "without a kind" for _, other in others)
         held = ", ".join(f"{count} {other}" for other, count in sorted(counts.items()))
         raise UsageError(f"file {path}: holds no {kind}, but {held}; create it with: {_COMMANDS[kind]}")
-    others = tuple(one for one in objects if one[1] != kind)
     return ObjectFileContent(SourceAnswer(Provenance(_ORIGINS[kind], now, content.written_s), found), others)
-
-
-def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mapping[str, int]]:
-    """Return the objects of `kind`, and the number of objects of each other kind.
-
-    Raises:
-        ValueError: The data is neither JSON nor YAML, or holds no objects.
-    """
-    return _select(_typed_objects(data), kind)
 
 
 def _typed_objects(data: bytes) -> Iterator[tuple[JsonObject, str]]:
@@ -110,23 +102,10 @@ def _typed_objects(data: bytes) -> Iterator[tuple[JsonObject, str]]:
         yield from _items(document)
 
 
-def _select(
-    objects: Iterable[tuple[JsonObject, str]], kind: str
-) -> tuple[tuple[JsonObject, ...], Mapping[str, int]]:
-    found: list[JsonObject] = []
-    others: Counter[str] = Counter()
-    for obj, obj_kind in objects:
-        if obj_kind == kind:
-            found.append(obj)
-        else:
-            others[obj_kind[:64] or "without a kind"] += 1
-    return tuple(found), others
-
-
 def parse_all_objects(data: bytes) -> tuple[JsonObject, ...]:
     """Return the Kubernetes objects of all kinds in a JSON or YAML text.
 
-    Raises ValueError like :func:`parse_objects`.
+    Raises ValueError if the text is neither, or holds no objects.
     """
     return tuple({"kind": kind, **obj} for obj, kind in _typed_objects(data))
 

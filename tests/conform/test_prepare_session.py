@@ -17,16 +17,7 @@ from go_driver.api_server import ApiError as Refusal
 from kube_api import FakeKubeApi, forbid, write_kubeconfig
 from patience import PATIENCE_S
 
-from conform.preparing import (
-    CLAIMS,
-    DEVICE,
-    MADE,
-    Answered,
-    Asked,
-    ClaimError,
-    PreparingDriver,
-    claim_object,
-)
+from conform.preparing import CLAIMS, DEVICE, MADE, Answered, Asked, ClaimError, PreparingDriver, claim_object
 from conform.running import TIMED, ConformRun, conform_driver, repeated_run
 
 WAITING: Final = "drahealth: waiting up to 45 s for the driver, to unprepare; Ctrl-C ends at once\n"

@@ -13,19 +13,7 @@ import pytest
 from kubelet import Pace, Pod
 from kubelet.history import Called, Changed, Cleared, Deregistered, SlicesWiped, StreamEnded, StreamOpened
 
-from driver_scenarios.node import (
-    CPU_0,
-    CPU_1,
-    FAKE,
-    HOSTDEV,
-    NODE,
-    PAGES,
-    REAL,
-    SICK,
-    Ask,
-    Node,
-    parameters,
-)
+from driver_scenarios.node import CPU_0, CPU_1, FAKE, HOSTDEV, NODE, PAGES, REAL, SICK, Ask, Node, parameters
 from driver_scenarios.program import Program
 
 BROKEN = ["broken", "thing-0", "bank 3 is dark"]

@@ -135,7 +135,7 @@ def _of_checkpoint(data: bytes) -> object:
     """Parse claims whose checksum is right, so that all fields are reached."""
     text = data.decode("utf-8", "replace")
     envelope = {"Data": text, "Checksum": zlib.crc32(text.encode())}
-    return parse_claims_checkpoint(json.dumps(envelope).encode())
+    return parse_claims_checkpoint(json.dumps(envelope).encode())[0]
 
 
 def _link_seeds() -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
-from agent.cli.conform.text import document, exit_of
+from agent.cli.conform import document, exit_of
 from agent.conform.check_table import run_checks
 from agent.conform.session_record import (
     V1,

@@ -17,15 +17,7 @@ from machine import HugepagePool, hugepages
 
 from node_real.node import GO_DRIVER, NODE, RealNode
 from node_real.programs import BINARIES, build
-from node_real.workloads import (
-    CLAIMS,
-    GO_CLASS,
-    PODS,
-    RESOURCE,
-    SLICE,
-    deploy_objects,
-    device_class,
-)
+from node_real.workloads import CLAIMS, GO_CLASS, PODS, RESOURCE, SLICE, deploy_objects, device_class
 
 POOL_PAGES: Final = 32
 SHARES: Final = 4

@@ -110,7 +110,7 @@ def measure_explain_and_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _add_process_curves(
-    outcome: SuiteOutcome, title: str, key: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
+    outcome: SuiteOutcome, title: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
 ) -> None:
     """Add curves of time and memory by number of pods, with a fitted line for the first program."""
     times: list[ResultRow] = []
@@ -118,8 +118,8 @@ def _add_process_curves(
     for name, starts in runs.items():
         for pods, process in starts.items():
             label, x = f"{LABELS.get(name, name)}, {pods} pods", float(pods)
-            timed = row_from_samples(f"{key}.{name}.{pods}", label, (process.took_ns / NS,), "s")
-            peak = row_from_samples(f"{key}.{name}.{pods}.rss", label, (float(process.peak_rss),), "B")
+            timed = row_from_samples(f"scale.{name}.{pods}", label, (process.took_ns / NS,), "s")
+            peak = row_from_samples(f"scale.{name}.{pods}.rss", label, (float(process.peak_rss),), "B")
             times.append(replace(timed, x=x))
             sizes.append(replace(peak, x=x))
     count = len(next(iter(runs.values())))
@@ -145,7 +145,7 @@ def _measure_explain(run_size: RunSize, outcome: SuiteOutcome) -> None:
             runs["explain"][pods] = run
             runs["floor"][pods] = run_program(READ_PROGRAM.format([str(files.pods), str(files.claims)]))
     title = f"drahealth explain pod, {CLAIMS_PER_POD} claims for each"
-    _add_process_curves(outcome, title, "scale", runs, "lower bound: the same files read as JSON")
+    _add_process_curves(outcome, title, runs, "lower bound: the same files read as JSON")
 
 
 def pod_counts(limit: int) -> list[int]:
@@ -173,7 +173,7 @@ def _measure_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
             runs["audit"][pods] = run
             backend = tree.backend
     title = f"drahealth audit --all, a container in each pod; {backend}"
-    _add_process_curves(outcome, title, "scale", runs)
+    _add_process_curves(outcome, title, runs)
 
 
 def burstable_pods(tree: CgroupTree) -> list[dict[str, Any]]:

@@ -35,12 +35,7 @@ from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages import POOL_RULES
 from agent.health.host.memory.rules import MEMORY_RULES
-from agent.health.host.pod import (
-    POD_AUDIT_ROWS,
-    PODS_UNREADABLE_ROW,
-    UNLISTED_FINDINGS_ROW,
-    PodFindingRow,
-)
+from agent.health.host.pod import POD_AUDIT_ROWS, PODS_UNREADABLE_ROW, UNLISTED_FINDINGS_ROW, PodFindingRow
 from agent.health.host.verdicts import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES, NODE_RULES
 from agent.health.rules import (
     STALLED,

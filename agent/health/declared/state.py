@@ -23,12 +23,7 @@ from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cpu.facts import CpuFacts
 from agent.health.host.memory.edac import has_source_been_read
 from agent.health.host.pci.state import PCI_LOG_CODES
-from agent.health.host.verdicts import (
-    DECLARED_RULES,
-    HostRuleState,
-    PoolsByDevice,
-    main_sources,
-)
+from agent.health.host.verdicts import DECLARED_RULES, HostRuleState, PoolsByDevice, main_sources
 from agent.health.kernel_log.facts import is_log_complete, log_reader_state
 from agent.health.rules import CounterGrowth
 from agent.health.verdict import VerdictContext

@@ -23,12 +23,7 @@ from agent.health.gpu.memory import memory_rules
 from agent.health.gpu.nvlink import fabric_rules, nvlink_rules
 from agent.health.gpu.pcie import pcie_rules
 from agent.health.gpu.responsiveness import responsiveness_rules
-from agent.health.gpu.rule_input import (
-    GpuRuleInput,
-    SeenGpuFeatures,
-    is_identifying_gpus,
-    nvml_library_error,
-)
+from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, is_identifying_gpus, nvml_library_error
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth, Rule, lowest_limit
 from agent.model.gpu import (

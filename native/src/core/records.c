@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "core/durations.h"
 #include "core/sampler.h"
@@ -338,14 +337,11 @@ void dh_sampler_publish(struct dh_sampler *s)
 /* Wake the reader if the publication contains a change that wakes it. */
 void dh_sampler_notify(struct dh_sampler *s)
 {
-    uint64_t one = 1;
-
     if (!s->notify_due)
         return;
     s->notify_due = false;
     atomic_store_explicit(&s->live.notified_ns, dh_now_ns(), memory_order_relaxed);
-    /* fails only if 2^64-2 wakes are unread, and then the reader is about to wake anyway */
-    (void)!write(s->wake_fd, &one, sizeof(one));
+    dh_eventfd_notify(s->wake_fd);
 }
 
 uint64_t dh_sampler_notified_ns(const struct dh_sampler *s)

@@ -31,7 +31,7 @@ void dh_worker_close(struct dh_worker *w)
         close(w->done_fd);
 }
 
-static void eventfd_notify(int fd)
+void dh_eventfd_notify(int fd)
 {
     uint64_t one = 1;
 
@@ -43,7 +43,7 @@ static void *thread_main(void *arg)
     struct dh_worker *w = arg;
 
     w->run(w->owner);
-    eventfd_notify(w->done_fd);
+    dh_eventfd_notify(w->done_fd);
     if (atomic_exchange(&w->ending, ENDING_THREAD_GONE) == ENDING_ABANDONED)
         w->release(w->owner);
     return NULL;
@@ -91,9 +91,18 @@ bool dh_worker_sleep(struct dh_worker *w, uint64_t ns)
     return ppoll(&stop, 1, &t, NULL) > 0;
 }
 
+bool dh_worker_wait(struct dh_worker *w, int fd, uint64_t until_ns)
+{
+    struct pollfd fds[] = { { .fd = w->stop_fd, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
+    uint64_t now_ns = dh_now_ns();
+    struct timespec t = dh_timespec(until_ns > now_ns ? until_ns - now_ns : 0);
+
+    return ppoll(fds, 2, &t, NULL) > 0 && fds[0].revents;
+}
+
 void dh_worker_request_stop(struct dh_worker *w)
 {
-    eventfd_notify(w->stop_fd);
+    dh_eventfd_notify(w->stop_fd);
 }
 
 static bool is_done(const struct dh_worker *w, uint64_t timeout_ns)

@@ -15,6 +15,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/*
+ * dh_eventfd_notify() - wake the reader of an eventfd. Fails only if 2^64-2 wakes are unread, and then the
+ * reader is about to wake anyway.
+ */
+void dh_eventfd_notify(int fd);
+
 /* A worker is a member of its owner. */
 struct dh_worker {
     void (*run)(void *owner);     /* the thread's function; must return soon after stop_fd became readable */
@@ -55,6 +61,15 @@ int dh_worker_start(struct dh_worker *w, const char *name, size_t stack);
  * Return: whether it is requested to stop, before or during @ns.
  */
 bool dh_worker_sleep(struct dh_worker *w, uint64_t ns);
+
+/*
+ * dh_worker_wait() - wait until @fd is readable, or @until_ns, or the thread is requested to stop. For the
+ * thread itself.
+ * @fd: -1 is none
+ *
+ * Return: whether it is requested to stop.
+ */
+bool dh_worker_wait(struct dh_worker *w, int fd, uint64_t until_ns);
 
 /*
  * dh_worker_request_stop() - request the thread to stop without waiting. With several workers, request all

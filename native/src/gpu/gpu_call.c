@@ -1,6 +1,5 @@
 /* gpu_call.c - deadlines of NVML calls, and the reader's wake. */
-#include <unistd.h>
-
+#include "core/worker.h"
 #include "gpu/gpu_call.h"
 
 /*
@@ -23,13 +22,10 @@ uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c,
  */
 void dh_gpus_notify(struct dh_gpu_watch *w)
 {
-    uint64_t one = 1;
-
     pthread_mutex_lock(&w->lock);
     if (!w->abandoned) {
         atomic_fetch_add(&w->wakes_done, 1);
-        /* fails only if 2^64-2 wakes are unread, and then the reader is about to wake anyway */
-        (void)!write(w->wake_fd, &one, sizeof(one));
+        dh_eventfd_notify(w->wake_fd);
     }
     pthread_mutex_unlock(&w->lock);
 }

@@ -5,7 +5,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -184,7 +183,7 @@ static uint64_t wake_time_ns(const struct dh_kmsg *k)
 void dh_kmsg_run_once(struct dh_kmsg *k)
 {
     struct dh_lines *l = &k->lines;
-    uint64_t one = 1, now_ns = dh_now_ns();
+    uint64_t now_ns = dh_now_ns();
     bool notify;
 
     if (now_ns >= k->paused_until_ns) {
@@ -207,28 +206,20 @@ void dh_kmsg_run_once(struct dh_kmsg *k)
         return;
     k->wake_reason = WAKE_NONE;
     k->notified_ns = now_ns;
-    (void)!write(k->wake_fd, &one, sizeof(one));
-}
-
-static uint64_t sooner(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
+    dh_eventfd_notify(k->wake_fd);
 }
 
 /* Wait for work. Return: whether the thread must end. */
 static bool wait_for_work(struct dh_kmsg *k)
 {
-    uint64_t now_ns = dh_now_ns(), until_ns = sooner(now_ns + k->lines.work.head.period_ns, wake_time_ns(k));
+    uint64_t now_ns = dh_now_ns(), until_ns = now_ns + k->lines.work.head.period_ns, wake_ns = wake_time_ns(k);
     bool paused = k->paused_until_ns > now_ns;
-    struct pollfd fds[] = { { .fd = k->worker.stop_fd, .events = POLLIN },
-                            { .fd = paused ? -1 : k->fd, .events = POLLIN } };
-    struct timespec t;
 
-    if (paused)
-        until_ns = sooner(until_ns, k->paused_until_ns);
-    until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    t = dh_timespec(until_ns);
-    return ppoll(fds, 2, &t, NULL) > 0 && fds[0].revents;
+    if (wake_ns < until_ns)
+        until_ns = wake_ns;
+    if (paused && k->paused_until_ns < until_ns)
+        until_ns = k->paused_until_ns;
+    return dh_worker_wait(&k->worker, paused ? -1 : k->fd, until_ns);
 }
 
 static void run(void *owner)

@@ -3,7 +3,6 @@
  * wake the reader.
  */
 #include <errno.h>
-#include <unistd.h>
 
 #include "core/durations.h"
 #include "machine/machine.h"
@@ -205,12 +204,10 @@ void dh_machine_publish(struct dh_machine *m)
 
 void dh_machine_notify(struct dh_machine *m)
 {
-    uint64_t one = 1;
-
     if (!m->notify_due)
         return;
     m->notify_due = false;
-    (void)!write(m->wake_fd, &one, sizeof(one));
+    dh_eventfd_notify(m->wake_fd);
 }
 
 struct copy {

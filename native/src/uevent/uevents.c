@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/netlink.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -159,13 +158,6 @@ static void publish(struct dh_uevents *u)
     dh_seqlock_end(&u->pub_lock);
 }
 
-static void eventfd_notify(int fd)
-{
-    uint64_t one = 1;
-
-    (void)!write(fd, &one, sizeof(one));
-}
-
 /* Request rescans before waking the reader, so that it finds new readings. */
 static void notify(struct dh_uevents *u, uint64_t now_ns)
 {
@@ -173,9 +165,9 @@ static void notify(struct dh_uevents *u, uint64_t now_ns)
         u->notify_after_ns = now_ns - NOTIFY_AHEAD_NS;
     u->notify_after_ns += NOTIFY_GAP_NS;
     for (uint32_t i = 0; u->counts.rescan && i < u->rescan_fds; i++)
-        eventfd_notify(u->rescan_fd[i]);
+        dh_eventfd_notify(u->rescan_fd[i]);
     u->counts.is_new = u->counts.rescan = false;
-    eventfd_notify(u->wake_fd);
+    dh_eventfd_notify(u->wake_fd);
 }
 
 void dh_uevents_run_once(struct dh_uevents *u)
@@ -192,27 +184,17 @@ void dh_uevents_run_once(struct dh_uevents *u)
         notify(u, u->counts.sample.heartbeat_ns);
 }
 
-static uint64_t sooner(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Wait for work. Return: whether the thread must end. */
 static bool wait_for_work(struct dh_uevents *u)
 {
     uint64_t now_ns = dh_now_ns(), until_ns = now_ns + u->counts.sample.period_ns;
     bool paused = u->paused_until_ns > now_ns;
-    struct pollfd fds[] = { { .fd = u->worker.stop_fd, .events = POLLIN },
-                            { .fd = paused ? -1 : u->fd, .events = POLLIN } };
-    struct timespec t;
 
-    if (u->counts.is_new)
-        until_ns = sooner(until_ns, u->notify_after_ns);
-    if (paused)
-        until_ns = sooner(until_ns, u->paused_until_ns);
-    until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    t = dh_timespec(until_ns);
-    return ppoll(fds, 2, &t, NULL) > 0 && fds[0].revents;
+    if (u->counts.is_new && u->notify_after_ns < until_ns)
+        until_ns = u->notify_after_ns;
+    if (paused && u->paused_until_ns < until_ns)
+        until_ns = u->paused_until_ns;
+    return dh_worker_wait(&u->worker, paused ? -1 : u->fd, until_ns);
 }
 
 static void run(void *owner)

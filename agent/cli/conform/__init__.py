@@ -1,1 +1,0 @@
-"""``drahealth conform``: tests whether a DRA driver behaves as the kubelet requires."""

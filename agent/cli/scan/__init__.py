@@ -1,1 +1,0 @@
-"""``drahealth scan``: checks all devices of this machine once."""

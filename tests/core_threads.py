@@ -1,0 +1,36 @@
+"""A thread of the C core with its eventfd, as tests read it."""
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from patience import PATIENCE_S
+
+from agent.native.published_tables import CoreThread
+
+T = TypeVar("T")
+
+
+class ThreadReader(Generic[T]):
+    """Reader of one thread, which is woken by the eventfd `fd`."""
+
+    thread: CoreThread[T]
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def read(self) -> T:
+        sample = self.thread.read()
+        assert sample is not None
+        return sample
+
+    def until(self, what: Callable[[T], bool]) -> T:
+        """Return the first sample that fulfils the condition; waits on the eventfd only."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not what(sample := self.read()):
+            assert time.monotonic() < deadline, sample
+            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
+                os.eventfd_read(self.fd)
+        return sample
