@@ -272,6 +272,20 @@ def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
     assert node.codes("gpu-0") == node.codes("gpu-1") == []
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_fatal_sxid_that_its_table_row_calls_harmless_has_a_probation(is_restarted: bool) -> None:
+    node = GpuNode(gpus=1)
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port")
+    node.rest(20)
+    node.reload()
+    node.rest(20)
+    if is_restarted:
+        node.restart()
+        node.rest(5)
+    assert "(over; reported until" in node.verdict().message
+    assert 20 <= seconds_until_healthy(node) <= 60
+
+
 def test_port_fault_is_resolved_by_a_gpu_reset_once_all_links_are_up() -> None:
     node = GpuNode(2)
     for number in (0, 1):

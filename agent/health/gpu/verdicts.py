@@ -187,7 +187,9 @@ def _update_fault_conditions(
     cleared = [code for code in codes if is_latched_fault_code(code) and code not in found]
     for code in sorted([*found, *cleared]):
         finding, since = found.get(code, NO_FAULT)
-        row = latched_fault_row(code, evaluation.settings.gpu)
+        held = evaluation.previous.get((device.name, code))
+        is_unhealthy = held is not None and held.finding.severity is Severity.UNHEALTHY
+        row = latched_fault_row(code, evaluation.settings.gpu, is_unhealthy=is_unhealthy)
         evaluation.update_condition(device.name, row, finding, source, valid_when_stalled=True, since=since)
 
 

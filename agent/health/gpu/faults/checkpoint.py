@@ -279,8 +279,7 @@ def _resolution_times(
 KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file. Their log lines are left out where the file would be too
 large."""
-_RESET_REQUIRED: Final = -1
-"""Stored in place of the recovery action after NVML returned RESET_REQUIRED."""
+_RESET_REQUIRED: Final = -1  # stored in place of the recovery action after NVML returned RESET_REQUIRED
 CLEARING_NS: Final = 10 * NS
 """Longest time from the end of a fault until its probation starts [ns]."""
 
@@ -545,7 +544,7 @@ def _condition_at_start(
     """
     decision = fault.last_decision
     assert decision is not None, "a fault in the checkpoint has a decision"
-    row = latched_fault_row(code, limits)
+    row = latched_fault_row(code, limits, is_unhealthy=decision.severity is Severity.UNHEALTHY)
     finding = with_severity(decision.finding(code), change.severity, row)
     raised = Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
     if fault.resolved is None:

@@ -217,9 +217,9 @@ def is_latched_fault_code(code: str) -> bool:
 
 
 @lru_cache(1024)
-def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
+def latched_fault_row(code: str, limits: GpuLimits, *, is_unhealthy: bool = False) -> CatalogRow:
     """Return the catalog row of a latched fault: its usual severity and advice. The decision on a single
-    fault can lower the severity and change the advice."""
+    fault can change both; ``is_unhealthy``: it made the device Unhealthy."""
     if code.startswith(XID_PREFIX):
         xid = xid_row(int(code.removeprefix(XID_PREFIX)))
         values = SEVERITY_OF_EFFECT[xid.effect], xid.blame, xid.meaning, xid.advice.value, xid.repair
@@ -239,5 +239,5 @@ def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
         why=why,
         advice=advice,
         repair=repair,
-        probation_ns=int(limits.probation_s * NS) if severity is Severity.UNHEALTHY else 0,
+        probation_ns=int(limits.probation_s * NS) if is_unhealthy or severity is Severity.UNHEALTHY else 0,
     )
