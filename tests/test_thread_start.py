@@ -2,6 +2,7 @@
 
 import errno
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -106,3 +107,20 @@ def test_kernel_knows_a_thread_by_its_name() -> None:
     thread.start()
     thread.join()
     assert names == ["dh-a-very-long-\n"]
+
+
+def test_process_of_a_pool_ends_with_a_parent_that_is_killed() -> None:
+    """The output ends only when no process has it any more."""
+    program = """
+        import os, signal
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+        from agent.system.threads.thread_start import end_with_parent
+        pool = ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
+        print(pool.submit(os.getpid).result() != os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    pipe = subprocess.PIPE
+    done = subprocess.run(command, cwd=AGENT.parent, stdout=pipe, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"True\n")

@@ -24,6 +24,7 @@ from agent.config.files import parse_toml
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.model.health import Severity
 from agent.model.time import rfc3339
+from agent.system.threads.thread_start import end_with_parent
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -165,7 +166,7 @@ def _compare_all(
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+        pool = ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent)
         try:
             futures = [pool.submit(compare_record, paths, change) for paths in groups]
             for at, future in enumerate(futures):

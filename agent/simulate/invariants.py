@@ -316,8 +316,13 @@ class InvariantChecker:
             device = found.get(subject)
             is_hidden = any(subject in fault.subjects for fault in hiding)
             known = [one for one in (truth.faults if is_hidden else current) if subject in one.subjects]
-            if not is_hidden:
-                self._check_severity(device, subject, known, t_ns)
+            severity = Severity.UNKNOWN if device is None else device.severity
+            for fault in () if is_hidden else known:
+                since_ns = max(fault.begin_ns, truth.watched_since_ns)
+                is_due = fault.end_ns is None and t_ns - since_ns > (fault.kind.detect_s + START_S) * NS
+                if is_due and severity < fault.kind.expected:
+                    text = f"{severity.name}, and {fault.kind.expected.name} is expected of {fault.kind.name}"
+                    raise InvariantViolation(BROKEN, t_ns, subject, text)
             if device is not None and device.health is Health.HEALTHY:
                 continue
             if device is not None and device.health is Health.UNHEALTHY:
@@ -327,17 +332,6 @@ class InvariantChecker:
                 text = f"{device.health.name} by {codes}" if device else "absent from the report"
                 raise InvariantViolation(CLEARS, t_ns, subject, f"{text} without a fault")
         truth.forget(t_ns)
-
-    def _check_severity(
-        self, device: DeviceHealth | None, subject: str, faults: Iterable[TrueFault], t_ns: int
-    ) -> None:
-        severity = Severity.UNKNOWN if device is None else device.severity
-        for fault in faults:
-            since_ns = max(fault.begin_ns, self._truth.watched_since_ns)
-            is_due = fault.end_ns is None and t_ns - since_ns > (fault.kind.detect_s + START_S) * NS
-            if is_due and severity < fault.kind.expected:
-                text = f"{severity.name}, and {fault.kind.expected.name} is expected of {fault.kind.name}"
-                raise InvariantViolation(BROKEN, t_ns, subject, text)
 
     def _check_cause(self, device: DeviceHealth, subject: str, known: Iterable[TrueFault], t_ns: int) -> None:
         codes = [cause.code for cause in device.causes if cause.severity is Severity.UNHEALTHY]
@@ -403,8 +397,7 @@ class InvariantChecker:
         """Check that the report after a failed prepare of a claim shows the claim's device as Unhealthy."""
         found = [device.health for device in report.devices if subject_of(device) == subject]
         if found != [Health.UNHEALTHY]:
-            shown = found[0].name if found else "absent"
-            text = f"{shown} in the report after a failed prepare"
+            text = f"{found[0].name if found else 'absent'} in the report after a failed prepare"
             raise InvariantViolation(PREPARES, t_ns, subject, text)
 
     # --- history ---------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from agent.simulate.fault_model import (
 from agent.simulate.invariants import INVARIANTS
 from agent.simulate.node_run import NodeResult, NodeRun
 from agent.system.output import print_last_error
+from agent.system.threads.thread_start import end_with_parent
 
 T = TypeVar("T")
 
@@ -222,8 +223,8 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--nodes: {args.nodes} is not from 1 to {NODES_MAX}")
     if not 0 < args.days <= DAYS_MAX:
         parser.error(f"--days: {args.days:g} is not between 0 and {DAYS_MAX}")
-    if not 0 < args.rate_factor <= 1e6:
-        parser.error(f"--rate-factor: {args.rate_factor:g} is not between 0 and 1000000")
+    if not 1e-6 <= args.rate_factor <= 1e6:
+        parser.error(f"--rate-factor: {args.rate_factor:g} is not from 0.000001 to 1000000")
     if args.jobs is not None and not 1 <= args.jobs <= 1024:
         parser.error(f"--jobs: {args.jobs} is not from 1 to 1024")
     return args
@@ -272,7 +273,7 @@ def _results(args: argparse.Namespace, jobs: int) -> Iterator[tuple[int, NodeRes
         for node in range(args.nodes):
             yield node, _run_node(args.seed, node, *rest)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
         waiting: dict[Future[NodeResult], int] = {}
         nodes = iter(range(args.nodes))
         try:

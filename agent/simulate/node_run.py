@@ -683,12 +683,10 @@ class NodeRun:
         self._broken.clear()
         self._slow_disks = 0
         self._stored_checkpoint = self._checkpoint
-        self._actions = [one for one in self._actions if one[0] > self._t_ns and self._is_scripted(one)]
+        scripted = len(self._script.events)
+        self._actions = [one for one in self._actions if one[0] > self._t_ns and one[1] <= scripted]
         heapq.heapify(self._actions)
         self._at(self._t_ns + lasts_s * NS, self._boot)
-
-    def _is_scripted(self, action: tuple[int, int, Callable[[], None]]) -> bool:
-        return action[1] <= len(self._script.events)
 
     def _boot(self) -> None:
         self._is_booting = False

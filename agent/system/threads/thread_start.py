@@ -1,6 +1,7 @@
 """Daemon threads whose start raises an error where ``threading.Thread.start()`` would wait without end."""
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -74,3 +75,12 @@ class _StartedEvent(threading.Event):
             if timeout is not None or self._is_gone():
                 break
         return self.is_set()
+
+
+def end_with_parent() -> None:
+    """Let this process of a process pool end when its parent ends, even by SIGKILL."""
+    from multiprocessing import parent_process
+    from multiprocessing.connection import wait
+
+    if parent := parent_process():
+        DaemonThread(lambda: wait([parent.sentinel]) and os._exit(1), "dh-parent").start()
