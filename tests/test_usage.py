@@ -33,6 +33,7 @@ from usage_samples import (
     device_usage,
 )
 
+from agent.bench.idle_counts import count_opcodes
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.consumer_queries import host_device, state_lookup
 from agent.devices.consumers.usage import UsageState, resume_usages, update_usages
@@ -139,6 +140,14 @@ def test_uses_above_the_limit_are_dropped_and_counted() -> None:
     assert observer.uses.dropped == 2
     observer.observe(checkpoint_map(TRAIN))
     assert observer.uses.dropped == 0
+
+
+def test_cost_of_a_claim_grows_with_the_number_of_its_devices() -> None:
+    def opcodes(devices: int) -> int:
+        known = checkpoint_map(prepared("c-1", *(use(f"gpu-{n}") for n in range(devices)), pods=["p-1"]))
+        return count_opcodes(lambda: UsageObserver().observe(known))
+
+    assert opcodes(400) < 2.5 * opcodes(200)
 
 
 # --- state of the device -----------------------------------------------------------------------------------

@@ -166,9 +166,6 @@ def containers_using_device(
         edges: Edges between the claim and the pod's containers.
         requests: Requests of the claim that the device serves; empty: unknown.
     """
-    devices = {edge.use.device for edge in claim.devices}
-    unseen = {*claim.waiting, *claim.skipped} - {device.driver for device in devices}
-    is_only_device = len(devices) == 1 and not unseen
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
     for edge in edges:
         by_name.setdefault(edge.container, []).append(edge.requests)
@@ -177,7 +174,16 @@ def containers_using_device(
         if any(not one or requests & set(one) for one in known):
             yield ContainerUse(name, is_certain=True)
         elif not known or not requests:
-            yield ContainerUse(name, is_certain=is_only_device)
+            yield ContainerUse(name, is_certain=_has_one_device(claim))
+
+
+def _has_one_device(claim: ClaimView) -> bool:
+    """Return True if a claim has exactly one device. Stops at the second one: claims may have thousands."""
+    devices = (edge.use.device for edge in claim.devices)
+    first = next(devices, None)
+    if first is None or any(device != first for device in devices):
+        return False
+    return not {*claim.waiting, *claim.skipped} - {first.driver}
 
 
 def group_members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
