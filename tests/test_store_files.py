@@ -119,7 +119,7 @@ def test_file_in_place_of_directory_is_reported(tmp_path: Path) -> None:
 def test_deeply_nested_file_is_set_aside(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "kept.json"
     path.write_bytes(data)
-    with pytest.raises(UnusableFile, match="file cannot be parsed: maximum recursion depth exceeded"):
+    with pytest.raises(UnusableFile, match="file cannot be parsed: "):
         decode_json(data, Head, 1)
     found, problem = load_state_file(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None)
     assert found is None

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from agent.errors import suggestion
 from agent.model.prepare import ErrorClass, Operation
-from agent.prepare.evidence import GRPC_NAMES, NVML_NAMES
+from agent.prepare.evidence import ERRNO_NAMES, GRPC_NAMES, NVML_NAMES
 from agent.prepare.failure_kinds import is_dotted_code
 
 CodeAndClass = tuple[str, ErrorClass]
@@ -159,7 +159,7 @@ def classify_errno(number: int, operation: Operation | None) -> CodeAndClass:
     """
     if operation and (found := ERRNO_MEANINGS[operation].get(number)):
         return found
-    name = e.errorcode.get(number, f"errno_{abs(number)}").lower()
+    name = ERRNO_NAMES.get(number, f"errno_{abs(number)}").lower()
     return f"os.{name}", _TRANSIENT if number in TRANSIENT_ERRNOS else _UNKNOWN
 
 

@@ -8,6 +8,9 @@ from agent.model.claim import DeviceRef
 from agent.model.health import Health, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 
+ERRNO_NAMES: Final[Mapping[int, str]] = {133: "EHWPOISON", **errno.errorcode}
+"""Name of each errno. Before 3.14, Python lacks the name of 133: a page of memory is damaged."""
+
 NVML_NAMES: Final[Mapping[int, str]] = {
     0: "SUCCESS",
     1: "UNINITIALIZED",
@@ -68,7 +71,7 @@ class ErrnoEvidence(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the errno, such as ``ENOSPC``; the digits of an unknown number."""
-        return errno.errorcode.get(self.number, str(self.number))
+        return ERRNO_NAMES.get(self.number, str(self.number))
 
     def __str__(self) -> str:
         return f"errno {self.name}{_during(self.operation)}"
