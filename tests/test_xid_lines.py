@@ -6,6 +6,7 @@ import pytest
 from agent.native._core import lib
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import match_pattern
 
 from agent.health.gpu.xid.log_lines import (
     GPU_LOG_PATTERNS,
@@ -25,7 +26,6 @@ from agent.health.gpu.xid.log_lines import (
 )
 from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.kernel_log.facts import compile_pattern
-from agent.native.kernel_events import match_pattern
 
 BUS: Final = "0000:3b:00.0"
 XID: Final = "NVRM: Xid (PCI:0000:3b:00): "

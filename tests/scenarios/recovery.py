@@ -98,7 +98,7 @@ CURES: Final = (
             unhealthy("gpu-0", "gpu.xid.79: "),
             healthy("gpu-0"),
             nvml("gpu 0 xid 79"),
-            unhealthy("gpu-0", "gpu.xid.79: the GPU no longer answers on PCIe: it recurred within a day"),
+            unhealthy("gpu-0", "gpu.xid.79: the GPU no longer answers on PCIe: it recurred within 30 days"),
         ),
         gpus=2,
     ),
