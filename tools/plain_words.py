@@ -826,9 +826,9 @@ CHECKS: Final = (
     Check("imports", "import circles", 0, check_imports),
     Check("local-imports", "import circles with imports in functions", 0, check_local_imports),
     Check("c-calls", "C call cycles (exit status)", 0, check_c_calls),
-    Check("modules", "modules of agent/", 325, check_modules),
+    Check("modules", "modules of agent/", 320, check_modules),
     Check("small-modules", "modules under 100 lines", 40, check_small_modules),
-    Check("lines", "lines of agent/", 102_200, check_lines),
+    Check("lines", "lines of agent/", 102_000, check_lines),
 )
 
 
