@@ -14,6 +14,7 @@ from agent.config.config import Config
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Repair, Severity
+from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.kube_api.api_server import ApiServer
@@ -57,6 +58,12 @@ def device(
     worst = max((severity for _, severity in causes), default=Severity.OK)
     health = HEALTH_OF_SEVERITY[worst]
     return DeviceHealth(NODE, name, kind, health, worst, "", at, at, 30, causes=found, driver=driver)
+
+
+def report_without_gpus(state: SourceState, passes: int = 0) -> Report:
+    """Return a report of a CPU device alone, in which the GPU library has this state."""
+    nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "", passes=passes)
+    return replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,))
 
 
 def report(*devices: DeviceHealth, starting: bool = False) -> Report:

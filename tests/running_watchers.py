@@ -25,7 +25,7 @@ class RunningWatcher:
             nursery.cancel_scope.cancel()
 
 
-async def until(claim: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(PATIENCE_S):
-        while not claim():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)

@@ -246,7 +246,7 @@ def test_operators_page_names_only_existing_codes_keys_and_links(name):
 def test_sample_output_names_only_existing_checks(name):
     page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
-    found = set(re.findall(r"\b((?:gpu|mem|nic|pci|cgroup)\.[a-z_.-]*[a-z])\b", page))
+    found = set(re.findall(r"\b((?:gpu|mem|nic|pci|cgroup|node|cpu|hugepages)\.[a-z_.-]*[a-z])\b", page))
     names = {one for one in found if not one.startswith(("gpu.example.com", "gpu.md"))}
     assert names <= known | {"gpu.xid"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_agents import DRIVER, XID, SteppedAgent, device, report
+from cluster_agents import DRIVER, XID, SteppedAgent, device, report, report_without_gpus
 from cluster_api import NAMESPACE, NODE, ClusterApi, Refusal, Request, documented_removal, granted_rights
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -28,7 +28,7 @@ from agent.config.config import Config
 from agent.devices.inventory import DeviceKind
 from agent.errors import ConfigError
 from agent.model.health import Severity
-from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
+from agent.model.reading import SourceState
 from agent.serve.kube_api.api_server import ApiServer
 
 DEGRADED = ("gpu.ecc.correctable_rate", Severity.DEGRADED)
@@ -94,8 +94,7 @@ def test_condition_of_a_kind_exists_only_with_devices_of_the_kind() -> None:
     ],
 )
 def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, passes: int, status: str) -> None:
-    nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "", passes=passes)
-    cpus = replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,))
+    cpus = report_without_gpus(state, passes)
     found = {"DRAGPUDevicesHealthy", "DRANICDevicesHealthy"}
     decided = decide_conditions(cpus, ("gpu", "mig", "cpu", "nic"), found)
     expected = {"DRADevicesHealthy": status, "DRACPUDevicesHealthy": "True"}
@@ -103,15 +102,14 @@ def test_condition_is_unknown_until_nvml_lists_the_gpus(state: SourceState, pass
         expected["DRAGPUDevicesHealthy"] = status
         assert decided[0].message == "nvml: devices not listed yet"
     assert {one.type: one.status for one in decided} == expected
-    sick = replace(report(device("gpu-0", XID)), sources=(nvml,))
+    sick = replace(report(device("gpu-0", XID)), sources=cpus.sources)
     assert {condition.status for condition in decide_conditions(sick, ("gpu",), found)} == {"False"}
 
 
 def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi) -> None:
     SteppedAgent(api, k8s_condition_kinds=("gpu",)).show(device("gpu-0", XID))
     agent = SteppedAgent(api, k8s_condition_kinds=("gpu",))
-    nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
-    agent.publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+    agent.publisher.handle_report(report_without_gpus(SourceState.STALLED))
     types = ("DRADevicesHealthy", "DRAGPUDevicesHealthy")
     for seconds, status in ((UNKNOWN_S - 1, "False"), (20, "Unknown")):
         agent.run_for(seconds)
@@ -120,10 +118,8 @@ def test_condition_of_gpus_is_kept_while_nvml_does_not_list_them(api: ClusterApi
 
 def test_condition_follows_at_once_when_nvml_finds_no_gpu(api: ClusterApi) -> None:
     agent = SteppedAgent(api)
-    cpus = report(device("cpu-node0", kind="cpu"))
     for state, status in ((SourceState.STARTING, "Unknown"), (SourceState.ABSENT, "True")):
-        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        agent.publisher.handle_report(replace(cpus, sources=(nvml,)))
+        agent.publisher.handle_report(report_without_gpus(state))
         agent.run_for(20)
         assert condition_of(api)[0] == status
 

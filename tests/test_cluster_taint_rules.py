@@ -1,12 +1,11 @@
 """DeviceTaintRules: one per Unhealthy device, never for more than one device, and only the agent's own."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from cluster_agents import DRIVER, XID, SteppedAgent, device, report
+from cluster_agents import DRIVER, XID, SteppedAgent, device, report, report_without_gpus
 from cluster_api import NODE, ClusterApi, Refusal, granted_rights
 
 from agent.cluster.taint_rules import (
@@ -21,7 +20,7 @@ from agent.cluster.taint_rules import (
 )
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Severity
-from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
+from agent.model.reading import SourceState
 from agent.model.time import rfc3339
 
 QUIET_S = 60
@@ -152,8 +151,7 @@ def test_rule_of_a_gpu_not_listed_by_nvml_after_a_restart_is_kept(api: ClusterAp
     first.show(device(*SICK))
     second = agent_of(api, clock=first.clock, drivers=(DRIVER,))
     for state, expected in ((SourceState.STALLED, {"gpu-0"}), (SourceState.ABSENT, set())):
-        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        second.publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        second.publisher.handle_report(report_without_gpus(state))
         second.run_for(QUIET_S + 20)
         assert set(rules(api)) == expected
 

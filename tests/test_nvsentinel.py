@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +9,7 @@ from typing import Any, Self
 import grpc
 import pytest
 from agents import short_tmp
-from cluster_agents import XID, StepClock, device, report
+from cluster_agents import XID, StepClock, device, report, report_without_gpus
 from cluster_api import NODE
 from patience import PATIENCE_S
 from wire.google import message_class
@@ -20,7 +19,7 @@ from agent.cluster.sentinel_publisher import DEVICE_S, DEVICES_FILE, MISSING_S, 
 from agent.config.config import Config
 from agent.errors import ConfigError
 from agent.model.health import Repair, Severity
-from agent.model.reading import GPU_LIBRARY, SourceSample, SourceState
+from agent.model.reading import SourceState
 from agent.model.time import NS
 from agent.serve.platform_connector import ACTIONS, health_event
 
@@ -219,8 +218,7 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_fault(
     connector.events()
     healthy = {SourceState.STALLED: [], SourceState.ABSENT: [True]}
     for state, sent in healthy.items():
-        nvml = SourceSample(GPU_LIBRARY, state, 0, 1, 0, "")
-        publisher.handle_report(replace(report(device("cpu-node0", kind="cpu")), sources=(nvml,)))
+        publisher.handle_report(report_without_gpus(state))
         publisher.step()
         clock.advance(MISSING_S)
         publisher.step()

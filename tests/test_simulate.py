@@ -284,7 +284,14 @@ def test_command_prints_and_saves_the_script_of_a_violation(monkeypatch, capsys,
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--nodes", "0"], ["--days", "-1"], ["--jobs", "0"], ["--rate-factor", "1e-320"]]
+    "arguments",
+    [
+        ["--nodes", "0"],
+        ["--days", "-1"],
+        ["--jobs", "0"],
+        ["--rate-factor", "0"],
+        ["--rate-factor", "1e-320"],
+    ],
 )
 def test_command_refuses_values_out_of_range(arguments):
     with pytest.raises(SystemExit, match="2"):

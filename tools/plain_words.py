@@ -516,13 +516,20 @@ def check_docstrings(repository: Repository) -> Result:
 # --- names of functions -----------------------------------------------------------------------------------
 
 
+def functions(repository: Repository) -> Iterator[tuple[Source, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions of agent/, each with its file."""
+    for source in repository.modules.values():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield source, node
+
+
 def check_predicates(repository: Repository) -> Result:
     """Count functions of agent/ that are named like predicates, and are async or return something else."""
     findings = [
         Finding(source.path, node.lineno, f"{node.name}() is async or returns no bool")
-        for source in repository.modules.values()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PREDICATE.match(node.name)
+        for source, node in functions(repository)
+        if PREDICATE.match(node.name)
         if isinstance(node, ast.AsyncFunctionDef)
         or node.returns is None
         or "bool" not in ast.unparse(node.returns)
@@ -534,9 +541,8 @@ def check_results(repository: Repository) -> Result:
     """Count functions of agent/ whose docstring leaves out what their bool means."""
     findings = [
         Finding(source.path, node.lineno, f"{node.name}() returns a bool, its docstring does not say when")
-        for source in repository.modules.values()
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not PREDICATE.match(node.name)
+        for source, node in functions(repository)
+        if not PREDICATE.match(node.name)
         if node.returns is not None and ast.unparse(node.returns) == "bool"
         if not re.search(
             r"\b(?:returns?|whether|true|false)\b", ast.get_docstring(node) or "true", re.IGNORECASE

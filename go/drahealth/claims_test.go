@@ -63,6 +63,16 @@ func answerReport(_ context.Context, request *pb.ReportPrepareRequest) (*pb.Repo
 	return reply, nil
 }
 
+// recordReport makes the agent answer reports with answerReport, and returns a function that returns the last report.
+func (a *fakeAgent) recordReport() func() *pb.ReportPrepareRequest {
+	var reported *pb.ReportPrepareRequest
+	a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+		reported = request
+		return answerReport(ctx, request)
+	}
+	return func() *pb.ReportPrepareRequest { return reported }
+}
+
 func noBlockers(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
 	return &pb.CheckClaimsReply{}, nil
 }
@@ -115,11 +125,7 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 				{Uid: "well"}, {Uid: "bad"}, {Uid: "known", Verdict: &pb.PrepareVerdict{Text: "[class=bad-config]"}},
 			}}, nil
 		}
-		var reported *pb.ReportPrepareRequest
-		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
-			reported = request
-			return answerReport(ctx, request)
-		}
+		reported := a.recordReport()
 		a.start()
 		var tried []string
 		results, err := c.Prepare(ctx, claims("well", "bad", "known"),
@@ -137,7 +143,7 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 		if len(asked.GetClaims()) != 3 || a.count("check") != 1 || a.count("report") != 1 {
 			t.Errorf("unexpected calls of the agent: %v", a.asked)
 		}
-		if outcomes := reported.GetOutcomes(); len(outcomes) != 2 || outcomes[0].GetFailed() || !outcomes[1].GetFailed() ||
+		if outcomes := reported().GetOutcomes(); len(outcomes) != 2 || outcomes[0].GetFailed() || !outcomes[1].GetFailed() ||
 			outcomes[1].GetEvidence()[0].GetText() != "driver's own: bad" {
 			t.Errorf("unexpected reports: %v", outcomes)
 		}
@@ -613,12 +619,8 @@ func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
 
 func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		var reported *pb.ReportPrepareRequest
 		a.check = noBlockers
-		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
-			reported = request
-			return answerReport(ctx, request)
-		}
+		reported := a.recordReport()
 		a.start()
 		call := c.StartPrepare(ctx, claims("retried", "bad"))
 		call.Fail(claim("retried"), errors.New("driver's own"))
@@ -629,7 +631,7 @@ func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
 			t.Errorf("%v", errs)
 		}
 		var got []string
-		for _, outcome := range reported.GetOutcomes() {
+		for _, outcome := range reported().GetOutcomes() {
 			got = append(got, fmt.Sprintf("%s %t", outcome.GetClaim().GetUid(), outcome.GetFailed()))
 		}
 		if want := []string{"bad true", "retried false", "unannounced true"}; !slices.Equal(got, want) {
@@ -640,12 +642,8 @@ func TestLastResultOfAClaimIsReportedOnce(t *testing.T) {
 
 func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		var reported *pb.ReportPrepareRequest
 		a.check = noBlockers
-		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
-			reported = request
-			return answerReport(ctx, request)
-		}
+		reported := a.recordReport()
 		a.start()
 		call := c.StartPrepare(ctx, claims("bad", "well"))
 		var running sync.WaitGroup
@@ -655,7 +653,7 @@ func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
 		if errs := call.Report(); len(errs) != 1 || errs["bad"].Error() != "[class=transient] bad" {
 			t.Errorf("unexpected errors: %v", errs)
 		}
-		for _, outcome := range reported.GetOutcomes() {
+		for _, outcome := range reported().GetOutcomes() {
 			if outcome.GetFailed() && outcome.GetEvidence()[0].GetErrno().GetNumber() != int64(syscall.EIO) {
 				t.Errorf("unexpected outcome: %v", outcome)
 			}

@@ -119,7 +119,7 @@ _WORST: Final[dict[XidCondition, tuple[Severity, str]]] = {
         "if a row remapping is pending, the driver requests a recovery action, or it repeats; else degraded",
     ),
     XidCondition.REMAP_FAILED: (Severity.UNHEALTHY, "always"),
-    XidCondition.LOST_AGAIN: (Severity.UNHEALTHY, "always; twice within a day points to seat or hardware"),
+    XidCondition.LOST_AGAIN: (Severity.UNHEALTHY, "always; twice within 30 days points to seat or hardware"),
     XidCondition.LINK_REGISTERS: (
         Severity.UNHEALTHY,
         "if the registers in its line point to hardware, links are down, or the driver requests a "
