@@ -155,7 +155,7 @@ def _print_retained_blocks() -> None:
     """Count the retained blocks in this process; print the median of several counts."""
     with _open_sampler() as sampler:
         sampler.run_pass()
-        now = Instant(max(source.beat_ns for source in _read_snapshot(sampler).sources), 1.7e9)
+        now = snapshot_time(_read_snapshot(sampler))
         state = EngineState(EngineSettings("bench"))
 
         def evaluate_repeatedly() -> None:

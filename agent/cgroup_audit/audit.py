@@ -114,8 +114,10 @@ def pod_risks(
         for container, description in (find(pod, facts) if pod.known_claim_resources else ())
     ]
     counts, read_quotas = throttled_periods or {}, quotas or {}
-    lifted = {exclusive.container for exclusive in exclusive_cpus if exclusive.by_kubelet}
-    for container in (container for container in pod.containers if container.name not in lifted):
+    from_kubelet = {exclusive.container for exclusive in exclusive_cpus if exclusive.by_kubelet}
+    for container in pod.containers:
+        if container.name in from_kubelet:
+            continue
         for own in (exclusive for exclusive in exclusive_cpus if exclusive.container == container.name):
             limit = container_limit(pod, container, CPU, with_claims=facts.counts_claims)
             quota = read_quotas.get(container.name)

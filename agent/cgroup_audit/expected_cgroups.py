@@ -409,7 +409,7 @@ def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSett
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
     for setting in (CgroupSettingId(SettingKind.CPUS), CgroupSettingId(SettingKind.EFFECTIVE)):
-        if len({cpus.cpus for cpus in exclusive}) > 1:
+        if len({own.cpus for own in exclusive}) > 1:
             yield unknown_setting(setting, text)
         else:
             yield ExpectedSetting(setting, (AcceptedValue(exclusive[0].cpus),), text)

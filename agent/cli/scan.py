@@ -37,21 +37,17 @@ from agent.system.output import describe_exit
 from agent.system.threads.thread_start import DaemonThread
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping
+
     from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config
+    from agent.model.health import DeviceHealth
     from agent.native.gpu_watch import GpuWatch
     from agent.sources.nvml_reference import FieldValue, ReferenceGpu
 
 NAMES_MAX: Final = 8
 """Largest number of devices that the line for node-problem-detector names; it counts the others."""
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
-
-    from agent.cli.output.terminal import TextStyle
-    from agent.config.config import Config
-    from agent.model.health import DeviceHealth
 
 
 def add_arguments(parser: ArgumentParser) -> None:

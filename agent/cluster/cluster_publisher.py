@@ -179,14 +179,16 @@ class ClusterPublisher:
         return self._status
 
     def handle_report(self, report: Report) -> None:
-        """Store a published report; changed health or causes of a device wake the thread. Never blocks."""
+        """Store a published report; changed devices or unlisted sources wake the thread. Never blocks."""
         if report.starting:
             return
-        seen: list[object] = [
-            (device.key, device.health, device.severity, [cause.code for cause in device.causes])
-            for device in report.devices
-        ]
-        seen.append(unlisted_sources(report.sources))
+        seen = (
+            unlisted_sources(report.sources),
+            [
+                (device.key, device.health, device.severity, [cause.code for cause in device.causes])
+                for device in report.devices
+            ],
+        )
         with self._changed:
             self._report = report
             if seen != self._seen:

@@ -102,7 +102,7 @@ class SentinelPublisher:
         self._changed = threading.Condition()
         # --- guarded by the condition ---
         self._report: Report | None = None
-        self._facts: object = None
+        self._seen: object = None
         self._is_changed = False
         self._stopping = False
         # --- the thread's own ---
@@ -127,14 +127,14 @@ class SentinelPublisher:
         return self._status
 
     def handle_report(self, report: Report) -> None:
-        """Store a published report, and wake the thread if the health of a device changed. Never blocks."""
+        """Store a published report; changed devices or unlisted sources wake the thread. Never blocks."""
         if report.starting:
             return
         with self._changed:
             self._report = report
-            facts = unlisted_sources(report.sources), list(map(_facts, report.devices))
-            if facts != self._facts:
-                self._facts, self._is_changed = facts, True
+            seen = unlisted_sources(report.sources), list(map(_facts, report.devices))
+            if seen != self._seen:
+                self._seen, self._is_changed = seen, True
                 self._changed.notify_all()
 
     def start(self) -> None:

@@ -87,7 +87,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
         refusal = PermissionDeniedError if error.is_forbidden else ConfigError
         raise refusal(f"configuration file {path}: {error.reason}") from None
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
     try:
@@ -130,7 +130,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         number = text.count("\n", 0, found.start()) + 1
         raise CostlyToml(f"dotted key has over {KEY_PARTS_MAX} parts, the limit; shorten it", number)
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise CostlyToml("arrays or tables are nested too deeply; remove brackets") from None
     _check_nested_values(table)

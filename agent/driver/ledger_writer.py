@@ -157,7 +157,7 @@ class LedgerWriter:
             if self._directory is None:
                 self._changed.notify_all()
                 return True
-            self._revision += self._saved < self._revision  # one more try, also after a failed write
+            self._tried = self._saved  # one more try, also after a failed write
             revision = self._revision  # later changes are written, too, but not awaited
             self._ensure_thread()
             self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
@@ -261,22 +261,12 @@ class LedgerWriter:
 # --- fork ---------------------------------------------------------------------------------------------------
 
 _writers: Final = weakref.WeakSet[LedgerWriter]()
-_fork_lock: Final = threading.Lock()
-_held_locks: Final[list[threading.Condition]] = []
 
 
-def _before_fork() -> None:
-    """Acquire the locks of all writers: a lock that another thread holds would stay locked in the child."""
-    _fork_lock.acquire()
+def _after_fork_in_child() -> None:
+    """Replace the locks of all writers: a lock that another thread held at the fork stays locked for ever."""
     for writer in list(_writers):
-        writer._changed.acquire()
-        _held_locks.append(writer._changed)
+        writer._changed = threading.Condition()
 
 
-def _after_fork() -> None:
-    while _held_locks:
-        _held_locks.pop().release()
-    _fork_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -258,7 +258,7 @@ class HttpServer:
         """
         largest, _ = largest_peers([*served, new], lambda one: one.peer)
         return min(
-            (peer for peer in largest if peer is not new),
+            (connection for connection in largest if connection is not new),
             key=lambda one: (not one.paced.is_too_fast, one.is_responding, one.newest_s),
         )
 

@@ -348,7 +348,7 @@ class BasicAuthentication:
         if self._checks[peer] >= PEER_CHECKS_MAX:
             return HTTPStatus.TOO_MANY_REQUESTS
         self._checks[peer] += 1
-        unknown = _UNKNOWN_USER_HASH % max(user[4:6] for user in users.values())
+        unknown = _UNKNOWN_USER_HASH % max(hashed[4:6] for hashed in users.values())
         try:
             return await self._check_in_turn(password, expected, known, unknown)
         finally:

@@ -74,7 +74,7 @@ class CustomCheckResult(NamedTuple):
     beat_ns: int
     """CLOCK_MONOTONIC at the end of the command's last run [ns]."""
     equal_passes: int = 0
-    """As DriverCheckSample.equal_passes."""
+    """Number of consecutive runs, up to the last one, with this code or without a result; 0: not counted."""
 
 
 # --- settings ----------------------------------------------------------------------------------------------

@@ -199,8 +199,8 @@ def longest_wait_of_largest_peer(
         size_of: Returns the memory of one peer's waits together [bytes].
     """
     by_peer: dict[Hashable, list[Connection]] = {}
-    for peer in waiting:
-        by_peer.setdefault(peer_of(peer), []).append(peer)
+    for wait in waiting:
+        by_peer.setdefault(peer_of(wait), []).append(wait)
     return max(by_peer.values(), key=size_of)[0]
 
 

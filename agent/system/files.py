@@ -52,11 +52,11 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False, is_input: bool
     """Read a whole file. Blocks on the disk, but not on a pipe unless `is_input` is True.
 
     Args:
-        path: A regular file, or a link to one.
+        path: A regular file, or a link to one; see also `is_input`.
         limit: Largest accepted size of the file [bytes].
         is_own: True: the file is opened in its checked directory (:class:`CheckedDirectory`), and must be no
             link.
-        is_input: True: ``-`` is standard input, and a pipe is read up to its end.
+        is_input: True: ``-`` is standard input, and a pipe or socket is read up to its end.
 
     Raises:
         ReadError: With absence ABSENT if the file does not exist, else UNREADABLE, also if it is too large.

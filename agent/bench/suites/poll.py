@@ -29,6 +29,7 @@ from agent.bench.result import (
 )
 from agent.bench.suites import poll_gpus
 from agent.bench.timing import Contender, ContenderSamples, time_contenders
+from agent.cgroup_audit.cgroup_settings import hugepage_size_name
 from agent.model.cpuset import parse_cpus
 from agent.model.snapshot import CgroupSample, Snapshot
 from agent.model.time import NS
@@ -422,14 +423,6 @@ SWEPT: Final[Mapping[str, Mapping[str, tuple[str, FileParser]]]] = {
 SWEPT_SIZE: Final = {"hugetlb": {"hugetlb.{}.failcnt": "events_max"}}
 
 
-def format_page_size(size_kib: int) -> str:
-    """Format a page size as in the file names of the hugetlb controller: ``2MB``."""
-    for unit, kib in (("GB", 1 << 20), ("MB", 1 << 10)):
-        if size_kib >= kib:
-            return f"{size_kib // kib}{unit}"
-    return f"{size_kib}KB"
-
-
 def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[ReadFile]:
     """Return the cgroup files that the C core reads in one sweep (reading of all cgroups).
 
@@ -450,7 +443,7 @@ def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[ReadFile]:
                 files.append(((*group, member or name), directory / name, parse))
             for pattern, member in SWEPT_SIZE.get(hierarchy, {}).items():
                 for kib in sizes:
-                    file = directory / pattern.format(format_page_size(kib))
+                    file = directory / pattern.format(hugepage_size_name(kib))
                     files.append(((*group, member, str(kib)), file, int))
     return [file for file in files if file[1].exists()]
 

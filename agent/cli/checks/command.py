@@ -75,8 +75,8 @@ def find_checks(sections: Sequence[CheckSection], code: str) -> tuple[CheckSecti
     from agent.cli.checks.catalog import unlisted_check, unreadable_check
 
     by_code = {check.code: (group, check) for group in sections for check in group.checks}
-    named = {known: re.escape(known).replace("<name>", "[^.*]+") for known in by_code if "<name>" in known}
-    code = next((known for known, pattern in named.items() if re.fullmatch(pattern, code)), code)
+    patterns = {known: re.escape(known).replace("<name>", "[^.*]+") for known in by_code}
+    code = next((known for known, pattern in patterns.items() if re.fullmatch(pattern, code)), code)
     base = by_code.get(code.removesuffix(UNREADABLE))
     if base and code.endswith(UNREADABLE) and (derived := unreadable_check(base[1])):
         return (base[0]._replace(checks=(derived,)),)

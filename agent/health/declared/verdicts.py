@@ -394,7 +394,8 @@ def _gpu_verdict(
         return _verdict_without_readings(evaluation, before, device, [cause])
     gpu = find_host_gpu(declared, gpus.state.rule_state.registry)
     host_device = find_host_device(declared, gpu)
-    is_identifying = is_identifying_gpus(snapshot.gpus, evaluation.settings.gpu, evaluation.now.mono_ns)
+    limits = evaluation.settings.gpu
+    is_identifying = is_identifying_gpus(snapshot.gpus, limits.dead_s, evaluation.now.mono_ns)
     evaluation.run_rules(
         device.subject,
         DECLARED_GPU_RULES,

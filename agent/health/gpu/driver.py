@@ -89,7 +89,7 @@ def evaluate_missing_gpu(view: GpuRuleInput) -> RuleResult:
         return RuleInconclusive("NVML cannot be used")
     if gpu is None and is_listing_gpus(view.gpu_set):
         return RuleInconclusive("NVML is still listing its GPUs")
-    if gpu is None and is_identifying_gpus(view.gpu_set, view.limits, view.now_ns):
+    if gpu is None and is_identifying_gpus(view.gpu_set, view.limits.dead_s, view.now_ns):
         return RuleInconclusive("NVML is still identifying its GPUs")
     evidence = f"not among the {view.gpu_set.count} GPUs of NVML"
     if view.limits.expect is not None:

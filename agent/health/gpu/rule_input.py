@@ -116,12 +116,11 @@ def is_listing_gpus(gpus: NvmlSample) -> bool:
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
 
-def is_identifying_gpus(gpus: NvmlSample, limits: GpuLimits, now_ns: int) -> bool:
+def is_identifying_gpus(gpus: NvmlSample, limit_s: float, now_ns: int) -> bool:
     """Return whether NVML has listed a GPU whose UUID and PCI address are still being read. A GPU for which
-    this takes longer than the limit ``dead_s`` no longer counts."""
+    this takes ``limit_s`` or longer no longer counts."""
     return any(
-        not (gpu.passes or (gpu.uuid and gpu.bus))
-        and now_ns - max(gpu.call_ns, gpu.beat_ns) < limits.dead_s * NS
+        not (gpu.passes or (gpu.uuid and gpu.bus)) and now_ns - max(gpu.call_ns, gpu.beat_ns) < limit_s * NS
         for gpu in gpus.gpus
     )
 

@@ -284,7 +284,7 @@ def next_gpu_rule_state(
         gpus.gpus,
         limits.expect,
         bus,
-        is_identifying=is_identifying_gpus(gpus, limits, now.mono_ns),
+        is_identifying=is_identifying_gpus(gpus, limits.dead_s, now.mono_ns),
         is_list_complete=gpus.nvml.state is SourceState.OK and len(gpus.gpus) >= gpus.count,
     )
     samples = _samples_by_number(registry, gpus.gpus)

@@ -9,7 +9,6 @@ below its limit, count at the next full evaluation, which is at most one heartbe
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -128,9 +127,10 @@ def _unidentified_gpus(
     gpus: GpuRuleState, read: NvmlSample, limits: GpuLimits, started_ns: int, now: Instant
 ) -> frozenset[int]:
     """Return the numbers of known GPUs that NVML may still find at another PCI address after the start."""
-    is_early = not started_ns or now.mono_ns - started_ns < limits.dead_s * NS
-    soon = replace(limits, dead_s=limits.deadline_s)  # the XID of a GPU that hangs must not wait longer
-    if not (is_early and (is_listing_gpus(read) or is_identifying_gpus(read, soon, now.mono_ns))):
+    if started_ns and now.mono_ns - started_ns >= limits.dead_s * NS:
+        return frozenset()
+    # the XID of a GPU that hangs must not wait longer than the deadline
+    if not (is_listing_gpus(read) or is_identifying_gpus(read, limits.deadline_s, now.mono_ns)):
         return frozenset()
     found = {number for number, sample in gpus.samples.items() if sample.uuid}
     return frozenset(gpu.number for gpu in gpus.registry if gpu.uuid and gpu.number not in found)

@@ -66,7 +66,7 @@ def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
     """Return the cause NOT_READ_YET for a GPU that has no readings yet; empty if the GPU was read or is
     missing."""
     gpu, gpus = view.sample, view.gpu_set
-    may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, view.limits, view.now_ns)
+    may_appear = is_listing_gpus(gpus) or is_identifying_gpus(gpus, view.limits.dead_s, view.now_ns)
     if gpu.passes if gpu is not None else not may_appear:
         return ()
     evidence = "no pass over the GPU has finished yet"

@@ -568,7 +568,7 @@ def cgroup_issues(
 def _with_prepared_cpus(view: CgroupRuleInput, pods: PodDeviceLookup) -> CgroupRuleInput:
     """Return the rules' input of a cgroup without exclusive CPUs, unless each of their devices is prepared
     for the pod: the CPUs of a pod without claims can be those of unused devices."""
-    if not (view.exclusive or view.containers):
+    if not (view.exclusive or any(container.exclusive for container in view.containers)):
         return view
     containers = tuple(_with_prepared_cpus(container, pods) for container in view.containers)
     prepared = {entry.subject for entry in pods.prepared_for(view.group.pod_uid)}

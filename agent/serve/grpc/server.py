@@ -342,7 +342,7 @@ class HardenedServer(server.Server):
         """
         served = [connection for connection in self.connections if not connection.ends]
         largest, most = largest_peers(served, lambda connection: connection.uid)
-        idle = [peer for peer in largest if peer is not new and peer.requests.is_idle]
+        idle = [connection for connection in largest if connection is not new and connection.requests.is_idle]
         if idle:
             return min(idle, key=lambda one: one.requests.idle_since_s)
         if most > sum(connection.uid == new.uid for connection in served) + 1:
@@ -427,7 +427,7 @@ class HardenedServer(server.Server):
     def serves(self, sock: socket.socket) -> bool:
         """Return whether the server accepts connections of a listening socket."""
         served = self._server.sockets if isinstance(self._server, asyncio.Server) else ()
-        return sock.fileno() in {connection.fileno() for connection in served}
+        return sock.fileno() in {listener.fileno() for listener in served}
 
     async def stop(self, reason: str) -> None:
         """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.

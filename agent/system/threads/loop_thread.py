@@ -70,7 +70,7 @@ class LoopThread(ABC):
         """Run the event loop, in the new thread, until it ends."""
 
     def _start_thread(self) -> None:
-        """Start the thread, also in a process that was forked after the thread's creation.
+        """Start a new thread object, because this process may be a fork of the one that created the first.
 
         Python 3.13 and later regard threads that were created before a fork as ended in the child.
         """

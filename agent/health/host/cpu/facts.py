@@ -107,8 +107,11 @@ def _checked(samples: tuple[PerCpuSample, ...]) -> set[int]:
 def has_broadcast_check(samples: tuple[PerCpuSample, ...]) -> bool:
     """Return whether all CPUs counted a machine check: x86 without LMCE interrupts all CPUs for the error of
     one part, so that the counts do not name it. Up to half of them (SMT) were set online after that."""
-    checked, unchecked = len(_checked(samples)), sum(cpu.machine_checks == 0 for cpu in samples)
-    return checked > 1 and (unchecked == 0 or unchecked <= checked > 2)
+    checked = len(_checked(samples))
+    if checked < 2:
+        return False
+    unchecked = sum(cpu.machine_checks == 0 for cpu in samples)
+    return unchecked == 0 or (checked > 2 and unchecked <= checked)
 
 
 def _cpu_set(cpus: Mapping[int, int] | set[int]) -> CpuSet:
