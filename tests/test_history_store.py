@@ -99,6 +99,13 @@ def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: P
     assert found.last_write_s == at(5).wall_s
 
 
+def test_history_in_a_directory_whose_name_has_signs_of_uris_is_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"a?b#c%20 \xff") / "history.sqlite"
+    write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(1))
+    assert read_history(path).ended == (as_read(device_usage(1)),)
+    assert names(path) == ["history.sqlite"]
+
+
 def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
     write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
     write_uses_at(history, device_usage(1, active=True, state=LOST, worst=LOST))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import quote_from_bytes
 
 from agent.model.claim import DeviceRef
 from agent.model.health import Severity
@@ -134,7 +135,8 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
         UnusableFile: The file is damaged.
         sqlite3.Error: SQLite fails for another reason.
     """
-    uri = f"{Path(absolute_path(path)).as_uri()}?mode={mode}"
+    # not Path.as_uri(), which loads urllib.request and OpenSSL in Python 3.14
+    uri = f"file://{quote_from_bytes(os.fsencode(absolute_path(path)))}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
     try:
         db.row_factory = sqlite3.Row
