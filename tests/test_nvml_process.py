@@ -259,7 +259,9 @@ def test_nvml_opened_again_is_a_reload_only_of_another_module(
         module.rename(module.with_name("unloaded"))
         module.mkdir()
     fake.send("reload")
-    after = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [2, 2])
+    reopened = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [2, 2])
+    # the GPUs' threads may publish handles of the new session before the opener publishes the result of its pass
+    after = watched.until(lambda s: s.nvml.passes > reopened.nvml.passes)
     assert (after.generation, after.module) == (1 + is_loaded_again, module.stat().st_ino)
 
 
