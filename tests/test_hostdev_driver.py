@@ -654,6 +654,19 @@ def program(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_host_name_in_capitals_gives_a_node_name_in_lower_case() -> None:
+    lines = (
+        "import socket; socket.gethostname = lambda: 'Node-A.example.com'",
+        "from hostdev_driver.arguments import ARGUMENTS",
+        "print(ARGUMENTS['identity']['--node-name']['default'])",
+    )
+    root = Path(__file__).parents[1]
+    environment = {"PYTHONPATH": f"{root}:{root / 'examples'}"}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "node-a.example.com\n"
+
+
 def test_help_names_every_argument() -> None:
     done = program("--help")
     assert done.returncode == 0, done.stderr

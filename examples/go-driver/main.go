@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -39,9 +40,9 @@ type options struct {
 
 func parse() options {
 	var o options
-	hostname, _ := os.Hostname()
+	hostname, _ := os.Hostname() // the kubelet writes it in lower case in the node's name
 	flag.StringVar(&o.driver, "driver-name", "godev.drahealth.example.com", "")
-	flag.StringVar(&o.node, "node-name", cmp.Or(os.Getenv("NODE_NAME"), hostname), "node name, which is also the pool of the devices")
+	flag.StringVar(&o.node, "node-name", cmp.Or(os.Getenv("NODE_NAME"), strings.ToLower(hostname)), "node name, which is also the pool of the devices")
 	flag.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"),
 		"UID of the driver's pod, for rolling updates")
 	flag.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "")

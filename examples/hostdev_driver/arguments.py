@@ -67,7 +67,8 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             "help": "default: %(default)s",
         },
         "--node-name": {
-            "default": os.environ.get("NODE_NAME") or socket.gethostname(),
+            # the kubelet writes the host's name in lower case, too
+            "default": os.environ.get("NODE_NAME") or socket.gethostname().lower(),
             "metavar": "NAME",
             "help": "pool of the devices; default: $NODE_NAME, or this host's name",
         },
