@@ -94,7 +94,7 @@ def test_json_values_written_as_yaml_are_read_back(document: Any) -> None:
 
 
 WORDS = (
-    "on Off yes n tRUE NuLL 012 0o14 0x1f 1_000 1:20 +1 .5 1. .inf .nan NaN 2026-01-02 2026-01-02T03:04:05Z"
+    "n Y oN tRUE NuLL 012 0o14 0x1f 1_000 1:20 +1 .5 1. .inf .nan NaN 2026-01-02 2026-01-02T03:04:05Z"
     " 10Gi 500m << = 1.2.3.4 -x 1e 0x 1e3x"
 )
 
@@ -106,9 +106,20 @@ def test_plain_scalar_unknown_to_json_is_text(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [("True", True), ("FALSE", False), ("Null", None), ("NULL", None), ("~", None)]
+    ("word", "value"),
+    [
+        ("True", True),
+        ("FALSE", False),
+        ("yes", True),
+        ("On", True),
+        ("NO", False),
+        ("off", False),
+        ("Null", None),
+        ("NULL", None),
+        ("~", None),
+    ],
 )
-def test_capitalized_boolean_or_null_has_its_value(word: str, value: object) -> None:
+def test_other_spelling_of_a_boolean_or_null_has_its_value(word: str, value: object) -> None:
     assert parsed(f"a: {word}") == {"a": value}
     assert parsed(f'a: "{word}"') == {"a": word}
 
@@ -185,6 +196,8 @@ def chain(deep: int) -> str:
         ("a: *b", "line 1, column 4: unsupported YAML: alias without a complete value before it, *b"),
         ("a: &a 1\n---\nb: *a", "line 3, column 4: unsupported YAML: alias without a complete value before"),
         ("a: &a {b: 1}\nc:\n  <<: *a", "line 3, column 3: unsupported YAML: merge, <<: *a"),
+        ("<<: {a: 1}", "line 1, column 1: unsupported YAML: merge, <<"),
+        ("a: &a {b: 1}\n<<: [*a]", "line 2, column 1: unsupported YAML: merge, <<"),
         ("a: 1\nb: !!python/object:os.system x", "line 2, column 4: unsupported YAML: tag, tag:yaml"),
         ("- !x {}", "line 1, column 3: unsupported YAML: tag, !x"),
         ("a: 1\nb:\n  c: 1\n  c: 2", "line 4, column 3: unsupported YAML: duplicate key, 'c'"),

@@ -1,9 +1,10 @@
-"""Parser of the YAML that kubectl writes; values have JSON's types.
+"""Parser of the YAML that kubectl writes and Kubernetes reads; values have JSON's types.
 
 PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, also
-with capitals (``True``), as in kubelets' configurations. Any other becomes text: ``on``, ``012``, ``1:20``
-and dates stay text. Aliases are allowed, because scripts that dump objects again write them, but limited,
-because a small file could expand to a huge one. Tags, merges and duplicate keys are errors.
+with capitals (``True``); so do ``yes``, ``no``, ``on`` and ``off``, as in Kubernetes. Any other becomes text:
+``012``, ``1:20`` and dates stay text. Aliases are allowed, because scripts that dump objects again write
+them, but limited, because a small file could expand to a huge one. Tags, merges and duplicate keys are
+errors.
 """
 
 import re
@@ -20,7 +21,8 @@ DEPTH_MAX: Final = 100
 SHARED_MAX: Final = 1_000_000
 """Largest number of values that the aliases of a YAML text may repeat: as many as 5,000 pods have."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
-_WORDS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+_WORDS: Final = {"": None, "~": None, "null": None, "true": True, "false": False, "yes": True, "no": False,
+                 "on": True, "off": False}  # fmt: skip
 _CONSTANTS: Final = {spell(word): _WORDS[word] for word in _WORDS for spell in (str, str.title, str.upper)}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
@@ -120,8 +122,9 @@ def _parse_map(state: _ParseState, depth: int) -> dict[str, object]:
         if event.value in found:
             _refuse(event, f"duplicate key, {event.value[:64]!r}")
         value = next(state.events)
-        if event.value == "<<" and isinstance(value, yaml.AliasEvent):
-            _refuse(event, f"merge, <<: *{str(value.anchor)[:64]}")
+        if event.value == "<<" and not isinstance(value, yaml.ScalarEvent):
+            alias = f": *{str(value.anchor)[:64]}" if isinstance(value, yaml.AliasEvent) else ""
+            _refuse(event, f"merge, <<{alias}")
         found[intern(event.value)] = _parse_value(value, state, depth)  # the same keys repeat in each pod
     return found
 
