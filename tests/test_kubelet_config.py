@@ -32,6 +32,15 @@ def test_answer_of_the_endpoint_configz_is_a_configuration() -> None:
     assert found.period_us == 20_000
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, ()), ({"enforceNodeAllocatable": ["pods"]}, ("pods",))])
+def test_configz_without_enforcement_enforces_nothing(
+    given: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    """The kubelet shows all values in effect there, but leaves out empty lists."""
+    found = parse_kubelet_config({"kubeletconfig": {"kind": "KubeletConfiguration", **given}}, "test")
+    assert found.enforced == expected
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("100ms", 100_000), ("500us", 500), ("0.05s", 50_000), ("0s", 100_000)]
 )
@@ -74,6 +83,12 @@ def test_flags_are_read_with_and_without_equals_signs() -> None:
         "cpu-cfs-quota": "true",
         "kube-reserved": "cpu=1",
     }
+
+
+def test_repeated_list_flag_has_all_its_values() -> None:
+    flags = parse_flags(["--enforce-node-allocatable=pods", "--enforce-node-allocatable", "kube-reserved"])
+    config = parse_kubelet_config(with_flags({}, flags), "test")
+    assert config.enforced == ("pods", "kube-reserved")
 
 
 def test_flag_with_underscores_is_the_flag_with_dashes() -> None:
@@ -128,6 +143,38 @@ def test_drop_in_files_are_merged_in_order(tmp_path: Path) -> None:
     config = read_running_config(proc).config
     assert config is not None
     assert (config.gates, config.enforces_quota) == ({"A": True, "B": False}, True)
+
+
+def test_null_in_a_drop_in_file_restores_the_default(tmp_path: Path) -> None:
+    file = "featureGates: {A: true, B: true}\nkubeReserved: {cpu: '1'}\ncpuCFSQuota: false\n"
+    proc = procfs_tree(tmp_path, file, "--config-dir=/etc/k.d")
+    (proc / "77/root/etc/k.d").mkdir(parents=True)
+    text = "featureGates: {A: null}\nkubeReserved:\ncpuCFSQuota: ~\nsystemReserved: {cpu: null}\n"
+    (proc / "77/root/etc/k.d/10.conf").write_text(text)
+    config = read_running_config(proc).config
+    assert config is not None
+    assert (config.gates, config.kube_reserved, config.enforces_quota) == ({"B": True}, {}, True)
+    assert config.system_reserved == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "drop_in", "expected"),
+    [
+        ((), "", ()),
+        (("--config-dir=/etc/k.d",), "cpuCFSQuota: true\n", ("pods",)),
+        (("--config-dir=/etc/k.d",), "enforceNodeAllocatable: []\n", ()),
+    ],
+)
+def test_empty_enforcement_of_the_file_is_the_default_with_drop_in_files(
+    tmp_path: Path, flags: tuple[str, ...], drop_in: str, expected: tuple[str, ...]
+) -> None:
+    """The kubelet writes its file to JSON without empty lists before it merges drop-in files."""
+    proc = procfs_tree(tmp_path, "enforceNodeAllocatable: []\n", *flags)
+    (proc / "77/root/etc/k.d").mkdir(parents=True)
+    (proc / "77/root/etc/k.d/10.conf").write_text(drop_in or "{}")
+    config = read_running_config(proc).config
+    assert config is not None
+    assert config.enforced == expected
 
 
 def test_drop_in_files_of_a_subdirectory_are_merged_in_its_place(tmp_path: Path) -> None:
@@ -190,8 +237,9 @@ def test_link_to_itself_is_a_reason_and_no_configuration(tmp_path: Path) -> None
     assert found.reason == "file /var/lib/kubelet/config.yaml: over 40 symbolic links, the limit"
 
 
-def test_capitalized_booleans_of_a_template_are_read(tmp_path: Path) -> None:
-    proc = procfs_tree(tmp_path, "cpuCFSQuota: False\nfeatureGates: {A: True}\n")
+@pytest.mark.parametrize(("no", "yes"), [("False", "True"), ("no", "yes"), ("OFF", "On")])
+def test_other_spellings_of_booleans_are_read(tmp_path: Path, no: str, yes: str) -> None:
+    proc = procfs_tree(tmp_path, f"cpuCFSQuota: {no}\nfeatureGates: {{A: {yes}}}\n")
     config = read_running_config(proc).config
     assert config is not None
     assert (config.enforces_quota, config.gates) == (False, {"A": True})

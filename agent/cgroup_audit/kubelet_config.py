@@ -91,7 +91,8 @@ def parse_kubelet_config(obj: JsonObject, source: str) -> KubeletConfig:
     Raises:
         ValueError: A field is invalid; the text names the field.
     """
-    obj = get_mapping(obj, "kubeletconfig") or obj
+    if effective := get_mapping(obj, "kubeletconfig"):  # has all defaults, and leaves out empty lists
+        obj = {"enforceNodeAllocatable": [], **effective}
     kind = obj.get("kind")
     if kind not in (None, "KubeletConfiguration"):
         raise_invalid("kind", f"{format_short(kind)} is not KubeletConfiguration")
@@ -194,7 +195,7 @@ _MAPS: Final = frozenset({"feature-gates", "kube-reserved", "system-reserved"})
 
 
 def parse_flags(arguments: list[str]) -> dict[str, str]:
-    """Return the kubelet's flags that decide cgroup values, by name; the maps of a repeated flag are joined.
+    """Return the kubelet's flags that decide cgroup values, by name; repeated maps and lists are joined.
 
     Args:
         arguments: Command line of the kubelet's process, without the program.
@@ -211,7 +212,7 @@ def parse_flags(arguments: list[str]) -> dict[str, str]:
             continue
         if not has_value:
             value = "true" if name in _SWITCHES else next(rest, "")
-        flags[name] = f"{flags[name]},{value}" if name in _MAPS and name in flags else value
+        flags[name] = f"{flags[name]},{value}" if name in _MAPS | _LISTS and name in flags else value
     return flags
 
 
@@ -242,12 +243,14 @@ def _flag_value(name: str, text: str, obj: JsonObject) -> object:
 
 
 def merge_configs(base: JsonObject, other: JsonObject) -> JsonObject:
-    """Merge a drop-in file into a KubeletConfiguration. Maps are merged; other values are replaced."""
+    """Merge a drop-in file into a KubeletConfiguration. Maps are merged, null removes, others replace."""
     merged = dict(base)
     for key, value in other.items():
-        mine = merged.get(key)
-        is_map = isinstance(mine, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge_configs(get_mapping(base, key), get_mapping(other, key)) if is_map else value
+        mine = merged.pop(key, None)
+        if isinstance(value, Mapping):
+            merged[key] = merge_configs(mine if isinstance(mine, Mapping) else {}, value)
+        elif value is not None:
+            merged[key] = value
     return merged
 
 

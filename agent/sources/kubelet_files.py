@@ -460,6 +460,8 @@ def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
     if file := flags.get(FILE_FLAG):
         config = _read_document(_seen_by(process, file))
     if directory := flags.get(DIRECTORY_FLAG):
+        if config.get("enforceNodeAllocatable") == []:  # the kubelet drops empty lists before it merges
+            config = merge_configs(config, {"enforceNodeAllocatable": None})
         for path in _list_drop_ins(process, directory):
             config = merge_configs(config, _read_document(path))
     return with_flags(config, flags)
