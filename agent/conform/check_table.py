@@ -533,8 +533,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.again",
         "the same claim gets the same answer again",
-        "A kubelet that restarts forgets what is prepared, and prepares the claims of all running pods "
-        "again. An error stops the pod's next container, another answer changes its devices.",
+        "A kubelet that restarts forgets what is prepared, and prepares a claim again for the next pod that "
+        "starts with it. An error keeps this pod from starting, another answer changes its devices.",
         "return what was prepared; an existing prepare is no error",
         prepare_checks.check_repeated_prepare,
         missing_stage(PrepareStage.AGAIN),
@@ -559,8 +559,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.missing_claim",
         "a claim that does not exist is not prepared",
-        "The kubelet's cache may be old. A driver that prepares a deleted claim takes devices "
-        "that the scheduler gives to others.",
+        "A claim can be deleted after the kubelet has read it. A driver that prepares a deleted claim takes "
+        "devices that the scheduler gives to others.",
         "read the claim in each call, and answer with an error if it does not exist",
         prepare_checks.check_missing_claim,
         missing_stage(PrepareStage.MISSING),
@@ -594,8 +594,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.errors.stable",
         "the same failure has the same text",
-        "Events with the same text are counted; each other text is a new event, and the API "
-        "server drops them after a few.",
+        "Events with the same text are counted; each other text is one more event, up to ten within ten "
+        "minutes.",
         "keep times, addresses and counts out of the text",
         prepare_checks.check_stable_errors,
         missing_stage(PrepareStage.BAD),
@@ -603,7 +603,8 @@ CHECKS: Final = (
     ConformCheck(
         "prepare.errors.text",
         "an error is one line of at most 1,024 bytes",
-        "The text is shown in one line of kubectl describe, and an event holds 1,024 bytes.",
+        "kubectl describe shows the text in one line, after the kubelet's own words: a longer one is not "
+        "read to its end.",
         "write the cause first, in one line",
         prepare_checks.check_error_text,
         missing_stage(PrepareStage.BAD),

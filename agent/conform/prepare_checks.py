@@ -39,7 +39,7 @@ DEADLINE_S: Final = 45.0
 SLOW_S: Final = 10.0
 """Duration of a successful prepare or unprepare call above which a check warns [s]."""
 ERROR_BYTES: Final = 1024
-"""Longest error of a claim that an event of a pod shows in full [bytes]."""
+"""Longest error of a claim without a warning [bytes]."""
 READY_STAGES: Final = (
     PrepareStage.FIRST,
     PrepareStage.AGAIN,
