@@ -315,8 +315,8 @@ CASES = [
     Case("config.source_not_allowed", B, users("config.source_not_allowed")),
     Case("config.invalid", B, while_(Operation.CONFIG, bug)),
     Case("config.invalid", B, users("")),
-    *(Case(code, T, passes(code)) for code in ("claim.unallocated", "claim.uid_mismatch",
-                                               "claim.no_result_for_driver", "claim.malformed")),
+    *(Case(code, T, passes(code)) for code in ("claim.unallocated", "claim.uid_mismatch", "claim.malformed",
+                                               "claim.not_reserved", "claim.no_result_for_driver")),
     Case("claim.not_found", T, api(404)),
     # The API server, other servers
     Case("api.timeout", T, api(504, "Timeout")),

@@ -157,6 +157,13 @@ def test_short_text_is_not_shortened() -> None:
         ("ResourceClaim train: not allocated", "claim.unallocated"),
         ("claim team-a/train got replaced", "claim.uid_mismatch"),
         ("ResourceClaim train is being unprepared", "text.try_again"),
+        ('pod "team-a/p": ResourceClaim not created yet', "text.try_again"),
+        ('fetch ResourceClaim train: resourceclaims.resource.k8s.io "train" not found', "claim.not_found"),
+        ("pod p (0f3c-1) is not allowed to use ResourceClaim train (0f3c-2)", "claim.not_reserved"),
+        (
+            "ResourceClaim team-a/train was not created for Pod team-a/p (Pod is not owner)",
+            "claim.not_reserved",
+        ),
         (
             "old ResourceClaim with same name train and different UID 0f3c-1 still exists (previous pod "
             "force-deleted?!)",

@@ -226,10 +226,12 @@ BUILTIN_PATTERNS: Final = (
     _builtin(r"device or resource busy|device is (?:busy|in use)|in use by another client", "text.busy"),
     _builtin(r"resource temporarily unavailable|try again later|object has been modified|leader changed|"
              r"insufficient resources|code = (?:aborted|unavailable)|unable to handle the request|"
-             r"is being unprepared", "text.try_again"),
+             r"is being unprepared|ResourceClaim not created yet", "text.try_again"),
     _builtin(r"\bnot (?:yet )?ready\b", "text.not_ready"),
     _builtin(r"\bDRA driver \S+ is not registered", "kubelet.not_registered"),
     _builtin(r"claim \S+ not allocated", "claim.unallocated"),
+    _builtin(r'resourceclaims\.resource\.k8s\.io "\S+" not found', "claim.not_found"),
+    _builtin(r"not allowed to use ResourceClaim|ResourceClaim \S+ was not created for", "claim.not_reserved"),
     _builtin(r"claim \S+ got replaced|different UID \S+ still exists", "claim.uid_mismatch"),
     _builtin(r"driver/library version mismatch", "gpu.driver.mismatch"),
     _builtin(r"too many open files", "text.too_many_files"),

@@ -278,6 +278,8 @@ _CLAIM: Final = (
                 "move them to where the driver reads them"),
     _transient("claim.unallocated", _S.CLAIM, "the claim has no allocation", _WAIT),
     _transient("claim.uid_mismatch", _S.CLAIM, "another claim has this name now", _WAIT),
+    _transient("claim.not_reserved", _S.CLAIM, "the claim is not reserved or was not made for the pod",
+               "check the claim's status.reservedFor, and whether the scheduler placed the pod"),
     _transient("claim.no_result_for_driver", _S.CLAIM, "the claim has no device of this driver", _WAIT),
     _transient("claim.not_found", _S.CLAIM, "the claim is gone", _WAIT),
     _transient("claim.malformed", _S.DRIVER, "the claim cannot be parsed, in a part that Kubernetes wrote",
