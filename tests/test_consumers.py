@@ -269,10 +269,13 @@ def test_container_of_a_claim_with_one_device_is_sure() -> None:
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
-def test_device_without_known_request_may_serve_any_request() -> None:
+@pytest.mark.parametrize(("source", "is_certain"), [("checkpoint", True), ("driver", False)])
+def test_device_without_requests_serves_all_of_them_in_the_checkpoint(source: str, is_certain: bool) -> None:
+    """The kubelet gives such a device to each container with the claim; a driver's list may lack requests."""
+    claims: Any = {source: [prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])]}
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])],
+            **claims,
             pods_api=[
                 known_pod(
                     "p",
@@ -282,7 +285,7 @@ def test_device_without_known_request_may_serve_any_request() -> None:
             ],
         )
     )
-    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=False),)
+    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain),)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_claim_from_a_template_is_known_by_its_generated_name(
     ("requests", "containers"),
     [
         (("big",), (ContainerUse("worker", is_certain=True),)),
-        ((), (ContainerUse("viewer", is_certain=False), ContainerUse("worker", is_certain=False))),
+        ((), (ContainerUse("viewer", is_certain=True), ContainerUse("worker", is_certain=True))),
     ],
 )
 def test_only_device_that_is_seen_does_not_serve_other_requests(

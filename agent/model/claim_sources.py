@@ -92,7 +92,8 @@ class AllocatedDevice(NamedTuple):
 
     device: DeviceRef
     requests: tuple[str, ...] = ()
-    """Names of the claim's requests that the device serves, without subrequests; empty: unknown."""
+    """Names of the claim's requests that the device serves, without subrequests. Empty: unknown or, in the
+    kubelet's checkpoint, all requests."""
     share_id: str = ""
     """Id of the claim's share of a device that several claims consume; empty: the whole device."""
 

@@ -19,7 +19,6 @@ devices itself.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
@@ -149,29 +148,31 @@ def _affected(
     sure: bool,
     group: str = "",
 ) -> AffectedPod:
-    requests = {request for edge in uses for request in edge.use.requests}
-    containers = tuple(containers_using_device(claim, named, requests))
+    containers = tuple(containers_using_device(claim, named, uses))
     return AffectedPod(pod, claim.ref, sure, containers, group, (*uses, *edges, *named))
 
 
 def containers_using_device(
-    claim: ClaimView, edges: Sequence[ContainerEdge], requests: AbstractSet[str]
+    claim: ClaimView, edges: Sequence[ContainerEdge], uses: Sequence[DeviceEdge]
 ) -> Iterator[ContainerUse]:
     """Yield the containers of a pod that use, or may use, a device of a claim.
 
     If the requests of the device or of a container are unknown, the container certainly uses the device only
-    if the claim has no other device.
+    if the claim has no other device. A device without requests in the kubelet's checkpoint serves all: each
+    container with the claim gets the device.
 
     Args:
         edges: Edges between the claim and the pod's containers.
-        requests: Requests of the claim that the device serves; empty: unknown.
+        uses: Edges between the claim and the device.
     """
+    requests = {request for edge in uses for request in edge.use.requests}
+    serves_all = any(not one.use.requests for one in uses if one.provenance.origin is Origin.CHECKPOINT)
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
     for edge in edges:
         by_name.setdefault(edge.container, []).append(edge.requests)
     for name, requests_by_source in sorted(by_name.items()):
         known = [request for request in requests_by_source if request is not None]
-        if any(not one or requests & set(one) for one in known):
+        if serves_all or any(not one or requests & set(one) for one in known):
             yield ContainerUse(name, is_certain=True)
         elif not known or not requests:
             yield ContainerUse(name, is_certain=_has_one_device(claim))

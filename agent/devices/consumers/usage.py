@@ -108,7 +108,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
         proof = _strongest(of_pod)
         for device, of_device in given.items():
             requests = {request for usage in of_device for request in usage.use.requests}
-            containers = containers_using_device(claim, named, requests)
+            containers = containers_using_device(claim, named, of_device)
             yield CurrentUse(
                 pod=pod,
                 claim=claim.ref,
