@@ -108,7 +108,7 @@ def test_container_id_that_is_no_path_component_is_refused(ident: str) -> None:
 
 def test_pod_uid_that_is_no_path_component_is_refused() -> None:
     odd = pod_object(container("c1"), containerStatuses=[running_status("c1")])
-    odd["metadata"]["annotations"] = {"kubernetes.io/config.hash": "../../system.slice"}
+    odd["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "../../system.slice"}
     with pytest.raises(ProbeError, match="is not the path of its cgroup"):
         audit({}, parse_pod(odd))
 

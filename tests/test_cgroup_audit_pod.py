@@ -61,22 +61,23 @@ def test_container_not_started_has_no_id_and_no_time() -> None:
     assert (app.runtime, app.id, app.started_wall_s, app.granted_requests) == ("", "", None, None)
 
 
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {"kubernetes.io/config.hash": "d41d8cd98f00b204e9800998ecf8427e"},
-        {
-            "kubernetes.io/config.mirror": "d41d8cd98f00b204e9800998ecf8427e",
-            "kubernetes.io/config.source": "file",
-        },
-    ],
-)
-def test_cgroup_uid_of_a_static_pod_is_its_config_hash(annotations: dict[str, str]) -> None:
-    """The mirror pod on the API server has another UID."""
+def test_cgroup_uid_of_a_mirror_pod_is_that_of_its_static_pod() -> None:
     obj = pod_object(container("etcd"))
-    obj["metadata"]["annotations"] = annotations
+    obj["metadata"]["annotations"] = {
+        "kubernetes.io/config.hash": "d41d8cd98f00b204e9800998ecf8427e",
+        "kubernetes.io/config.mirror": "d41d8cd98f00b204e9800998ecf8427e",
+        "kubernetes.io/config.source": "file",
+    }
     parsed_pod = parse_pod(obj)
     assert (parsed_pod.uid, parsed_pod.cgroup_uid) == (UID, "d41d8cd98f00b204e9800998ecf8427e")
+
+
+def test_pod_with_only_the_config_hash_of_another_has_its_own_cgroup() -> None:
+    """A pod that was copied from a static pod keeps the annotation; the kubelet ignores it."""
+    obj = pod_object(container("etcd"))
+    obj["metadata"]["annotations"] = {"kubernetes.io/config.hash": "d41d8cd98f00b204e9800998ecf8427e"}
+    parsed_pod = parse_pod(obj)
+    assert (parsed_pod.cgroup_uid, parsed_pod.is_critical) == (UID, False)
 
 
 def test_cgroup_uid_of_a_normal_pod_is_its_uid() -> None:

@@ -96,8 +96,8 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
     return parsed
 
 
-_HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
-"""Annotations of a static pod with the hash of its manifest, which is the UID in its cgroup's name."""
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of a mirror pod with the UID of its static pod, which is the UID in the cgroup's name."""
 _STATIC_SOURCE: Final = "kubernetes.io/config.source"
 """Annotation with the origin of a pod: ``api``; any other value for a static pod."""
 SHARED_CLAIMS: Final = "drahealth/shared-claims"
@@ -174,7 +174,7 @@ def _parse_pod(obj: JsonObject, claim_users: Container[str], *, from_kubelet: bo
 
 def _is_critical(metadata: JsonObject, spec: JsonObject) -> bool:
     annotations = get_mapping(metadata, "annotations", "metadata")
-    is_static = annotations.get(_STATIC_SOURCE, "api") != "api" or any(key in annotations for key in _HASHES)
+    is_static = annotations.get(_STATIC_SOURCE, "api") != "api" or _MIRROR in annotations
     return is_static or _integer_field(spec, "priority", "spec") >= _SYSTEM_PRIORITY
 
 
@@ -195,8 +195,8 @@ def _shared_claims(metadata: JsonObject) -> frozenset[str]:
 
 def _cgroup_uid(metadata: JsonObject) -> str:
     annotations = get_mapping(metadata, "annotations", "metadata")
-    hashes = (name_field(annotations, key, "metadata.annotations", "") for key in _HASHES)
-    return next(filter(None, hashes), name_field(metadata, "uid", "metadata"))
+    static_uid = name_field(annotations, _MIRROR, "metadata.annotations", "")
+    return static_uid or name_field(metadata, "uid", "metadata")
 
 
 def _parse_qos_class(status: JsonObject) -> QosClass | None:
