@@ -126,6 +126,11 @@ def test_pod_encoded_by_google_protobuf_decodes_alike() -> None:
     }
 
 
+def test_time_zero_of_go_is_none() -> None:
+    """Go writes it as an empty message, and as null in JSON."""
+    assert read_by_schema(b"\x0a\x00", {1: SchemaField("at", FieldType.TIME)}, "pod") == {"at": None}
+
+
 def test_absent_fields_stay_absent() -> None:
     assert decode_pod(b"") == {"apiVersion": "v1", "kind": "Pod"}
 

@@ -91,7 +91,7 @@ class FieldType(Enum):
     QUANTITY = auto()
     """The field is a resource.Quantity; its value is a string, as in JSON."""
     TIME = auto()
-    """The field is a meta.v1.Time; its value is RFC 3339 text to the second, as in JSON."""
+    """The field is a meta.v1.Time; its value is RFC 3339 text to the second or None, as in JSON."""
 
 
 class SchemaField(NamedTuple):
@@ -375,7 +375,8 @@ def _schema_value(kind: "FieldType | MessageSchema", raw: Any, message_name: str
         case FieldType.QUANTITY:
             return read_by_schema(raw, _QUANTITY, message_name).get("string", "")
         case FieldType.TIME:
-            return _format_time(read_by_schema(raw, _TIME, message_name).get("seconds", 0), message_name)
+            seconds = read_by_schema(raw, _TIME, message_name).get("seconds", 0)
+            return _format_time(seconds, message_name) if raw else None
     return read_by_schema(raw, kind, message_name)
 
 

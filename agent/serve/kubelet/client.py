@@ -3,7 +3,7 @@
 The podresources API lists the devices of the containers of all pods that have not ended. The API has the
 names of claims, but not their UIDs and requests, and lists all devices of a claim for each container, even if
 the container uses only one of them. A missing entry proves nothing: the API lists no claim of a container
-after the kubelet has forgotten one of its claims, and no init container that has ended. CDI ids are skipped,
+after the kubelet has forgotten one of its claims, and no init container but sidecars. CDI ids are skipped,
 because the kubelet also lists the ids of other devices.
 
 Source: ``podresources/v1/api.proto`` of k8s.io/kubelet; kubelet ``apis/podresources/server_v1.go`` and
