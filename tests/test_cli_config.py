@@ -164,7 +164,7 @@ def test_schema_and_parser_refuse_the_same_file(tmp_path, text):
 
 def test_check_of_an_empty_path_is_refused(capsys):
     assert main(["config", "check", ""]) == 64
-    assert "FILE '': is empty; name the file to check, or omit FILE" in capsys.readouterr().err
+    assert "the value after 'check' is empty; write a value or omit the argument" in capsys.readouterr().err
 
 
 def test_schema_has_meaning_and_default_of_each_setting():

@@ -306,7 +306,12 @@ def test_flag_between_positional_arguments_is_accepted(argv, names):
             78,
             "--driver: driver name 'A_b' is not a DNS subdomain",
         ),
-        (["scan", "--config", ""], 64, "--config: the path is empty; name a file or omit the flag"),
+        (["scan", "--config", ""], 64, "the value after '--config' is empty; write a value or omit"),
+        (["clear", "gpu-0", "--code", ""], 64, "the value after '--code' is empty; write a value or omit"),
+        (["clear", "gpu-0", "--code="], 64, "the value after '--code' is empty; write a value or omit"),
+        (["record", "--to", "", "/none"], 64, "the value after '--to' is empty; write a value or omit"),
+        (["audit", "", "--all"], 64, "the value after 'audit' is empty; write a value or omit the argument"),
+        (["explain", "pod", ""], 64, "the value after 'pod' is empty; write a value or omit the argument"),
         (["scan", "--config", "/none.toml"], 78, "configuration file /none.toml: No such file or directory"),
         (
             ["status", "--runtime-dir", "/none"],

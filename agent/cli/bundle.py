@@ -30,7 +30,7 @@ from agent.cli.output.text import RowText, TextTable, clean, format_bytes, forma
 from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
 from agent.config.config import CONFIG_VARIABLE, SETTINGS
 from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
-from agent.errors import ConfigError, OutputError, PermissionDeniedError, UsageError
+from agent.errors import ConfigError, OutputError, PermissionDeniedError
 from agent.model.reading import Absence
 from agent.model.time import rfc3339
 from agent.system.files import ReadError, read_bounded
@@ -203,8 +203,6 @@ class BundleFile(NamedTuple):
 def main(args: Namespace) -> int:
     from agent.system.output import write_all
 
-    if args.file == "":
-        raise UsageError("FILE: the path is empty; name a file or omit it")
     now_s = time.time()
     name = f"drahealth-bundle-{rfc3339(now_s).replace(':', '').replace('-', '')}"
     path = Path(args.file or f"{name}.tar.gz")

@@ -125,8 +125,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     if args.file is not None and args.action != "check":
         raise UsageError(f"FILE {args.file!r} is for 'drahealth config check'; name the file with --config")
-    if args.file == "":
-        raise UsageError("FILE '': is empty; name the file to check, or omit FILE")
     if args.action == "schema":
         print(json.dumps(config_schema(), indent=2))
         return 0

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Final, NoReturn
 
 from agent.cli.output.terminal import terminal_width
@@ -129,6 +130,10 @@ def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
         sub.error(f"{word!r} is not an argument of drahealth {args.verb}{suggestion(word, flags)}")
+    for before, word in pairwise(argv):
+        found = re.fullmatch("(--[a-z-]+)=|", word)
+        if found and (flag := found[1] or before) not in vars(args):  # a setting has a parser of its own
+            sub.error(f"the value after {flag!r} is empty; write a value or omit the argument")
     return load_verb(args.verb), args
 
 

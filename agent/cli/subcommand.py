@@ -131,13 +131,7 @@ def flags_of(args: Namespace) -> dict[str, object]:
 
 
 def config_file_of(args: Namespace) -> Path | None:
-    """Return the configuration file from ``--config`` or the environment; None if neither names one.
-
-    Raises:
-        UsageError: ``--config`` is empty, for example from an unset variable in a script.
-    """
-    if args.config == "":
-        raise UsageError("--config: the path is empty; name a file or omit the flag")
+    """Return the configuration file from ``--config`` or the environment; None if neither names one."""
     path = args.config if args.config is not None else os.environ.get(CONFIG_VARIABLE)
     return Path(path) if path else None
 

@@ -437,8 +437,11 @@ async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFau
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 stub = agent_v1.AgentStub(channel)
-                result = decode_clear_reply(await stub.clear(agent_v1.ClearRequest(device, code)))
+                names = (os.fsencode(name).decode(errors="replace") for name in (device, code))
+                result = decode_clear_reply(await stub.clear(agent_v1.ClearRequest(*names)))
         except GRPCError as error:
+            if error.status is Status.INVALID_ARGUMENT:
+                raise UsageError(error.message) from None
             if error.status is Status.PERMISSION_DENIED:
                 raise PermissionDeniedError(
                     f"socket {socket}: permission denied by the agent: {error.message}"
