@@ -323,6 +323,11 @@ def test_flag_between_positional_arguments_is_accepted(argv, names):
             69,
             "socket /none/agent.sock: no such socket; is the agent running?",
         ),
+        (
+            ["scan", "--backend", "pynvml", "--exit-style", "npd"],
+            64,
+            "--exit-style npd needs verdicts, and --backend pynvml has none; omit one of them",
+        ),
         (["watch", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
         (["watch", "--once", "/none.sock"], 69, "socket /none.sock: no such socket; is the agent running?"),
     ],

@@ -28,7 +28,7 @@ from agent.cli.subcommand import (
     load_config,
     print_result,
 )
-from agent.errors import ProbeError
+from agent.errors import ProbeError, UsageError
 from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.health import Severity
 from agent.model.reading import Missing, Reading, SourceState, unlisted_sources
@@ -80,6 +80,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
+    if args.backend == "pynvml" and args.exit_style == "npd":
+        raise UsageError("--exit-style npd needs verdicts, and --backend pynvml has none; omit one of them")
     config = load_config(args)
     try:
         return _show_pynvml(config, args) if args.backend == "pynvml" else _show_report(config, args)
