@@ -386,6 +386,15 @@ def test_watch_on_a_terminal_redraws_its_table(node, agent):
         assert process.wait() == 69
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_watch_restores_its_terminal_after_a_signal(node, agent, number):
+    with on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
+        screen.read_until("2 healthy")
+        process.send_signal(number)
+        screen.read_until("\x1b[?25h\x1b[?1049l")
+        assert process.wait() == 130
+
+
 # --- status ------------------------------------------------------------------------------------------------
 
 

@@ -210,9 +210,12 @@ class TableLogHandler(logging.Handler):
 def live_table(colour: str, *, head: Callable[[TextStyle], str]) -> LiveTable:
     """Return a live table on standard output, below the text that `head` returns.
 
-    `colour` is the value of ``--color``.
+    `colour` is the value of ``--color``. SIGTERM and SIGHUP then end the process as Ctrl-C does.
     """
     sys.stdout.flush()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # else the terminal stays without echo and cursor
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     return LiveTable(
         sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head, keyboard=keyboard
