@@ -379,6 +379,9 @@ def test_host_with_an_invalid_label_exits_with_69(capsys: pytest.CaptureFixture[
     [
         (["--prometheus", "prometheus:9090"], 78, "not a URL of a server, such as http://prometheus:9090"),
         (["--prometheus", "http://h:99999"], 78, "Port out of range"),
+        (["--prometheus", "http://a b"], 78, "'http://a b': not a URL of a server"),
+        (["--prometheus", "http://a\udcff"], 78, "not a URL of a server"),
+        (["--prometheus", "http://u\udcff:p@127.0.0.1:1"], 69, "http://127.0.0.1:1: query not answered"),
         (["--prometheus", "http://u:pa/ss@h:9"], 78, "'...@h:9': not a valid URL: write special characters"),
         (["--prometheus", "http://u:pa#ss@h:9"], 78, "'...@h:9': not a"),
         (["--prometheus", "ftp://u:pass@h"], 78, "'...@h': not a URL of a server"),

@@ -273,6 +273,16 @@ def test_invalid_url_is_an_operator_error(url: str) -> None:
         drahealth.ApiAccess(url)
 
 
+def test_error_texts_have_no_password_of_the_url() -> None:
+    with pytest.raises(drahealth.ConfigError, match=r"^'\.\.\.@host' is not a URL"):
+        drahealth.ApiAccess("ftp://user:s3/cret@host")
+    api = drahealth.ApiServer(drahealth.ApiAccess("http://user:s3cret@127.0.0.1:1/path"))
+    assert api.url == "...@127.0.0.1:1/path"
+    with pytest.raises(drahealth.ApiUnreachableError) as raised:
+        api.call("GET", "/version")
+    assert "s3cret" not in str(raised.value)
+
+
 def test_missing_ca_file_is_an_operator_error() -> None:
     access = drahealth.ApiAccess("https://127.0.0.1:1", ca_file="/missing/ca.crt")
     with pytest.raises(drahealth.ConfigError, match=r"certificates cannot be used: .*No such file"):

@@ -14,6 +14,12 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Directory of a pod's service account: its token and the CA of the API server."""
 
 
+def without_login(url: str) -> str:
+    """Return a URL for texts: ``...`` replaces all before the host if there may be a user and a password."""
+    login, at, server = url.rpartition("@")
+    return f"...{at}{server}" if login else url
+
+
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
     """Address and credentials of an API server. Files are read at each call, because they are rotated.
@@ -50,7 +56,7 @@ class ApiAccess:
             is_valid = False
         if not is_valid:
             raise ConfigError(
-                f"{self.url!r} is not a URL of an API server, such as https://10.0.0.1:6443"
+                f"{without_login(self.url)!r} is not a URL of an API server, such as https://10.0.0.1:6443"
             ) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import re
 import ssl
 from collections import Counter
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 import msgspec
 
+from agent.config.api_access import without_login
 from agent.errors import ApiError, ApiUnreachableError, ConfigError, UsageError
 from agent.model.health import Severity
 from agent.version import VERSION
@@ -73,17 +75,17 @@ class PrometheusClient:
         Raises:
             ConfigError: The URL or a file cannot be used.
         """
-        login, _, server = url.rpartition("@")
-        shown = f"...@{server}" if login else url
+        shown = without_login(url)
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:  # which quotes a part of a password such as a/b
-            reason = "write special characters of the password as in %2F" if login else error
+            reason = error if shown == url else "write special characters of the password as in %2F"
             raise ConfigError(f"Prometheus {shown!r}: not a valid URL: {reason}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        self._host = parts.hostname or " "
+        is_host = " " not in self._host and self._host.isprintable()  # as http.client requires it
+        if parts.scheme not in ("http", "https") or not is_host or parts.query or parts.fragment:
             raise ConfigError(f"Prometheus {shown!r}: not a URL of a server, such as http://prometheus:9090")
-        self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)  # else http.client takes ::1 as port 1
         self._path = f"{parts.path.rstrip('/')}/api/v1/query"
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -98,7 +100,7 @@ class PrometheusClient:
         }
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(os.fsencode(login)).decode()}"
         file = token_file
         try:
             if token_file is not None:

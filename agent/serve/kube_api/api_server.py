@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from agent.config.api_access import ApiAccess
+from agent.config.api_access import ApiAccess, without_login
 from agent.errors import ApiError, ApiForbiddenError, ApiUnreachableError, ConfigError
 from agent.model.claim import Claim, ClaimRef
 from agent.model.json_values import JsonObject
@@ -83,12 +83,12 @@ class ApiServer:
         try:
             self._tls_context()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(f"API server {access.url}: certificates cannot be used: {error}") from error
+            raise ConfigError(f"API server {self.url}: certificates cannot be used: {error}") from error
 
     @property
     def url(self) -> str:
-        """URL of the API server."""
-        return self._access.url
+        """URL of the API server for texts, without a user and password."""
+        return without_login(self._access.url)
 
     # --- calls --------------------------------------------------------------------------------------------
 
