@@ -120,6 +120,15 @@ def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
 
 def test_config_check_without_file_checks_the_agents_files(full_config_file, capsys):
     assert main(["config", "check", "--config", str(full_config_file), "-o", "json"]) == 0
+def test_check_refuses_a_web_configuration_without_address(tmp_path, capsys):
+    file = tmp_path / "a.toml"
+    file.write_text('[http]\nweb-config = "/etc/web.yml"')
+    assert main(["config", "check", str(file)]) == 78
+    assert "http.web-config: /etc/web.yml has no effect without an address" in capsys.readouterr().err
+    assert main(["config", "check", "--config", str(file), "--listen", "localhost"]) == 0
+    assert main(["config", "show", "--config", str(file)]) == 0
+
+
     assert json.loads(capsys.readouterr().out) == {
         "apiVersion": "drahealth/v1",
         "valid": True,

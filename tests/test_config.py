@@ -775,6 +775,16 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ),
         ('[stream]\nheartbeat = "0s"', "stream.heartbeat: 0s is below the limit of 100ms"),
         ('[stream]\ncoalesce = "11s"', "stream.coalesce: 11s is over the limit of 10s"),
+        (
+            '[agent]\nnode-name = "rack-1/a"\n[k8s]\nenabled = true',
+            "agent.node-name: 'rack-1/a' names no Node, which [k8s] and [nvsentinel] need; "
+            "write it without /",
+        ),
+        (
+            '[agent]\nnode-name = "rack-1/a"\n[nvsentinel]\nsocket = "/run/connector.sock"',
+            "agent.node-name: 'rack-1/a' names no Node, which [k8s] and [nvsentinel] need; "
+            "write it without /",
+        ),
         ('[cgroups]\nsweep = "99ms"', "cgroups.sweep: 99ms is below the limit of 100ms"),
         ('[cgroups]\nresync = "25h"', "cgroups.resync: 25h is over the limit of 24h"),
         ("[cgroups]\nmax-groups = 0", "cgroups.max-groups: 0 is below the limit of 1"),

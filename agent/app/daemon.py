@@ -180,7 +180,7 @@ class Daemon:
         self._cluster: ClusterPublisher | None = None
         self._nvsentinel = _sentinel_publisher(config)
         try:
-            _check_web_config(config)
+            config.check_web_config()
             self._cluster = _cluster_publisher(config, lambda: self._pods.newest_map)
             if config.listen and documents is not None:
                 self._http = self._open_http(documents(), history.path)
@@ -560,16 +560,6 @@ class _Http(NamedTuple):
     view: "AgentView"
     server: "HttpServer"
     thread: AsyncioThread
-
-
-def _check_web_config(config: Config) -> None:
-    """Raise ConfigError if a web configuration is set without an HTTP address: it would have no effect."""
-    if config.web_config is not None and not config.listen:
-        raise ConfigError(
-            f"{config.web_config} has no effect without an address; set http.listen with --listen, or remove "
-            "http.web-config",
-            key="http.web-config",
-        )
 
 
 def _log_http_failure(error: BaseException) -> None:

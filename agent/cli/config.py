@@ -134,6 +134,7 @@ def main(args: Namespace) -> int:
         has_default = os.geteuid() == 0 or bool(os.environ.get("XDG_RUNTIME_DIR"))
         loaded = load_with_origins_of(args, needs_runtime_dir=has_default)
     if args.action == "check":
+        loaded.config.check_web_config()
         files = [str(path) for path in loaded.files]
         named = ", ".join(files) or "no configuration file"
         checked = {"apiVersion": API_VERSION, "valid": True, "files": files}

@@ -443,6 +443,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "true has no effect without nvsentinel.socket; set the socket", key="nvsentinel.remediate"
             )
+        if "/" in self.node_name and (self.k8s_enabled or self.nvsentinel_socket is not None):
+            text = f"{self.node_name!r} names no Node, which [k8s] and [nvsentinel] need; write it without /"
+            raise ConfigError(text, key="agent.node-name")
         if self.gpu_slow_ns < self.period_ns:
             slow, period = format_duration(self.gpu_slow_ns), format_duration(self.period_ns)
             raise ConfigError(f"{slow} is below agent.period ({period}); raise it", key="gpu.slow-period")
@@ -450,6 +453,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             dead, deadline = format_duration(self.gpu_dead_ns), format_duration(self.gpu_deadline_ns)
             raise ConfigError(
                 f"{dead} is not longer than gpu.deadline ({deadline}); raise it", key="gpu.dead"
+            )
+
+    def check_web_config(self) -> None:
+        """Raise ConfigError if a web configuration is set without an HTTP address, which the agent needs."""
+        if self.web_config is not None and not self.listen:
+            raise ConfigError(
+                f"{self.web_config} has no effect without an address; set http.listen with --listen, or "
+                "remove http.web-config",
+                key="http.web-config",
             )
 
 
