@@ -33,6 +33,8 @@ def violations(value: Any, schema: dict[str, Any], place: str = "") -> list[str]
     if "enum" in schema:
         return [] if value in schema["enum"] else [f"{place}: {value!r} not in {schema['enum']}"]
     kind = schema["type"]
+    if isinstance(kind, list):
+        return min((violations(value, {**schema, "type": one}, place) for one in kind), key=len)
     if not isinstance(value, kinds[kind]) or (kind == "integer" and isinstance(value, bool)):
         return [f"{place}: {value!r} is no {kind}"]
     found: list[str] = []
@@ -118,8 +120,6 @@ def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
     assert f"{file}: throttle.events: 0 is below the limit of 1" in capsys.readouterr().err
 
 
-def test_config_check_without_file_checks_the_agents_files(full_config_file, capsys):
-    assert main(["config", "check", "--config", str(full_config_file), "-o", "json"]) == 0
 def test_check_refuses_a_web_configuration_without_address(tmp_path, capsys):
     file = tmp_path / "a.toml"
     file.write_text('[http]\nweb-config = "/etc/web.yml"')
@@ -129,6 +129,8 @@ def test_check_refuses_a_web_configuration_without_address(tmp_path, capsys):
     assert main(["config", "show", "--config", str(file)]) == 0
 
 
+def test_config_check_without_file_checks_the_agents_files(full_config_file, capsys):
+    assert main(["config", "check", "--config", str(full_config_file), "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "apiVersion": "drahealth/v1",
         "valid": True,
@@ -162,6 +164,8 @@ def test_schema_accepts_a_file_with_every_key(capsys):
         '[agent]\nperiod = "1 week"',
         "[agent]\ndrivers = [1]",
         '[[prepare.patterns]]\nmatch = "x"',
+        "[cgroups]\nheld-memory = 1024",
+        '[cgroups]\nheld-memory = "1024"',
     ],
 )
 def test_schema_and_parser_refuse_the_same_file(tmp_path, text):
@@ -169,6 +173,14 @@ def test_schema_and_parser_refuse_the_same_file(tmp_path, text):
     file.write_text(text)
     assert violations(tomllib.loads(text), config_schema())
     assert main(["config", "check", str(file)]) == 78
+
+
+@pytest.mark.parametrize("size", ["0", '"0"', '"4 MiB"', '"32MiB"'])
+def test_schema_and_parser_accept_the_same_size(tmp_path, size):
+    file = tmp_path / "a.toml"
+    file.write_text(text := f"[cgroups]\nheld-memory = {size}")
+    assert violations(tomllib.loads(text), config_schema()) == []
+    assert main(["config", "check", str(file)]) == 0
 
 
 def test_check_of_an_empty_path_is_refused(capsys):

@@ -571,15 +571,15 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[k8s]\ncondition-kinds = 'gpu'",
-            "k8s.condition-kinds: 'gpu' is not a list of names; write such as ['a', 'b']",
+            "k8s.condition-kinds: 'gpu' is not a list of names; write it in brackets, as in ['a', 'b']",
         ),
         (
             "[agent]\ndrivers = [1]",
-            "agent.drivers: [1] is not a list of names; write such as ['a', 'b']",
+            "agent.drivers: [1] is not a list of names; write it in brackets, as in ['a', 'b']",
         ),
         (
             '[agent]\ndrivers = "a,b"',
-            "agent.drivers: 'a,b' is not a list of names; write such as ['a', 'b']",
+            "agent.drivers: 'a,b' is not a list of names; write it in brackets, as in ['a', 'b']",
         ),
         (
             "[throttle]\nevents = true",
@@ -641,7 +641,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[http]\nlisten = 'localhost'",
-            "http.listen: 'localhost' is not a list of addresses, such as ['localhost:9464']",
+            "http.listen: 'localhost' is not a list of addresses, such as ['localhost:14680']",
         ),
         (
             "[http]\nlisten = [':9100']",
@@ -1015,6 +1015,10 @@ def test_duration_is_a_number_and_a_unit(text, ns):
 def test_other_text_is_no_duration(text):
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
+
+
+def test_duration_of_a_float_is_formatted_in_whole_units():
+    assert format_duration(1.001 * 10**9) == "1001ms"
 
 
 @given(st.integers(0, 10**18))

@@ -147,6 +147,8 @@ def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[
 
 
 _DURATION_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d)$"}
+_SIZE_PATTERN: Final = r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"
+_SIZE_SCHEMA: Final = {"type": ["string", "integer"], "pattern": _SIZE_PATTERN, "minimum": 0, "maximum": 0}
 _TEXT_SCHEMA: Final = {"type": "string"}
 _NAMES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
 
@@ -156,9 +158,7 @@ SECONDS: Final = ValueKind(parse_whole_seconds, lambda s: format_duration(s * S)
 """Kind of a setting whose value is a duration of whole seconds; its field in Config has seconds."""
 FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seconds, _DURATION_SCHEMA)
 """Kind of a setting whose value is a duration; its field in Config has seconds."""
-SIZE: Final = ValueKind(
-    parse_size, format_size, {"type": "string", "pattern": r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"}
-)
+SIZE: Final = ValueKind(parse_size, format_size, _SIZE_SCHEMA)
 COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})
 SWITCH: Final = ValueKind(parse_bool, bool, {"type": "boolean"})
 TEXT: Final = ValueKind(parse_string, str, _TEXT_SCHEMA)
@@ -258,7 +258,7 @@ CHECKS: Final = ValueKind(
                 "raise-after": {"type": "integer", "minimum": 1, "maximum": 1000},
                 "clear-after": {"type": "integer", "minimum": 1, "maximum": 1000},
                 "user": {"type": ["string", "integer"]},
-                "memory": {"type": "string", "pattern": r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"},
+                "memory": _SIZE_SCHEMA,
                 "processes": {"type": "integer", "minimum": 1, "maximum": 4096},
             },
             "required": ["name", "command"],

@@ -60,7 +60,7 @@ def parse_duration(value: object) -> int:
 
 def format_duration(ns: float) -> str:
     """Format a duration [ns] as a whole number of the largest possible unit: ``10ms``, ``90s``, ``1h``."""
-    unit = next((u for u, size in UNITS.items() if ns >= size and ns % size == 0), "ns")
+    unit = next((u for u, size in UNITS.items() if ns >= size and round(ns) % size == 0), "ns")
     return f"{ns / UNITS[unit]:.0f}{unit}" if ns else "0s"
 
 
@@ -146,7 +146,7 @@ def parse_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of names; write such as ['a', 'b']") from None
+        raise TypeError(f"{value!r} is not a list of names; write it in brackets, as in ['a', 'b']") from None
 
 
 def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
@@ -154,7 +154,7 @@ def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
     try:
         texts = msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of addresses, such as ['localhost:9464']") from None
+        raise TypeError(f"{value!r} is not a list of addresses, such as ['localhost:14680']") from None
     return tuple(map(_parse_listen_address, texts))
 
 
@@ -162,7 +162,7 @@ def _parse_listen_address(text: str) -> ListenAddress:
     if text.startswith("unix:"):
         return ListenAddress("", path=str(parse_path(text.removeprefix("unix:"))))
     found = re.fullmatch(r"(?:\[(?P<ipv6>[^]]*)\]|(?P<host>[^:]*))(?::(?P<port>[0-9]{1,5}))?", text)
-    if found is None:
+    if found is None or not text:
         raise ValueError(
             f"{text!r} is not an address; write localhost:{HTTP_PORT}, [::1]:{HTTP_PORT} or unix:/path"
         )
