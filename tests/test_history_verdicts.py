@@ -247,6 +247,13 @@ def test_contradicting_flags_and_unknown_names_exit_64(
     assert reason in err
 
 
+def test_summary_of_a_device_with_uses_only_is_empty(recorded: Recorded) -> None:
+    recorded.file.write_uses((device_usage(7),), (), time.time(), delete_by_age=False)
+    assert recorded.run("--uses", "--device", "gpu-7")[0] == 0
+    code, out, err = recorded.run("--summary", "--device", "gpu-7")
+    assert (code, out, err) == (0, "no recorded device matches\n", "")
+
+
 @pytest.mark.parametrize("view", ["--changes", "--summary"])
 def test_missing_file_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], view: str) -> None:
     assert main(["history", view, "--state-dir", str(tmp_path)]) == 0

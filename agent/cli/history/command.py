@@ -195,12 +195,13 @@ def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
     """Print the availability of devices, and a table of the health rules that had findings."""
     from agent.cli.history.text import render_none, render_summary, summary_csv, summary_document
     from agent.health.availability_statistics import ObservedTimeAxis, summarize, verdict_spans
-    from agent.store.history_file import read_verdicts
+    from agent.store.history_file import read_history, read_verdicts
 
     verdicts = _read_history(path, read_verdicts)
+    record = _read_history(path, read_history) if args.device is not None else None
     timeline = ObservedTimeAxis(verdicts.periods if verdicts else (), now.clocks())
     spans = verdict_spans(verdicts, timeline) if verdicts else {}
-    devices = _selected_devices(args.device, None, verdicts)
+    devices = _selected_devices(args.device, record, verdicts)
     selected = {device: known for device, known in spans.items() if _is_selected(device, devices)}
     summary = summarize(selected, timeline, now.since_s)
     if args.flapping:
