@@ -59,6 +59,8 @@ def test_values_of_an_argument_are_completed(script: Path) -> None:
     assert completed(script, "config", "") == ["show", "check", "schema"]
     assert completed(script, "completion", "z") == ["zsh"]
     assert completed(script, "config", "check", "") == [], "the next argument is a file"
+    assert completed(script, "explain", "") == ["pod", "claim"]
+    assert completed(script, "explain", "claim", "") == [], "the next argument is a name"
 
 
 def test_other_values_are_left_to_the_shell(script: Path) -> None:

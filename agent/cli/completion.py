@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -100,10 +101,10 @@ def _flag_values(parser: ArgumentParser) -> Iterator[tuple[list[str], list[str]]
 
 
 def _argument_values(parser: ArgumentParser) -> Iterator[str]:
-    """Yield the values of arguments that are no flags and have a fixed set of values."""
+    """Yield the fixed values of arguments that are no flags; a literal word of a metavar is in lower case."""
     for action in parser._actions:
-        if not action.option_strings and action.choices:
-            yield from map(str, action.choices)
+        if not action.option_strings:
+            yield from map(str, action.choices or re.findall(r"\b[a-z]+\b", str(action.metavar)))
 
 
 def _quoted(words: list[str]) -> str:
