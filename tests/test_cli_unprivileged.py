@@ -121,6 +121,14 @@ def test_unreadable_pods_file_is_the_only_error(node: Node) -> None:
         assert output == Output(77, "", f"drahealth: {saved}: {DENIED}\n")
 
 
+def test_segment_in_a_closed_directory_is_the_only_error(tmp_path: Path) -> None:
+    segment = tmp_path / "record-00000001.drahrec"
+    segment.touch()
+    tmp_path.chmod(0o700)
+    output = run_unprivileged("replay", str(segment))
+    assert output == Output(70, "", f"drahealth: record file {segment}: cannot be read: {DENIED}\n")
+
+
 def test_audit_without_permission_for_the_pods_api_names_it(node: Node) -> None:
     output = run_unprivileged(
         "audit", "--kubelet-dir", str(node.kubelet), "--cgroupfs-root", str(node.cgroups)

@@ -350,7 +350,7 @@ def test_record_with_an_invalid_head_is_refused(tmp_path: Path, capsys: pytest.C
         (["/proc"], 70, "no segment file"),
         (["{day}", "--until", "noon"], 64, "'noon' is not a time"),
         (["{day}", "--until", "9999-12-31T23:59:59-14:00"], 64, "'9999-12-31T23:59:59-14:00' is not a time"),
-        (["{day}", "--speed", "0"], 64, "0 is not a positive number"),
+        (["{day}", "--speed", "0"], 64, "0 is not above 0 and below 1e9"),
         (["{day}", "-o", "report", "--until", "1970-01-02T00:00:00Z"], 70, "no published report"),
     ],
 )
@@ -643,6 +643,17 @@ def test_invalid_labels_are_refused(
     )
     assert code == 78
     assert re.search(error, err)
+
+
+def test_labels_without_end_are_refused(
+    day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.toml").write_text("")
+    code, _, err = run(capsys, "what-if", day, "--config", tmp_path / "other.toml", "--labels", "/dev/zero")
+    assert (code, err) == (
+        78,
+        "drahealth: incident file /dev/zero: cannot be read: is not a regular file\n",
+    )
 
 
 # --- copies -------------------------------------------------------------------------------------------------

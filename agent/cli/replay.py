@@ -72,7 +72,7 @@ def main(args: Namespace) -> int:
 
     until_s = _parse_until(args.until)
     if args.speed is not None and not 0 < args.speed < 1e9:
-        raise UsageError(f"--speed: {args.speed:g} is not a positive number")
+        raise UsageError(f"--speed: {args.speed:g} is not above 0 and below 1e9")
     change = settings_change(args.config)
     problems: list[str] = []
     differences: list[VerdictDifference] = []

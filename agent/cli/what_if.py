@@ -24,6 +24,7 @@ from agent.config.files import parse_toml
 from agent.errors import ConfigError, ProbeError, UsageError
 from agent.model.health import Severity
 from agent.model.time import rfc3339
+from agent.system.files import ReadError, read_bounded
 from agent.system.threads.thread_start import end_with_parent
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ CHANGES_SHOWN: Final = 40
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 WORDS: Final = {int(severity): severity.name.lower() for severity in Severity}
+LABELS_BYTES: Final = 16 << 20  # largest file of ``--labels``
 LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
 """Keys that an incident in the file of ``--labels`` may have."""
 
@@ -200,9 +202,9 @@ def _read_labels(path: Path) -> list[Incident]:
         ConfigError: The file cannot be read, or an incident is not valid.
     """
     try:
-        table = parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"incident file {path}: cannot be read: {error.strerror}") from None
+        table = parse_toml(read_bounded(path, LABELS_BYTES, is_input=True).data.decode())
+    except ReadError as error:
+        raise ConfigError(f"incident file {path}: cannot be read: {error.reason}") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"incident file {path}: {error}") from None
     incidents = table.get("incident")
@@ -246,7 +248,7 @@ def _text(
     changes = [change for comparison in found for change in comparison.changes()]
     lines: list[str] = []
     if changes:
-        table = TextTable("NODE", "DEVICE", "CODE", "CHANGE", "RECORDED", "OTHERWISE")
+        table = TextTable("NODE", "DEVICE", "CODE", "CHANGE", "RECORDED", "WITH --config")
         for change in changes[:CHANGES_SHOWN]:
             table.add(
                 clean(change.node),

@@ -1,5 +1,6 @@
 """Replay of recorded evaluations by the health engine, with the recorded settings or with others."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -200,7 +201,7 @@ def find_segments(records: list[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for record in records:
-        if not record.is_dir():
+        if not os.path.isdir(record):  # Path.is_dir() may raise PermissionError
             found.append(record)
             continue
         try:
