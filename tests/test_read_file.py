@@ -39,6 +39,15 @@ def test_file_without_reported_size_has_the_limit_too() -> None:
     assert unread(Path("/proc/self/maps")).reason == "file is 101 bytes, limit 100"
 
 
+def test_pseudo_file_without_data_now_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/kmsg is a regular file, and a read that would wait fails with EAGAIN."""
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    monkeypatch.setattr("agent.system.files._open", lambda *_: reader)
+    monkeypatch.setattr("stat.S_ISREG", lambda _: True)
+    assert read_bounded(Path("/proc/kmsg"), LIMIT).data == b""
+    os.close(writer)
+
+
 @pytest.mark.parametrize("name", ["gone", "file/below"])
 def test_absent_file_is_absent(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()

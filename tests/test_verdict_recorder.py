@@ -371,7 +371,7 @@ def test_unusable_directory_is_logged_once_and_changes_are_kept(
     agent.stop()
     assert [state for _, _, state in stored_states(agent)] == ["healthy", "unhealthy"] * 2 + ["healthy"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{agent.path}: File exists; they are kept in memory" in caplog.text
+    assert f"{agent.path}: {state} is not a directory; they are kept in memory" in caplog.text
 
 
 def test_changes_beyond_the_limit_are_counted_and_not_observed(

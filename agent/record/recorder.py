@@ -256,7 +256,7 @@ class SnapshotRecorder:
             self._end_segment()
             if self._complaints.tick():
                 log.warning(
-                    "record %s: snapshots not written: %s; %d snapshots are lost, next attempt in %g s",
+                    "record %s: snapshots not written: %s; lost snapshots: %d, next attempt in %g s",
                     self._directory,
                     error.strerror,
                     self._lost,

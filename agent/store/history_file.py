@@ -394,7 +394,7 @@ class HistoryFile:
         A file of a newer version is left unchanged.
         """
         if error.kind == NEWER_VERSION:
-            return "the file is left unchanged, and nothing is recorded"
+            return "the file is left unchanged"
         journal = self._path.with_name(f"{self._path.name}-journal")
         try:
             name = rename_unusable_file(self._path, error.kind)

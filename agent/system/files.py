@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from errno import EACCES, EINVAL, ELOOP, ENOTDIR, EPERM
+from errno import EACCES, EEXIST, EINVAL, ELOOP, ENOTDIR, EPERM
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -70,7 +70,7 @@ def read_bounded(path: Path, limit: int, *, is_own: bool = False, is_input: bool
                 os.set_blocking(file.fileno(), True)
             elif not stat.S_ISREG(found.st_mode):
                 raise ReadError(path, "is not a regular file")
-            data = file.read(limit + 1)
+            data = file.read(limit + 1) or b""  # None: a pseudo file, such as /proc/kmsg, has no data now
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _read_error(path, error, Absence.ABSENT) from None
     except UnsafeDirectory as error:
@@ -183,7 +183,7 @@ def _make_directory(directory: Path, mode: int) -> None:
         directory.mkdir(mode)
     except FileExistsError:
         if not directory.is_dir():
-            raise
+            raise FileExistsError(EEXIST, f"{directory} is not a directory") from None
         return
     directory.chmod(mode)
 
@@ -312,7 +312,8 @@ def _check_open_directory(path: Path, found: os.stat_result) -> None:
     _check_owner(path, found)
     if found.st_mode & stat.S_IWOTH:
         mode = stat.S_IMODE(found.st_mode)
-        raise UnsafeDirectory(path, f"has mode {mode:04o}: all users may write to it; run chmod o-w on it")
+        advice = "name a directory in it" if mode & stat.S_ISVTX else "run chmod o-w on it"
+        raise UnsafeDirectory(path, f"has mode {mode:04o}: all users may write to it; {advice}")
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:

@@ -55,7 +55,7 @@ def main(args: Namespace) -> int:
             f"directory {directory}: exists already; choose another one with --directory"
         ) from None
     except OSError as error:
-        raise ConfigError(f"file {error.filename}: cannot be created: {error.strerror}") from None
+        raise ConfigError(f"{error.filename or directory}: cannot be created: {error.strerror}") from None
     print(f"{directory}/: {', '.join(sorted(files))}; README.md describes the next steps")
     return 0
 
