@@ -1,5 +1,5 @@
 """Admission policies: that of the example driver agrees with the types that decode the parameters, and that
-of the agent restricts a pod to the conditions of its own Node.
+of the agent restricts a pod to the objects of its own node.
 
 cel-go, the engine of the API server, evaluates the rules (``tests/admission``); the tests that need it are
 skipped without Go.
@@ -235,9 +235,27 @@ def node_update(
     }
     before: dict[str, Any] = {"metadata": metadata, "status": status}
     after = {key: value for key, value in {**before[part], **changed}.items() if key != absent}
+    return written("nodes", {**before, part: after}, before)
+
+
+def written(
+    resource: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the variables of a request of the agent on NODE that creates, updates or deletes an object."""
     user = {"extra": {"authentication.kubernetes.io/node-name": [NODE]}}
-    request = {"resource": {"resource": "nodes"}, "userInfo": user}
-    return {"request": request, "oldObject": before, "object": {**before, part: after}}
+    request = {"resource": {"resource": resource}, "userInfo": user}
+    return {"request": request, "object": after, "oldObject": before}
+
+
+def lease(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"holderIdentity": "a"}}
+
+
+def event(kind: str = "Pod", name: str = "train-0", **changed: str) -> dict[str, Any]:
+    """Return an event of the agent on NODE about an object."""
+    obj = {"apiVersion": "v1", "kind": kind, "name": name}
+    reporter = {"reportingComponent": "drahealth", "reportingInstance": NODE}
+    return {"metadata": {"name": "e"}, "involvedObject": obj, **reporter, **changed}
 
 
 READY: Final = {"type": "Ready", "status": "True"}
@@ -246,6 +264,10 @@ ALLOWED_UPDATES: Final = (
     node_update({"conditions": [READY, {"type": "DRADevicesHealthy", "status": "False"}]}),
     node_update({"conditions": [READY]}),
     node_update({"managedFields": [{"manager": "drahealth"}], "resourceVersion": "2"}, part="metadata"),
+    written("leases", lease(f"drahealth-{NODE}")),
+    written("leases", lease(f"drahealth-{NODE}"), lease(f"drahealth-{NODE}")),
+    written("events", event()),
+    written("events", event("Node", NODE), event("Node", NODE)),
 )
 REFUSED_UPDATES: Final = (
     (node_update({}, name="node-b"), "own Node only"),
@@ -259,10 +281,19 @@ REFUSED_UPDATES: Final = (
     (node_update({}, absent="labels", part="metadata"), "no labels"),
     (node_update({"annotations": {"a": "b"}}, part="metadata"), "no labels"),
     (node_update({"finalizers": ["a/b"]}, part="metadata"), "no labels"),
+    (written("leases", lease("drahealth-node-b")), "own node only"),
+    (written("leases", None, lease("drahealth-node-b")), "own node only"),
+    (written("leases", {"metadata": {"generateName": "drahealth-"}}), "own node only"),
+    (written("events", event("Node", "node-b")), "own Node and of pods"),
+    (written("events", event("Deployment", NODE)), "own Node and of pods"),
+    (written("events", event(reportingInstance="node-b")), "reports itself"),
+    (written("events", event(reportingComponent="kubelet")), "reports itself"),
+    (written("events", event(), event(reportingComponent="kubelet")), "reports itself"),
+    (written("events", None, event(reportingInstance="node-b")), "reports itself"),
 )
 
 
-def test_agent_may_write_only_conditions_of_its_own_node(
+def test_agent_may_write_only_objects_of_its_own_node(
     agent_policy: Mapping[str, Any], evaluate_policy: EvaluatePolicy
 ) -> None:
     messages = [validation["message"] for validation in agent_policy["spec"]["validations"]]

@@ -81,6 +81,7 @@ def test_fault_is_one_event_of_the_node_with_code_and_advice(api: ClusterApi) ->
     assert event["involvedObject"]["uid"] == api.node["metadata"]["uid"]
     assert event["metadata"]["namespace"] == "default"
     assert event["source"] == {"component": "drahealth", "host": NODE}
+    assert (event["reportingComponent"], event["reportingInstance"]) == ("drahealth", NODE)  # for the policy
 
 
 def test_pod_that_uses_the_device_has_an_event_of_its_own(api: ClusterApi) -> None:
