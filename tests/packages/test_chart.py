@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,24 @@ def test_pod_mounts_only_the_paths_that_it_needs(helm: Path, is_enabled: bool) -
     assert paths == {"/run/drahealth", "/var/lib/drahealth", "/sys", "/proc"} | kubelet
     mounts = pod["containers"][0]["volumeMounts"]
     assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"run", "state"}
+
+
+def test_directories_of_the_node_may_have_any_name(helm: Path) -> None:
+    name = '/a, b}/c "d" #\\e'
+    values = {
+        "runtimeDir": f"{name}/run",
+        "stateDir": f"{name}/state",
+        "kubelet": {"dir": f"{name}/kubelet"},
+        "nvsentinel": {"enabled": True, "socket": f'{name}/nvsentinel/x, "y".sock'},
+    }
+    objects = rendered(helm, values)
+    paths = {
+        one["name"]: one["hostPath"]["path"] for one in pod_spec(objects)["volumes"] if "hostPath" in one
+    }
+    mounted = ("run", "state", "kubelet", "nvsentinel")
+    assert {key: paths[key] for key in mounted} == {key: f"{name}/{key}" for key in mounted}
+    config = tomllib.loads(objects["ConfigMap"]["data"]["cluster.toml"])
+    assert config["nvsentinel"]["socket"] == '/run/nvsentinel/x, "y".sock'
 
 
 ROLES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")

@@ -22,7 +22,7 @@ taint-rules = {{ .Values.cluster.taintRules | toJson }}
 {{ end }}
 {{- if .Values.nvsentinel.enabled -}}
 [nvsentinel]
-socket = "/run/nvsentinel/{{ base .Values.nvsentinel.socket }}"
+socket = {{ printf "/run/nvsentinel/%s" (base .Values.nvsentinel.socket) | toJson }}
 remediate = {{ .Values.nvsentinel.remediate }}
 {{ end }}
 {{- end }}
