@@ -49,7 +49,11 @@ VARIANTS = {
         "nvidia": {"enabled": True},
         "podAnnotations": {"example.com/a": "b"},
         "podLabels": {"example.com/c": "d"},
-        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "podMonitor": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": "a.*", "action": "drop"}],
+        },
         "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"monitoring": "true"}}}]},
     },
     "nothing": {
@@ -371,6 +375,9 @@ def test_pod_monitor_names_job_and_instance_as_alerts_expect(helm: Path) -> None
     (endpoint,) = monitor["podMetricsEndpoints"]
     node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"}
     assert endpoint["relabelings"] == [node]
+    assert "metricRelabelings" not in endpoint
+    everything = rendered(helm, VARIANTS["everything"])["PodMonitor"]["spec"]["podMetricsEndpoints"][0]
+    assert [one["regex"] for one in everything["metricRelabelings"]] == ["a.*"]
 
 
 # --- the pod at work ----------------------------------------------------------------------------------------
