@@ -361,7 +361,7 @@ GPU_FAMILIES: Final = (
 
 # --- agent -------------------------------------------------------------------------------------------------
 
-BUILD_INFO: Final = _info("build", "Version of the agent.", "1", "version")
+BUILD_INFO: Final = _info("build", "Version of the agent, and name of its node.", "1", "version", "node_name")
 REPORTS: Final = _counter("reports", "Published reports.")
 REPORT_TIME: Final = _gauge("report_timestamp_seconds", "Time of the newest report.")
 RELOAD_OK: Final = _gauge(

@@ -177,7 +177,7 @@ class MetricsRenderer:
     def _agent_rows(self, scrape: _Scrape) -> Iterator[Rows]:
         report, view = scrape.report, self._view
         dropped: dict[str, int] = {}
-        yield _rows(families.BUILD_INFO, [((VERSION,), 1)])
+        yield _rows(families.BUILD_INFO, [((VERSION, view.config().node_name), 1)])
         yield _rows(families.REPORTS, [((), view.latest.peek()[0])])
         if report is not None:
             yield _rows(families.REPORT_TIME, [((), report.at.wall_s)])
