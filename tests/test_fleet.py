@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,10 +13,19 @@ from typing import Any, Final
 import pytest
 from http_agents import FakeAgent
 from prometheus import Prometheus
+from test_prometheus_rules import promtool_test
 
 from agent.cli.fleet.command import fleet_document
-from agent.cli.fleet.fleet_state import FLAPS, FleetDeviceId, MetricSample, PrometheusClient, read_fleet
+from agent.cli.fleet.fleet_state import (
+    FLAPS,
+    REPORT_S,
+    FleetDeviceId,
+    MetricSample,
+    PrometheusClient,
+    read_fleet,
+)
 from agent.cli.main import main
+from agent.config.config import Config
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.http.metrics import MetricsRenderer
 from agent.model.gpu import NvmlSample
@@ -56,6 +66,10 @@ STUCK: Final = ("node-150", "gpu-4")
 """Device that is lost once, and moves between Unhealthy and Unknown before it is usable again."""
 
 
+AT: Final = re.compile(rb"(\ndrahealth_report_timestamp_seconds )[^\n]*")
+"""Time of the newest report in the metrics of an agent."""
+
+
 class SimulatedNode(FakeAgent):
     """Agent of one node, with the metrics of an agent."""
 
@@ -65,7 +79,7 @@ class SimulatedNode(FakeAgent):
         library = SourceSample("nvml", SourceState.OK, 0, NS, 0, "")
         nvml = NvmlSample((), library, library, driver="580.95.05")
         snapshot = Snapshot(0, CpuSetsSample(ABSENT, ABSENT, ABSENT), gpus=nvml)
-        self.change(snapshot=lambda: snapshot)
+        self.change(snapshot=lambda: snapshot, config=lambda: Config(node_name=name))
         self.show()
         self.text = self.render()
 
@@ -112,7 +126,7 @@ class Exporter:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 node = nodes.get(self.path)
-                text = b"" if node is None else node.text
+                text = b"" if node is None else AT.sub(rb"\g<1>%d" % time.time(), node.text)
                 self.send_response(200 if text else 503)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(text)))
@@ -234,15 +248,57 @@ def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFi
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "--prometheus", url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("199 nodes, 3 not healthy, 1 not scraped; 1,592 devices: 2 unhealthy, ")
+    assert out.startswith("199 nodes, 3 not healthy, 1 without a report; 1,592 devices: 2 unhealthy, ")
     for line in (
         r"✖ node-042 +gpu.example.com/gpu-0 +Unhealthy +\d+d +gpu.xid.79",
         r"✖ gpu.xid.79 +2 +2 +node-007, node-042",
         r"  node-150 +gpu.example.com/gpu-2 +\d times",
         r"  nvidia +580.95.05 +199",
-        r"  not scraped now, but within the last hour: node-199",
+        r"  without a report now: node-199",
     ):
         assert re.search(f"^{line}$", out, re.MULTILINE), line
+
+
+def test_node_without_a_new_report_is_silent() -> None:
+    ages = {"a": 20.0, "b": REPORT_S + 1, "d": 30.0}
+
+    def query(text: str) -> list[MetricSample]:
+        if text.startswith("timestamp("):
+            return [MetricSample({"instance": node}, age_s) for node, age_s in ages.items()]
+        found = {"drahealth_build_info": "abcd", "count by (instance)": "e"}
+        return [
+            MetricSample({"instance": node}, 1.0)
+            for begin, nodes in found.items()
+            if text == begin or text.startswith(f"{begin} (max_over_time")
+            for node in nodes
+        ]
+
+    shown = read_fleet(query, "instance", "")
+    assert (shown.nodes, shown.silent) == (("a", "d"), ("b", "c", "e"))
+
+
+def test_node_whose_agent_has_another_instance_after_an_update_is_scraped(tmp_path: Path) -> None:
+    queries: list[str] = []
+
+    def query(text: str) -> list[MetricSample]:
+        queries.append(text)
+        return []
+
+    read_fleet(query, "instance", 'job="drahealth"')
+    (gone,) = (text for text in queries if "max_over_time" in text)
+    values = {("1:1", "a"): "1+0x20 stale", ("2:1", "a"): "_x21 1+0x60", ("3:1", "b"): "1+0x20 stale"}
+    rows = {
+        f'drahealth_build_info{{instance="{instance}",job="drahealth",node_name="{node}"}}': value
+        for (instance, node), value in values.items()
+    }
+    cases = [
+        {"expr": gone, "eval_time": time, "exp_samples": samples}
+        for time, samples in {
+            "10m": [],
+            "40m": [{"labels": '{instance="3:1"}', "value": 1}],
+        }.items()
+    ]
+    promtool_test(tmp_path, rows, cases)
 
 
 @pytest.mark.parametrize("by", ["rule", "node", "driver"])

@@ -140,7 +140,7 @@ def render_fleet(
         lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
     if fleet.silent:
         names = list(map(clean, fleet.silent))
-        text = f"  not scraped now, but within the last hour: {_some(names, rows)}"
+        text = f"  without a report now: {_some(names, rows)}"
         lines += ["", style.paint(text, "magenta")]
     return "\n".join(lines) + "\n"
 
@@ -152,7 +152,7 @@ def _headline(fleet: Fleet) -> str:
         for state in STATES
         if fleet.devices.get(state)
     ]
-    silent = f", {len(fleet.silent):,} not scraped" if fleet.silent else ""
+    silent = f", {len(fleet.silent):,} without a report" if fleet.silent else ""
     total = format_count(sum(fleet.devices.values()), "device")
     return (
         f"{format_count(len(fleet.nodes), 'node')}, {len(sick_nodes):,} not healthy{silent}; "

@@ -185,6 +185,8 @@ TIME_MAX_S: Final = 253_402_300_800
 """Time from which on a time in a metric is not known: the year 10000 [s since 1970]."""
 SILENT: Final = "1h"
 """Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
+REPORT_S: Final = 180.0
+"""Largest age of an agent's newest report [s]: three of the longest heartbeats."""
 _MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
 _SELECT: Final = re.compile(rf"{_MATCHER}(,{_MATCHER})*")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -251,7 +253,7 @@ class Fleet(NamedTuple):
 
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
-    """Nodes whose agents were scraped within the last hour, but whose metrics are missing now."""
+    """Nodes without a report of the last REPORT_S, whose agents were scraped within the last hour."""
     devices: Mapping[Severity, int]
     """Number of devices in each state of health, of all nodes."""
     sick: tuple[SickDevice, ...]
@@ -293,32 +295,35 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
         chosen = ",".join(filter(None, [*matchers, select]))
         return f"{name}{{{chosen}}}" if chosen else name
 
-    build = series("drahealth_build_info")
+    build, report = series("drahealth_build_info"), series("drahealth_report_timestamp_seconds")
     is_sick = f'{STATE}!="healthy"'
     sick = f"({series(STATE, is_sick)} == 1)"
     since = f"{series(f'{STATE}_since_timestamp_seconds')} and ignoring ({STATE}) {sick}"
     lost = series("drahealth_device_losses_total")
     place = f"{node_label}, driver, pool, device"
     flaps = f"round(sum by ({place}) (increase({lost}[1h]))) >= {FLAPS}"
-    silent = (
-        f"count by ({node_label}) (max_over_time({build}[{SILENT}])) unless count by ({node_label}) ({build})"
+    named = series("drahealth_build_info", 'node_name!=""')
+    gone = (  # an instance that is the address of a pod changes with each update of the agent
+        f"count by ({node_label}) (max_over_time({build}[{SILENT}]) unless on ({node_label}) {build} "
+        f"unless on (node_name) {named})"
     )
     findings = series("drahealth_device_finding", 'severity!="info"')
     notes = f"{series('drahealth_findings')} > 0"
     drivers = f"count by (name, version) ({series('drahealth_driver_info')})"
     counts = f"sum by ({STATE}) ({series(STATE)})"
 
-    agents = query(build)
-    if agents and not any(_node(agent, node_label) for agent in agents):
-        known = ", ".join(sorted(agents[0].labels))
+    agents, ages = query(build), query(f"timestamp({report}) - {report}")
+    if ages and not any(_node(age, node_label) for age in ages):
+        known = ", ".join(sorted(ages[0].labels))
         raise UsageError(f"--node-label {node_label}: no agent has this label; name one of {known}")
+    nodes = {_node(age, node_label) for age in ages if age.value <= REPORT_S}
     causes = _causes(query(findings), node_label)
     since_of = {
         _device(sample, node_label): sample.value for sample in query(since) if 0 <= sample.value < TIME_MAX_S
     }
     return Fleet(
-        nodes=tuple(sorted({_node(agent, node_label) for agent in agents})),
-        silent=tuple(sorted(_node(sample, node_label) for sample in query(silent))),
+        nodes=tuple(sorted(nodes)),
+        silent=tuple(sorted({_node(agent, node_label) for agent in (*agents, *query(gone))} - nodes)),
         devices={SEVERITIES[sample.labels[STATE]]: int(sample.value) for sample in query(counts)
                  if sample.labels.get(STATE) in SEVERITIES},
         sick=_sick_devices(query(sick), causes, since_of, node_label),
