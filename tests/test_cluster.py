@@ -162,6 +162,15 @@ def test_first_step_creates_the_lease_and_the_condition(api: ClusterApi) -> None
     }
 
 
+def test_agent_without_a_report_neither_takes_nor_renews_the_lease(api: ClusterApi) -> None:
+    agent = SteppedAgent(api)
+    agent.run_for(300)
+    assert api.requests == []
+    agent.show(device())
+    agent.run_for(5)
+    assert agent.publisher.status.is_held
+
+
 def test_idle_agent_makes_one_request_in_ten_seconds(api: ClusterApi) -> None:
     agent = SteppedAgent(api)
     agent.run_for(30, lambda: [device()])

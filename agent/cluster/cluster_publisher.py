@@ -331,6 +331,8 @@ class ClusterPublisher:
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def _renew_lease(self, now: Instant) -> TaskIntervals:
+        if self._report is None:  # the Lease shows that an agent evaluates the devices, and not only runs
+            return TaskIntervals(RETRY_S)
         if not self._node_uid:
             self._read_node()
         was_held = self._lease.is_held(now)
