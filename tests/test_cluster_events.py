@@ -243,6 +243,33 @@ def test_refused_event_of_a_pod_stops_no_other_event(api: ClusterApi, status: in
     assert len(events(api, "Pod")) == (3 if status in {409, 500} else 0)
 
 
+@pytest.mark.parametrize("status", [409, 500])
+def test_refused_event_of_the_node_stops_no_event_of_a_pod(api: ClusterApi, status: int) -> None:
+    api.refuse = lambda request: (
+        Refusal(status, "Refused") if request.path.endswith("/namespaces/default/events") else None
+    )
+    agent = SteppedAgent(api)
+    agent.consumers = users_of("gpu-0", "gpu-1")
+    sick = [device(f"gpu-{number}", XID, driver=DRIVER) for number in range(2)]
+    agent.show(*sick)
+    assert (len(events(api, "Pod")), events(api)) == (2, [])
+    api.refuse = lambda request: None
+    agent.run_for(60, lambda: sick)
+    assert (len(events(api, "Pod")), len(events(api))) == (2, 2)
+
+
+def test_missing_right_for_events_loses_no_event(api: ClusterApi) -> None:
+    rights = api.rights
+    api.rights = frozenset(right for right in rights if right.resource != "events")
+    agent = SteppedAgent(api)
+    agent.consumers = users_of("gpu-0")
+    agent.run_for(60, lambda: [device("gpu-0", XID, driver=DRIVER)])
+    assert events(api, "Pod") == []
+    api.rights = rights
+    agent.run_for(120, lambda: [device("gpu-0", XID, driver=DRIVER)])
+    assert (len(events(api, "Pod")), len(events(api))) == (1, 1)
+
+
 def test_events_before_a_failure_are_not_repeated_after_a_restart(api: ClusterApi, tmp_path: Path) -> None:
     api.refuse = lambda request: (
         Refusal(503, "ServiceUnavailable") if len(events(api)) == 5 and "/events" in request.path else None

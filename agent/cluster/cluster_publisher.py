@@ -429,14 +429,13 @@ class ClusterPublisher:
             try:
                 self._recorder.record(event, now)
             except ApiError as error:
-                is_pod = obj.kind == "Pod"
-                if error.status in LASTING or (is_pod and error.status in LASTING_OF_POD):
+                if error.status in LASTING or (obj.kind == "Pod" and error.status in LASTING_OF_POD):
                     self._log_lost_event(obj, error)
-                elif is_pod and error.status not in SERVER_WIDE:  # such as a webhook of the namespace
+                elif error.status in SERVER_WIDE or error.status == FORBIDDEN:
+                    raise
+                else:  # such as a webhook of the namespace
                     refusals[obj.namespace] = error
                     continue
-                else:
-                    raise
             self._events.mark_sent(key, now)
         for refusal in refusals.values():
             raise refusal

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from agent.cluster.node_objects import CONFLICT
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
 from agent.errors import ApiError
 from agent.model.claim import DeviceRef
@@ -39,7 +40,6 @@ WRITES_MAX: Final = 32
 """Largest number of DeviceTaintRules that one call of :meth:`TaintRules.sync` writes or deletes."""
 REFUSALS_MAX: Final = 4
 """Number of refused rules after which a pass ends; the next pass begins with other rules."""
-CONFLICT: Final = 409
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _WRITTEN_EFFECTS: Final = frozenset({Effect.NO_SCHEDULE, Effect.NO_EXECUTE})
 
