@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from agent.engine.loop import (
     LATE_REREADS,
     REREAD_PAUSE_S,
-    URGENT_POLL_S,
+    URGENT_PAUSE_S,
     ClearRequestQueue,
     EngineLoop,
     LoopTiming,
@@ -152,6 +152,7 @@ class Running:
         publish_s: float = 0,
     ) -> None:
         self.source = source
+        self.urgency_checks = 0
         self.listener = RecordingPublisher(trio.current_time(), clock, publish_s)
         source.node.started_ns = source.node.now_ns = int(trio.current_time() * NS)
         self.queue = ClearRequestQueue(source.set_requests)
@@ -167,8 +168,12 @@ class Running:
             on_evaluated=self.listener.evaluated.append,
             repeat=self.listener.repeat,
             accept_clears=self.queue.accept,
-            is_urgent=lambda: bool(source.requests),
+            is_urgent=self._is_urgent,
         )
+
+    def _is_urgent(self) -> bool:
+        self.urgency_checks += 1
+        return bool(self.source.requests)
 
     async def until(self, end_s: float, *story: tuple[float, object]) -> RecordingPublisher:
         """Run the loop; each function of the story is called at its second."""
@@ -362,7 +367,16 @@ async def test_request_ends_a_debounce(autojump_clock: MockClock, source: PaperS
 
     published = await running.until(5, (1, lambda: source.shrink(8)), (2.1, clear))
     (answered_s,) = (t for t, report in published.reports if report.clear_results)
-    assert 2.1 <= answered_s <= 2.1 + URGENT_POLL_S
+    assert 2.1 <= answered_s <= 2.1 + URGENT_PAUSE_S
+
+
+async def test_debounce_without_a_wake_is_one_long_sleep(
+    autojump_clock: MockClock, source: PaperSource
+) -> None:
+    running = Running(source, coalesce_s=8)
+    published = await running.until(9, (1, lambda: source.shrink(8)), (1.5, lambda: source.shrink(7)))
+    assert published.times == [0, 8]
+    assert running.urgency_checks <= 5
 
 
 async def test_recovery_is_published_without_a_wake(autojump_clock: MockClock, source: PaperSource) -> None:

@@ -44,8 +44,8 @@ JITTER: Final = 0.1  # share by which heartbeats come early, so that nodes publi
 MAX_DUTY_CYCLE: Final = 4
 """Shortest pause after an evaluation, in multiples of its run time: 4 limits the loop to 20 % of a CPU."""
 
-URGENT_POLL_S: Final = 0.2
-"""Interval at which a debounce checks for requests that end it [s]."""
+URGENT_PAUSE_S: Final = 0.2
+"""Shortest pause between two wakes of a debounce, which a request can end [s]."""
 REREAD_PAUSE_S: Final = 0.25
 """Pause before the sources are read again because one seems to be stalled [s]."""
 LATE_REREADS: Final = 8
@@ -355,10 +355,14 @@ class EngineLoop:
         while True:
             debounce_ns = 0 if self._is_urgent() else self._schedule.timing.debounce_ns
             until_ns = max(self._schedule.changed_ns + debounce_ns, self._throttled_until_ns)
-            remaining_s = self._remaining_s(min(until_ns, self._next_publish_ns()))
+            remaining_s = self._remaining_s(until_ns := min(until_ns, self._next_publish_ns()))
             if not remaining_s:
                 return
-            await trio.sleep(min(remaining_s, URGENT_POLL_S))
+            await trio.sleep(min(remaining_s, URGENT_PAUSE_S))
+            if remaining_s > URGENT_PAUSE_S:
+                self._source.clear()  # before the check: a later request wakes the wait
+                if not self._is_urgent():
+                    await self._wait(until_ns)
 
     def _next_publish_ns(self) -> int:
         """Return the monotonic time of the next heartbeat or watchdog notification [ns]."""
