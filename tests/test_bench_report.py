@@ -128,6 +128,13 @@ def test_text_report_has_ratios_verdicts_and_skipped_measurements() -> None:
     assert lines[-1] == "budgets: 1 met, 1 over (1 figure: poll.pass.warm.core)"
 
 
+def test_budget_whose_key_no_figure_has_is_named() -> None:
+    goal = {"max": 1.0, "why": "so"}
+    budgets = {"ratio": {"poll.pass.warm.croe": 1.05}, "goal": {"poll.x": goal, "soak.rss": goal}}
+    lines = lines_of(race_table(), budgets=budgets)
+    assert lines[-1] == "budgets: 0 met, 0 over; 2 unused (2 figures: poll.pass.warm.croe, poll.x)"
+
+
 def test_figure_with_too_few_samples_is_unsure() -> None:
     lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": {"p99": 1.0, "why": "so"}}})
     assert any(line.startswith("  core") and line.endswith("p99 1.00 s  unsure") for line in lines)

@@ -258,16 +258,21 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
-    """Return one line: the number of budgets met, and the figures whose budgets are exceeded or undecided.
+    """Return one line: the number of budgets met, and the figures of exceeded, undecided and unused budgets.
 
-    A figure can have several budgets, such as those of its median and of its p99.
+    A figure can have several budgets. A budget is unused if only other figures of its kind were measured.
     """
     verdicts = [(row.key, verdict.met) for row, verdict in _budget_verdicts(outcomes, budgets)]
     over = [key for key, met in verdicts if met is False]
     unsure = [key for key, met in verdicts if met is None]
     summary_text = f"budgets: {len(verdicts) - len(over) - len(unsure)} met, {len(over)} over"
     summary_text += _of_figures(over)
-    return summary_text + (f"; {len(unsure)} unsure{_of_figures(unsure)}" if unsure else "")
+    keys = {row.key for outcome in outcomes.values() for table in outcome.tables for row in table.rows}
+    kinds = {key.partition(".")[0] for key in keys}
+    limited = dict.fromkeys(key for part in ("ratio", "goal") for key in budgets.get(part, ()))
+    unused = [key for key in limited if key not in keys and key.partition(".")[0] in kinds]
+    others = ((unsure, "unsure"), (unused, "unused"))
+    return summary_text + "".join(f"; {len(one)} {state}{_of_figures(one)}" for one, state in others if one)
 
 
 def _of_figures(keys: Sequence[str]) -> str:
