@@ -234,6 +234,17 @@ def test_file_that_ends_anywhere_is_read_up_to_its_last_frame(short_day: list[St
     assert max(seen) < len(short_day)
 
 
+def test_zeros_at_the_end_are_cut_after_the_last_frame(short_day: list[Step], tmp_path: Path) -> None:
+    """A loss of power can leave them, if the file system had stored the size and not the data."""
+    path = segment_path(tmp_path, 1)
+    write_segment(path, short_day, per_frame=1)
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(4096))
+    assert count_steps(path) == (len(short_day), "the checksum of a frame is wrong")
+    assert cut_tail(path)
+    assert path.read_bytes() == data
+
+
 def test_changed_byte_ends_the_read_before_its_frame(short_day: list[Step], tmp_path: Path) -> None:
     path = segment_path(tmp_path, 1)
     write_segment(path, short_day, per_frame=1)
