@@ -547,6 +547,20 @@ def test_what_if_leaves_out_a_record_whose_comparison_fails(day: Path, tmp_path:
     assert compared.steps
 
 
+def test_what_if_names_lost_snapshots_and_segments_of_two_nodes(day: Path) -> None:
+    first, last = segment_paths(day)
+    reader, copy = SegmentReader(last), segment_path(day, 3)
+    writer = SegmentWriter(copy, reader.head._replace(node="other", lost=3), reader.state()[0])
+    writer.append([*reader.steps()])
+    writer.close()
+    last.unlink()
+    found = compare_record([first, copy], lambda settings: settings)
+    assert found.problems == [
+        f"{copy}: 3 snapshots right before it were not recorded",
+        f"{copy}: is of node other, compared as node node-a",
+    ]
+
+
 def test_record_that_is_named_twice_is_compared_once(
     day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

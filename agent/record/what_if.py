@@ -245,7 +245,11 @@ def _compare_record(
         except DrahealthError as error:
             result.problems.append(str(error))
             continue
-        result.node = reader.head.node
+        if reader.head.lost:
+            result.problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
+        if result.node not in ("", reader.head.node):
+            result.problems.append(f"{path}: is of node {reader.head.node}, compared as node {result.node}")
+        result.node = result.node or reader.head.node
         for replayed in reader.until_invalid(replay.verdicts(reader, with_cgroups=with_cgroups)):
             step = replayed.recorded
             offset_s = step.now.wall_s - step.now.mono_ns / NS
