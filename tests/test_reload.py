@@ -14,7 +14,7 @@ from agent.app.reload import READ_S, VALUE_CHARS, ConfigReloader, check_reloadab
 from agent.config.config import SETTINGS, Config, LoadedConfig, load_with_origins
 from agent.errors import ConfigError
 from agent.model.report import ConfigReload
-from agent.model.settings import RuleOverride
+from agent.model.settings import CustomCheck, RuleOverride
 from agent.model.socket_address import ListenAddress
 from agent.serve.sd_notify import SystemdNotifier
 
@@ -267,6 +267,13 @@ def test_changes_show_values_as_in_a_file() -> None:
         'taints.wait: "2s" to "500ms"',
     ]
     assert config_changes(before, before) == ()
+
+
+def test_change_of_a_check_shows_no_argument_of_its_command() -> None:
+    checks = (CustomCheck("fabric", ("/usr/bin/check", "--password", "pass1"), "gpu-*"),)
+    (change,) = config_changes(Config(node_name="n"), Config(node_name="n", checks=checks))
+    assert '"command": ["/usr/bin/check"]' in str(change)
+    assert "pass1" not in str(change)
 
 
 def test_long_value_is_cut_in_the_text_of_a_change() -> None:

@@ -46,9 +46,7 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
         ConfigError: A setting that only a restart can change differs; the text names all such settings.
     """
     fixed = [
-        f"{loaded.origins[change.setting.key].name}: {change}"
-        if change.setting.key in loaded.origins
-        else str(change)
+        f"{origin.name}: {change}" if (origin := loaded.origins.get(change.setting.key)) else str(change)
         for change in config_changes(before, loaded.config)
         if change.setting.is_fixed
     ]
@@ -60,7 +58,10 @@ def _text(setting: Setting, value: Any) -> str:
     """Return a setting's value as text of a configuration file, cut to VALUE_CHARS; ``unset`` for None."""
     if value is None:
         return "unset"
-    text = json.dumps(setting.kind.show(value), ensure_ascii=False)
+    shown = setting.kind.show(value)
+    if setting.key == "check":  # arguments of a command may be passwords, and many programs read the log
+        shown = [{**check, "command": check["command"][:1]} for check in shown]
+    text = json.dumps(shown, ensure_ascii=False)
     return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 3]}..."
 
 
