@@ -260,7 +260,7 @@ def test_nvml_opened_again_is_a_reload_only_of_another_module(
         module.mkdir()
     fake.send("reload")
     reopened = watched.until(lambda s: [gpu.handles for gpu in s.gpus] == [2, 2])
-    # the GPUs' threads may publish handles of the new session before the opener publishes the result of its pass
+    # a GPU's thread may publish its new handle before the opener publishes the result of its pass
     after = watched.until(lambda s: s.nvml.passes > reopened.nvml.passes)
     assert (after.generation, after.module) == (1 + is_loaded_again, module.stat().st_ino)
 
