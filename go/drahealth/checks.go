@@ -134,7 +134,7 @@ func (c *Client) Recheck(name string) error {
 	}
 	for key, run := range k.runs {
 		if name == "" || name == key.check {
-			run.soon()
+			fill(run.now)
 		}
 	}
 	return nil
@@ -180,14 +180,6 @@ type checkRun struct {
 	now      chan struct{} // capacity 1; full: a run is due now
 	replaced *declaration  // of other hardware, which the agent has not accepted yet; nil: none
 	panicked bool          // a panic was logged; only for the goroutine of the current run
-}
-
-// soon makes a run due now.
-func (run *checkRun) soon() {
-	select {
-	case run.now <- struct{}{}:
-	default: // one is due already
-	}
 }
 
 func newChecks() *checks {
@@ -293,7 +285,7 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 		}
 	}
 	c.declared.Store(declared)
-	c.declareSoon()
+	fill(c.undeclared)
 	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
 }
 
@@ -313,7 +305,7 @@ func (k *checks) accepted(declared *declaration) {
 	for _, run := range k.runs {
 		if run.replaced == declared {
 			run.replaced = nil
-			run.soon()
+			fill(run.now)
 		}
 	}
 }
@@ -424,7 +416,7 @@ func (k *checks) set(key checkKey, run *checkRun, newest result) {
 		newest.number = k.ran[key]
 		k.newest[key] = newest
 		k.unsent[key] = true
-		k.sendSoon()
+		fill(k.wake)
 	}
 }
 
@@ -435,14 +427,7 @@ func (k *checks) resend() {
 	for key := range k.newest {
 		k.unsent[key] = true
 	}
-	k.sendSoon()
-}
-
-func (k *checks) sendSoon() {
-	select {
-	case k.wake <- struct{}{}:
-	default: // sending is already due
-	}
+	fill(k.wake)
 }
 
 // take returns results that are to be sent, with their ages, and their keys.

@@ -245,6 +245,14 @@ func (c *Client) complain(ctx context.Context, err error, msg string) {
 	c.onError(ctx, fmt.Errorf("%w (%w)", err, kubeletplugin.ErrRecoverable), msg)
 }
 
+// fill fills a channel of capacity 1, unless it is full already.
+func fill(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
+
 // sleep pauses, or returns false as soon as ctx is done.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {

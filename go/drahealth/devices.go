@@ -152,13 +152,6 @@ func (c *Client) Declare(devices ...Device) {
 	c.redeclare(append([]Device{}, devices...))
 }
 
-func (c *Client) declareSoon() {
-	select {
-	case c.undeclared <- struct{}{}:
-	default: // a declaration is already due
-	}
-}
-
 // keepDeclared repeats declarations until they succeed.
 func (c *Client) keepDeclared() {
 	for {
@@ -183,7 +176,7 @@ func (c *Client) keepDeclared() {
 func (c *Client) declareAgain(ctx context.Context) {
 	c.checks.resend()
 	if c.sync(ctx, true) != nil {
-		c.declareSoon()
+		fill(c.undeclared)
 	}
 }
 
