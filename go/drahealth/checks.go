@@ -575,6 +575,19 @@ func (c *Client) sendEach(ctx context.Context, results []*pb.CheckResult, refusa
 	return c.sendBatch(results)
 }
 
+// unknown returns the devices with checks that the agent does not know.
+func (k *checks) unknown() map[device]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	devices := map[device]bool{}
+	if k.absent {
+		for key := range k.runs {
+			devices[key.device] = true
+		}
+	}
+	return devices
+}
+
 // answered notes whether the agent has ReportChecks; it returns true if it was not known that it has not.
 func (k *checks) answered(absent bool) bool {
 	k.mu.Lock()

@@ -328,6 +328,39 @@ func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 	})
 }
 
+func TestDevicesThatAnOldAgentRefusesMakeNoSilentAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			return status.Error(codes.InvalidArgument, "devices[0].part: not set, or unknown to this agent")
+		}
+		slow := one("cpu-node0", healthv1.HealthStatus_HEALTHY, 180, "")
+		a.health = func(stream healthStream) error {
+			if err := stream.Send(slow); err != nil {
+				return err
+			}
+			return sendEvery(60*second, slow, slow, slow)(stream)
+		}
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			return nil, nil
+		}})
+		c.Declare(card("a"))
+		k := startKubelet(ctx, c)
+		time.Sleep(5 * second)
+		k.received(t)
+		time.Sleep(170 * second)
+		got := k.received(t)
+		for _, one := range got {
+			if one.text != "" && one != (reportedHealth{one.at, "a", isUnknown, noChecks, 180 * second}) {
+				t.Errorf("the kubelet received %v", one)
+			}
+		}
+		if len(got) < 4 {
+			t.Errorf("the kubelet received only %v", got)
+		}
+	})
+}
+
 func TestChangeOfOneDeviceDoesNotChangeOthersWithAnOldAgent(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		faulty := one("a", healthv1.HealthStatus_UNHEALTHY, 30, "cpu.offline")

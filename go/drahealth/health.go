@@ -33,7 +33,7 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	lists := make(chan list)
 	reader.Go(func() { c.readHealth(ctx, lists) })
 
-	relay, outage, listed := newRelay(time.Now()), "", map[device]bool{}
+	relay, outage := newRelay(time.Now()), ""
 	timer := time.NewTimer(firstAnswer)
 	for {
 		var updates [][]kubeletplugin.DeviceHealth
@@ -45,8 +45,8 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 			if got.err != nil {
 				updates = relay.lost(reasonOf(got.err), c.declared.Load(), time.Now())
 			} else {
-				got.devices = c.checks.hide(got, listed, time.Now())
 				updates = relay.received(got, c.declared.Load(), time.Now())
+				relay.hide(updates, c.checks.unknown(), time.Now())
 			}
 		case <-timer.C:
 			var hangs bool
@@ -117,37 +117,6 @@ func (c *Client) readStream(ctx context.Context, lists chan<- list) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// hide makes the devices of a list Unknown that have checks which the agent does not know. It adds those that the
-// agent has not listed on this stream, because it may have refused them. listed keeps the devices that it has.
-func (k *checks) hide(got list, listed map[device]bool, now time.Time) []kubeletplugin.DeviceHealth {
-	if got.first {
-		clear(listed)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	checked, devices := map[device]bool{}, got.devices // a device without a pool has the node's name as pool
-	for key := range k.runs {
-		checked[key.device] = k.absent
-	}
-	for at := range devices {
-		one := &devices[at]
-		key := device{one.PoolName, one.DeviceName}
-		listed[key] = true
-		if (checked[key] || checked[device{"", one.DeviceName}]) && one.Health == kubeletplugin.HealthStatusHealthy {
-			one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
-		}
-	}
-	for key, hidden := range checked {
-		if hidden && key.pool != "" && !listed[key] {
-			devices = append(devices, kubeletplugin.DeviceHealth{
-				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
-				LastUpdated: now, HealthCheckTimeout: defaultLease, Message: noChecks,
-			})
-		}
-	}
-	return devices
 }
 
 func devicesOf(message *healthv1.NodeWatchResourcesResponse) []kubeletplugin.DeviceHealth {

@@ -85,6 +85,33 @@ func (s *relay) received(got list, declared *declaration, now time.Time) [][]kub
 	return lists
 }
 
+// hide makes the devices of lists Unknown that have checks which the agent does not know. It adds those that the agent
+// has not listed on this stream, because it may have refused them.
+func (s *relay) hide(lists [][]kubeletplugin.DeviceHealth, hidden map[device]bool, now time.Time) {
+	if len(lists) == 0 {
+		return
+	}
+	for _, devices := range lists {
+		for at := range devices {
+			one := &devices[at] // a device that was declared without a pool has the node's name as pool
+			known := hidden[device{one.PoolName, one.DeviceName}] || hidden[device{"", one.DeviceName}]
+			if known && one.Health == kubeletplugin.HealthStatusHealthy {
+				one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
+			}
+		}
+	}
+	last := &lists[len(lists)-1]
+	for key := range hidden {
+		if key.pool != "" && !s.listed[key] {
+			s.leases[key] = cmp.Or(s.lease, defaultLease) // lists come three times within s.lease
+			*last = append(*last, kubeletplugin.DeviceHealth{
+				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
+				LastUpdated: now, HealthCheckTimeout: s.leases[key], Message: noChecks,
+			})
+		}
+	}
+}
+
 // lost handles the end of a stream. During an outage it changes nothing; the first reason stays.
 func (s *relay) lost(reason string, declared *declaration, now time.Time) [][]kubeletplugin.DeviceHealth {
 	s.quiet, s.kept = now, nil
