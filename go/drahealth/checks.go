@@ -108,7 +108,8 @@ type HealthCheck struct {
 
 // Check runs a check on the devices of Declare, present and later ones, until the client is closed, and
 // reports the results to the agent. It is called before Declare, so that no device is reported before its first
-// result.
+// result. The first run is at once. When the agent accepts a Part that is new to the client, the check runs again,
+// because for the agent earlier results may be about other hardware.
 //
 // A result has a lease of three periods and the timeout. If the driver, or the check, stops, its devices
 // become Unknown when the lease ends, and never stay Healthy. So they are while the agent has no result, and
@@ -167,7 +168,7 @@ type checks struct {
 	newest map[checkKey]result
 	unsent map[checkKey]bool
 	ran    map[checkKey]int64 // number of the last run, also of devices that are no longer declared
-	parts  map[device]Part    // the newest part of each device, also of these
+	known  map[device]Part    // the part that the agent accepted last, also of these
 	absent bool               // the agent does not have ReportChecks
 	failed bool               // OnError got the agent's refusal of a result
 }
@@ -178,7 +179,7 @@ type checkRun struct {
 	device   Device
 	cancel   context.CancelFunc
 	now      chan struct{} // capacity 1; full: a run is due now
-	replaced *declaration  // of other hardware, which the agent has not accepted yet; nil: none
+	awaited  *declaration  // the agent may have other hardware for the device until it accepts this; nil: none
 	panicked bool          // a panic was logged; only for the goroutine of the current run
 }
 
@@ -186,7 +187,7 @@ func newChecks() *checks {
 	return &checks{
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, runsMax),
 		runs: map[checkKey]*checkRun{}, newest: map[checkKey]result{}, unsent: map[checkKey]bool{},
-		ran: map[checkKey]int64{}, parts: map[device]Part{},
+		ran: map[checkKey]int64{}, known: map[device]Part{},
 	}
 }
 
@@ -253,18 +254,16 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 	for i, one := range devices {
 		message := messageOf(one)
 		name := device{one.Pool, one.Name}
-		part, known := k.parts[name]
-		replaced := known && !reflect.DeepEqual(part, one.Part)
-		k.parts[name], declared.names[name] = one.Part, true
+		waits := !reflect.DeepEqual(k.known[name], one.Part)
+		declared.names[name] = true
 		for _, check := range wanted[i] {
 			key := checkKey{check.Name, name}
 			message.Checks = append(message.Checks, check.Name)
 			kept[key] = true
 			run := k.runs[key]
-			waits := replaced || (run != nil && run.replaced != nil)
-			if run != nil && replaced { // a result about the former hardware must not count
-				k.end(key)
-				run = nil
+			if run != nil && !reflect.DeepEqual(run.device.Part, one.Part) {
+				k.end(key) // a result about the former hardware must not count
+				run, waits = nil, true
 			}
 			if run == nil {
 				ctx, cancel := context.WithCancel(c.background)
@@ -272,9 +271,9 @@ func (c *Client) declareChecked(devices []Device, wanted [][]*HealthCheck) {
 				k.runs[key] = run
 				c.inBackground(func() { c.runPeriodically(ctx, key, run) })
 			}
-			run.device = one
+			run.device, run.awaited = one, nil
 			if waits {
-				run.replaced = declared
+				run.awaited = declared
 			}
 		}
 		declared.devices = append(declared.devices, message)
@@ -297,15 +296,18 @@ func (k *checks) end(key checkKey) {
 	delete(k.unsent, key)
 }
 
-// accepted makes a run due now of each check whose device has other hardware since a declaration that the agent has
-// accepted: for the agent, results from before are about the former hardware.
+// accepted makes a run due now of each check with a result whose device may have other hardware since a declaration
+// that the agent has accepted: for the agent, results from before are about the former hardware. So it is with the
+// first declaration of a part: the former one can be that of the driver before a restart.
 func (k *checks) accepted(declared *declaration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, run := range k.runs {
-		if run.replaced == declared {
-			run.replaced = nil
-			fill(run.now)
+	for key, run := range k.runs {
+		if run.awaited == declared {
+			run.awaited, k.known[key.device] = nil, run.device.Part
+			if _, ran := k.newest[key]; ran { // else the current run ends after the declaration
+				fill(run.now)
+			}
 		}
 	}
 }

@@ -488,12 +488,38 @@ func TestOtherHardwareUnderANameIsCheckedAgainOnceItIsDeclared(t *testing.T) {
 						newest = line
 					}
 				}
-				if want := "a 3: card.part {0000:02:00.0 }"; newest != want {
+				if want := "a 4: card.part {0000:02:00.0 }"; newest != want {
 					t.Errorf("after the answer %q, not %q; all: %q, %d before", newest, want, r.texts(), first)
 				}
 			})
 		})
 	}
+}
+
+// TestCheckRunsAgainOnceTheFirstDeclarationIsAccepted covers a driver that was restarted with other hardware: the agent
+// ignores results from before its declaration.
+func TestCheckRunsAgainOnceTheFirstDeclarationIsAccepted(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
+			sleep(ctx, second)
+			return nil
+		}
+		a.start()
+		for name, takes := range map[string]time.Duration{"link": 0, "memory": 10 * second} {
+			add(t, c, HealthCheck{Name: name, Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+				time.Sleep(takes)
+				return Degraded("card.slow", "%s", name), nil
+			}})
+		}
+		c.Declare(cpu("a"))
+		time.Sleep(29 * time.Minute)
+		// a run that ends after the declaration is about the declared hardware
+		if got, want := r.texts(), []string{"a 1: card.slow link", "a 2: card.slow link", "a 1: card.slow memory"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+	})
 }
 
 func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
@@ -508,7 +534,7 @@ func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
 		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}})
 		time.Sleep(second)
 		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:02:00.0"}})
-		time.Sleep(20 * second)
+		time.Sleep(13 * second) // the second run of a period from 5 to 10 s has ended
 		for _, line := range r.texts() {
 			if strings.Contains(line, "0000:01") {
 				t.Errorf("reported %q", line)
