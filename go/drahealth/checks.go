@@ -381,6 +381,12 @@ func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome
 		}
 		return found, nil
 	case <-timed.Done():
+		if ctx.Err() != nil { // the driver may soon free what the check uses
+			select {
+			case <-returned:
+			case <-time.After(budget):
+			}
+		}
 		return late, returned
 	}
 }

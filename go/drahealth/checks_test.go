@@ -543,6 +543,39 @@ func TestResultAboutFormerHardwareIsNotReported(t *testing.T) {
 	})
 }
 
+func TestCloseWaitsForACheckThatEndsWithItsContext(t *testing.T) {
+	for _, one := range []struct {
+		name       string
+		takes      time.Duration
+		wantClosed time.Duration
+	}{
+		{"ends", second / 10, second / 10},
+		{"ignores its context", 30 * second, budget},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+				var ended atomic.Bool
+				a.checks = func(context.Context, *pb.ReportChecksRequest) error { return nil }
+				a.start()
+				add(t, c, HealthCheck{Name: "link", Every: time.Minute, Run: func(ctx context.Context, _ Device) (*Finding, error) {
+					<-ctx.Done()
+					time.Sleep(one.takes)
+					ended.Store(true)
+					return nil, ctx.Err()
+				}})
+				c.Declare(card("a"))
+				time.Sleep(second)
+				began := time.Now()
+				c.Close()
+				if took := time.Since(began); took != one.wantClosed || ended.Load() != (one.takes < budget) {
+					t.Errorf("closed after %s, the check has ended: %t", took, ended.Load())
+				}
+				time.Sleep(30 * second)
+			})
+		})
+	}
+}
+
 func TestRecheckRunsACheckAtOnce(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported

@@ -22,8 +22,9 @@
 //
 // Prepare and Unprepare wait for the agent for at most 500 ms in one call of the kubelet, StartPrepare and
 // Report together as well, and a failed fetch of KubeClient's claims and Close too. They do not wait at all while
-// the agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
-// waits for the client's goroutines, but not for a check that ignores its context. All other functions return at once.
+// the agent is known to be absent. Prepare and Report wait longer only for the taint of a device that failed, see
+// TaintWait. WatchHealthStatus and WatchTaints block until their context is done. Close waits for the client's
+// goroutines, and for 500 ms for a check that ignores its context. All other functions return at once.
 //
 // # Errors
 //
@@ -167,8 +168,9 @@ func New(driver string, options ...Option) (*Client, error) {
 }
 
 // Close stops the client's goroutines and waits for them. Reports that are not delivered yet get 500 ms, unless the
-// agent is known to be absent; all other calls of the agent are aborted. WatchHealthStatus reports Unknown until its
-// ctx is done. A second call does nothing.
+// agent is known to be absent; all other calls of the agent are aborted. The contexts of checks that run are
+// cancelled, and the checks get 500 ms to return. WatchHealthStatus reports Unknown until its ctx is done. A second
+// call does nothing.
 func (c *Client) Close() error {
 	if !c.absent() {
 		c.reports.wait(budget)
