@@ -34,7 +34,7 @@ const (
 	// runsMax limits the checks that run at once; a hung one frees its slot at its timeout.
 	runsMax = 16
 	// batchMax limits the results of one request, which is below the agent's 512 KiB with the longest texts.
-	batchMax = 128
+	batchMax = 32
 	// reportChecksTimeout limits a call with results.
 	reportChecksTimeout = 5 * time.Second
 	// leaseMin is the shortest lease of a result.
@@ -484,7 +484,7 @@ func messageOfResult(key checkKey, newest result) *pb.CheckResult {
 		message.Outcome = &pb.CheckResult_NoFault{NoFault: &pb.NoFault{}}
 	default:
 		message.Outcome = &pb.CheckResult_Finding{Finding: &pb.CheckFinding{
-			Code:     found.Code,
+			Code:     evidenceText(found.Code),
 			Severity: severityOf(found.Severity),
 			Evidence: cutBytes(oneLine(found.Evidence), evidenceMax),
 			Advice:   cutBytes(oneLine(found.Advice), evidenceMax),

@@ -424,6 +424,34 @@ func TestRefusedResultBecomesNoResult(t *testing.T) {
 	}, note)
 }
 
+func TestResultsWithTheLongestTextsFitIntoARequest(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = func(ctx context.Context, request *pb.ReportChecksRequest) error {
+			if size := proto.Size(request); size > 512<<10 {
+				t.Errorf("%d results are %d bytes", len(request.GetResults()), size)
+			}
+			return r.take(ctx, request)
+		}
+		long := strings.Repeat("x", 1<<13)
+		add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+			return &Finding{Code: "\xff" + long, Evidence: long, Advice: long}, nil
+		}})
+		var devices []Device
+		for number := range 200 {
+			devices = append(devices, card(fmt.Sprintf("%063d", number)))
+			devices[number].Pool = long[:253]
+		}
+		c.Declare(devices...)
+		time.Sleep(2 * second) // no agent: all results wait
+		a.start()
+		time.Sleep(5 * second)
+		if got := len(r.entries()); got < len(devices) {
+			t.Errorf("%d results of %d devices", got, len(devices))
+		}
+	})
+}
+
 func TestRemovedDeviceIsNoLongerChecked(t *testing.T) {
 	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var r reported
