@@ -406,6 +406,9 @@ func (run *checkRun) call(ctx context.Context, checked Device) (found outcome) {
 		}
 	}()
 	finding, err := run.check.Run(ctx, checked)
+	if finding != nil {
+		finding = new(*finding) // the next run may change the driver's own
+	}
 	return outcome{finding, err}
 }
 

@@ -387,6 +387,25 @@ func TestChangeOfOneDeviceDoesNotChangeOthersWithAnOldAgent(t *testing.T) {
 	})
 }
 
+func TestFindingThatADriverReusesIsReportedAsItWas(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		finding := Unhealthy("card.link", "link is down")
+		add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+			return finding, nil
+		}})
+		c.Declare(card("a"))
+		synctest.Wait()
+		finding.Evidence = "changed"
+		a.start()
+		time.Sleep(second / 2)
+		if got, want := r.texts(), "a 1: card.link link is down"; len(got) == 0 || got[0] != want {
+			t.Errorf("reported %q, not %q first", got, want)
+		}
+	})
+}
+
 func TestRefusedResultBecomesNoResult(t *testing.T) {
 	var complaints journal[string]
 	note := OnError(func(_ context.Context, err error, msg string) { complaints.add(msg) })
