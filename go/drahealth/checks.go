@@ -527,9 +527,10 @@ func (c *Client) sendResults() {
 			return
 		case <-c.checks.wake:
 		}
-		for keys, results := c.checks.take(); len(keys) > 0; keys, results = c.checks.take() {
+		for more := true; more; { // also without results: the answer shows whether the agent knows checks
+			keys, results := c.checks.take()
 			if err := c.sendBatch(results); err == nil {
-				pause = retryMin
+				pause, more = retryMin, len(keys) == batchMax
 				continue
 			}
 			c.checks.putBack(keys)

@@ -303,6 +303,29 @@ func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T)
 	}, note)
 }
 
+func TestDeviceIsUnknownWithAnOldAgentBeforeItsFirstResult(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
+			sleep(ctx, second)
+			return nil
+		}
+		a.health = sendLists(healthy("a"))
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: time.Minute, Run: func(ctx context.Context, _ Device) (*Finding, error) {
+			sleep(ctx, time.Hour)
+			return nil, ctx.Err()
+		}})
+		c.Declare(cpu("a"))
+		k := startKubelet(ctx, c)
+		time.Sleep(10 * second)
+		got := k.received(t)
+		if slices.ContainsFunc(got, func(one reportedHealth) bool { return one.health != isUnknown }) ||
+			len(got) == 0 || got[len(got)-1].text != noChecks {
+			t.Errorf("the kubelet received %v", got)
+		}
+	})
+}
+
 func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
