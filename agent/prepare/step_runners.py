@@ -306,18 +306,14 @@ def classified(
         TypeError: The decorator has no monitor. Raised by the decorated handler: no argument is a claim.
     """
     given: object = tracker_or_monitor  # of ``@classified`` without parentheses the handler, never called
-    if not isinstance(given, HasPrepareFailureTracker | PrepareResultTracker):
+    tracker = given.tracker if isinstance(given, HasPrepareFailureTracker) else given
+    if not isinstance(tracker, PrepareResultTracker):
         raise TypeError(f"classified(): {given!r} is not a monitor; write @drahealth.classified(monitor)")
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
             prepared = (
                 get_claim(*args, **kwargs) if get_claim else _find_claim(function, (*args, *kwargs.values()))
-            )
-            tracker: PrepareResultTracker = (
-                tracker_or_monitor.tracker
-                if isinstance(tracker_or_monitor, HasPrepareFailureTracker)
-                else tracker_or_monitor
             )
             return prepare_steps(tracker, prepared, patterns)
 
