@@ -53,7 +53,6 @@ LONG_SUITES: Final = frozenset({"soak"})
 """Suites that run only if --suite names them."""
 PACKAGE: Final = Path(agent.__file__).parent
 MISSED: Final = 1
-INTERRUPTED: Final = 128 + signal.SIGINT
 UNREAD: Final = 128 + signal.SIGPIPE
 TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -74,8 +73,6 @@ def main() -> int:
     except OutputError as error:
         print_last_error(f"python -m agent.bench: {error}")
         return os.EX_IOERR
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:

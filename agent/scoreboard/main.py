@@ -24,7 +24,6 @@ from agent.scoreboard.report import (
 from agent.system.output import print_last_error
 from agent.version import VERSION
 
-INTERRUPTED: Final = 128 + signal.SIGINT
 UNREAD: Final = 128 + signal.SIGPIPE
 ALL: Final = "all"
 
@@ -53,8 +52,6 @@ def main() -> int:
     except OutputError as error:
         print_last_error(f"python -m agent.scoreboard: {error}")
         return os.EX_IOERR
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
 
 

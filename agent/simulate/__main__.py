@@ -10,5 +10,5 @@ if __name__ == "__main__":  # processes of the simulation import this module and
 
         unbuffer_outputs()
         sys.exit(main())
-    except KeyboardInterrupt:  # during imports
+    except KeyboardInterrupt:  # also during imports
         sys.exit(128 + signal.SIGINT)

@@ -171,7 +171,6 @@ def _shorter_events(script: NodeScript) -> Iterator[NodeScript]:
 # --- the command -------------------------------------------------------------------------------------------
 
 PROGRAM: Final = "python -m agent.simulate"
-INTERRUPTED: Final = 128 + signal.SIGINT
 UNREAD: Final = 128 + signal.SIGPIPE
 NODES_MAX: Final = 1_000_000
 CHUNKS_PER_PROCESS: Final = 2
@@ -193,8 +192,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, OutputError) as error:
         print_last_error(f"{PROGRAM}: {error}")
         return 2 if isinstance(error, ConfigError) else os.EX_IOERR
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
