@@ -6,6 +6,8 @@ from typing import Final
 
 NS: Final = 1_000_000_000
 """Number of nanoseconds in a second."""
+WALL_MAX_S: Final = 253_402_300_799
+"""Largest valid time: the end of the year 9999 [s since 1970]."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

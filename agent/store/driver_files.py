@@ -22,10 +22,10 @@ from msgspec.structs import asdict, astuple
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Effect, Health, Repair, Taint, Taints
 from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
+from agent.model.time import WALL_MAX_S
 from agent.prepare.prepare_ledger import DriverFaults, LedgerEntry, PrepareLedger, merge_ledgers
 from agent.store import state_files
 from agent.store.state_files import (
-    WALL_MAX_S,
     StateWriteError,
     UnusableFile,
     decode_json,

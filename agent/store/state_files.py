@@ -33,8 +33,6 @@ READ_ATTEMPTS: Final = 4
 """Number of reads of a state file that the system cannot read for now, such as for lack of descriptors."""
 READ_PAUSE_S: Final = 0.2
 """Pause between two reads of such a file [s]."""
-WALL_MAX_S: Final = 253_402_300_799
-"""Largest valid time: the end of the year 9999 [s since 1970]."""
 
 _WRONG_KIND: Final = frozenset({0, EISDIR, ELOOP, ENOTDIR, ENXIO})
 """Error numbers of a read of a path that is no regular file; 0: no system call failed."""

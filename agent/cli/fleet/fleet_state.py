@@ -22,6 +22,7 @@ import msgspec
 from agent.config.api_access import without_login
 from agent.errors import ApiError, ApiUnreachableError, ConfigError, UsageError
 from agent.model.health import Severity
+from agent.model.time import WALL_MAX_S
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -181,8 +182,6 @@ SEVERITIES: Final = {
 }
 FLAPS: Final = 3
 """Number of times within an hour that a device must stop being usable to count as flapping."""
-TIME_MAX_S: Final = 253_402_300_800
-"""Time from which on a time in a metric is not known: the year 10000 [s since 1970]."""
 SILENT: Final = "1h"
 """Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
 REPORT_S: Final = 180.0
@@ -319,7 +318,9 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
     nodes = {_node(age, node_label) for age in ages if age.value <= REPORT_S}
     causes = _causes(query(findings), node_label)
     since_of = {
-        _device(sample, node_label): sample.value for sample in query(since) if 0 <= sample.value < TIME_MAX_S
+        _device(sample, node_label): sample.value
+        for sample in query(since)
+        if 0 <= sample.value <= WALL_MAX_S
     }
     return Fleet(
         nodes=tuple(sorted(nodes)),
