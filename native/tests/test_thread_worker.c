@@ -29,7 +29,7 @@ static void run(void *arg)
     o->runs = true;
     if (o->hang_fd >= 0)
         (void)!read(o->hang_fd, &byte, 1);
-    while (!dh_worker_sleep(&o->worker, DH_NS / 1000))
+    while (!dh_worker_wait(&o->worker, -1, dh_now_ns() + DH_NS / 1000))
         ;
 }
 
@@ -103,7 +103,7 @@ static void test_several_workers_stop_in_parallel(void)
         CHECK_INT(dh_worker_start(&o[i]->worker, "dh-test", 0), 0);
     for (int i = 0; i < 2; i++)
         dh_worker_request_stop(&o[i]->worker);
-    CHECK(dh_worker_sleep(&o[1]->worker, 3600 * DH_NS)); /* one request reaches all */
+    CHECK(dh_worker_wait(&o[1]->worker, -1, dh_now_ns() + 3600 * DH_NS)); /* one request reaches all */
     for (int i = 0; i < 2; i++)
         CHECK_INT(dh_worker_stop(&o[i]->worker, FX_PATIENCE_NS), 0);
     CHECK_INT(released, 5);

@@ -308,9 +308,9 @@ static void pass_paced(struct dh_sampler *s)
  */
 static bool rescan_begin(struct dh_sampler *s)
 {
-    uint64_t since_ns = dh_now_ns() - s->rescan_ns;
+    uint64_t next_ns = s->rescan_ns + RESCAN_GAP_NS;
 
-    if (since_ns < RESCAN_GAP_NS && dh_worker_sleep(&s->worker, RESCAN_GAP_NS - since_ns))
+    if (dh_now_ns() < next_ns && dh_worker_wait(&s->worker, -1, next_ns))
         return true;
     s->rescan_ns = dh_now_ns();
     s->rescan_requested = true;

@@ -83,14 +83,6 @@ int dh_worker_start(struct dh_worker *w, const char *name, size_t stack)
     return 0;
 }
 
-bool dh_worker_sleep(struct dh_worker *w, uint64_t ns)
-{
-    struct pollfd stop = { .fd = w->stop_fd, .events = POLLIN };
-    struct timespec t = dh_timespec(ns);
-
-    return ppoll(&stop, 1, &t, NULL) > 0;
-}
-
 bool dh_worker_wait(struct dh_worker *w, int fd, uint64_t until_ns)
 {
     struct pollfd fds[] = { { .fd = w->stop_fd, .events = POLLIN }, { .fd = fd, .events = POLLIN } };

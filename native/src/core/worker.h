@@ -56,13 +56,6 @@ void dh_worker_close(struct dh_worker *w);
 int dh_worker_start(struct dh_worker *w, const char *name, size_t stack);
 
 /*
- * dh_worker_sleep() - sleep, unless the thread is requested to stop. For the thread itself.
- *
- * Return: whether it is requested to stop, before or during @ns.
- */
-bool dh_worker_sleep(struct dh_worker *w, uint64_t ns);
-
-/*
  * dh_worker_wait() - wait until @fd is readable, or @until_ns, or the thread is requested to stop. For the
  * thread itself.
  * @fd: -1 is none
