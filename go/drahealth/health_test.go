@@ -216,6 +216,27 @@ func TestDriverThatLostItsDevicesHasNoSilentAgent(t *testing.T) {
 	})
 }
 
+func TestDriverThatLostItsDevicesStopsReportingThemAfterAnOutage(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"))
+		a.start()
+		c.Declare(cpu("a"))
+		k := startKubelet(ctx, c)
+		k.received(t)
+		c.Declare()
+		a.stop()
+		if got := k.received(t); len(got) != 1 || got[0].text != gone {
+			t.Errorf("the kubelet received %v", got)
+		}
+		a.health = sendLists()
+		a.start()
+		time.Sleep(30 * second)
+		k.received(t)
+		time.Sleep(10 * time.Minute)
+		k.expect(t)
+	})
+}
+
 func TestOtherLeasesOnAStreamMakeNoSilentAgent(t *testing.T) {
 	for _, other := range []struct {
 		name    string

@@ -128,6 +128,8 @@ func (s *relay) waited(declared *declaration, now time.Time) (_ [][]kubeletplugi
 		s.quiet = now
 		switch {
 		case declared != nil && len(declared.devices) == 0: // without devices the agent sends no lists
+			s.outage = ""
+			clear(s.leases)
 		case s.outage != "":
 			hangs = true
 		case s.lease == 0:
