@@ -37,21 +37,24 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class BrokenLogHandler(logging.Handler):
-    """Logging handler of a host that raises at every warning and error."""
+    """Logging handler of a host that raises at every record of its level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise BrokenPipeError("the log collector does not answer")
 
 
 @contextmanager
-def broken_log_handler() -> Iterator[None]:
+def broken_log_handler(level: int = logging.WARNING) -> Iterator[None]:
     """Add a handler that raises to the library's logger during a ``with`` block."""
-    handler, logger = BrokenLogHandler(logging.WARNING), logging.getLogger("agent")
+    handler, logger = BrokenLogHandler(level), logging.getLogger("agent")
+    level_before = logger.level
     logger.addHandler(handler)
+    logger.setLevel(level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level_before)
 
 
 def ref(name: str) -> DeviceRef:

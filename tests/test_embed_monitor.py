@@ -380,10 +380,9 @@ def test_failed_core_makes_every_device_unknown() -> None:
     assert errors == [(monitor.failure, "dh-core")]
 
 
-def test_logging_handler_that_raises_hides_no_failure() -> None:
-    errors: list[BaseException] = []
+def test_logging_handler_that_raises_ends_no_check() -> None:
     fails = threading.Event()
-    monitor = monitor_of(on_error=errors.append)
+    monitor = monitor_of()
     monitor.add(Device("d-0"))
 
     @monitor.check(every_s=0.1, timeout_s=PATIENCE_S)
@@ -394,6 +393,17 @@ def test_logging_handler_that_raises_hides_no_failure() -> None:
     with broken_log_handler(), monitor:
         until(monitor, "d-0", Health.HEALTHY)
         fails.set()
+        until(monitor, "d-0", Health.UNKNOWN, "check.link.unreadable")
+        fails.clear()
+        until(monitor, "d-0", Health.HEALTHY)
+        assert monitor.failure is None
+
+
+def test_logging_handler_that_raises_hides_no_failure() -> None:
+    errors: list[BaseException] = []
+    monitor = monitor_of(clock=BrokenClock(broken=True), on_error=errors.append)
+    monitor.add(Device("d-0"))
+    with broken_log_handler(), monitor:
         eventually(lambda: bool(errors), "on_error is called")
         assert errors == [monitor.failure]
         until(monitor, "d-0", Health.UNKNOWN, "agent.failed")

@@ -11,7 +11,6 @@ traceback: an agent with only one of them would report wrong health to the kubel
 """
 
 import gc
-import logging
 import os
 import random
 import signal
@@ -65,7 +64,7 @@ from agent.system.files import (
 from agent.system.output import has_terminal
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
-from agent.system.timing import read_clocks
+from agent.system.timing import get_logger, read_clocks
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ CLUSTER_STOP_S: Final = 0.05
 MIN_STOP_S: Final = 0.05  # shortest time that each part has to stop, even after a hung one
 IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within microseconds
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ReportReceiver(Protocol):

@@ -5,7 +5,6 @@ restart. Pure.
 """
 
 import json
-import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +16,7 @@ from agent.model.report import ConfigReload
 from agent.serve.sd_notify import SystemdNotifier
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
+from agent.system.timing import get_logger
 
 VALUE_CHARS: Final = 200
 """Longest text of a value in a log line [characters]; tables of rules can be long."""
@@ -70,7 +70,7 @@ def _text(setting: Setting, value: Any) -> str:
 READ_S: Final = 10.0
 """Longest time to read the configuration files [s]; a hung disk must not leave systemd waiting."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ConfigReloader:

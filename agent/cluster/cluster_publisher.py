@@ -5,7 +5,6 @@ away for a day costs one attempt a minute, and gets the newest state once it is 
 holds the node's Lease object writes.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -41,7 +40,7 @@ from agent.sources.kubectl_files import read_kubeconfig
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
+from agent.system.timing import LogRateLimiter, get_logger, random_fraction, read_clocks
 
 MANAGER: Final = "drahealth"
 """Name of the agent as field manager of objects in the API server, and as source of its events."""
@@ -76,7 +75,7 @@ RULES_S: Final = 5.0
 MAINTENANCE_S: Final = 60.0
 """Interval at which the Node is read while events wait for the end of its maintenance [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class TaskIntervals(NamedTuple):

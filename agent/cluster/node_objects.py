@@ -10,7 +10,6 @@ clock: the times in a Lease come from clocks of other machines.
 """
 
 import hashlib
-import logging
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from agent.model.time import NS, Instant, rfc3339
 from agent.serve.kube_api.api_server import NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.store.state_files import StateWriteError, write_and_rename
 from agent.system.files import ReadError, read_bounded
+from agent.system.timing import get_logger
 
 ALL_DEVICES: Final = "DRADevicesHealthy"
 """Type of the Node's condition about all of its devices."""
@@ -277,7 +277,7 @@ IDENTITY_FILE: Final = "cluster-writer"
 The directory belongs to one agent at a time, so that an agent after a restart holds the Lease at once.
 """
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def load_identity(state_dir: Path, node: str) -> str:

@@ -8,7 +8,6 @@ that was not reachable gets the newest state once.
 """
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from agent.serve.platform_connector import entities_of, health_event, send_healt
 from agent.store.state_files import write_and_rename
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter, random_fraction, read_clocks
+from agent.system.timing import LogRateLimiter, get_logger, random_fraction, read_clocks
 
 DEVICE_S: Final = 30.0
 """Shortest time between two events about a device [s]: the limit for a device that flaps."""
@@ -47,7 +46,7 @@ DEVICES_BYTES: Final = 1 << 20
 IDLE_S: Final = 3600.0
 """Longest wait of the publisher's thread for a changed report [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class _SentHealth(NamedTuple):

@@ -6,7 +6,6 @@ Only rules with this agent's labels and field manager are changed or deleted.
 """
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -29,6 +28,7 @@ from agent.serve.kube_api.api_server import (
     metadata_of,
     path_of,
 )
+from agent.system.timing import get_logger
 
 RULES: Final = "devicetaintrules"
 VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
@@ -45,7 +45,7 @@ _WRITTEN_EFFECTS: Final = frozenset({Effect.NO_SCHEDULE, Effect.NO_EXECUTE})
 
 _RuleObject = Mapping[str, Any]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def check_rule(rule: _RuleObject) -> None:

@@ -6,7 +6,6 @@ A failed prepare is written at once, and its caller waits at most a limited time
 are written within a second. A write error is logged once, and the write is retried.
 """
 
-import logging
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from agent.prepare.prepare_ledger import PrepareLedger, next_expiry_wall_s
 from agent.store import driver_files
 from agent.store.state_files import StateWriteError
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
+from agent.system.timing import get_logger
 
 MAX_DISK_WAIT_S: Final = 1.5
 """Longest time that a caller waits for a read or write of the ledger file [s]."""
@@ -30,7 +30,7 @@ RETRY_S: Final = 60.0
 MAX_CLOCK_SLEEP_S: Final = 10.0
 """Longest sleep before the wall clock is read again, because the clock may be set meanwhile [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

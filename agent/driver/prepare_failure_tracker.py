@@ -24,7 +24,7 @@ from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_ledger import PrepareLedger, health_without_faults
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 FailureEvidence = BaseException | Sequence[Evidence]
 """Evidence of a failed prepare or unprepare: an exception, or pieces of evidence, the outermost first."""
@@ -42,7 +42,7 @@ A cached failure is tried again after ten minutes, and the kubelet retries every
 OPEN_CLASSES: Final = frozenset({ErrorClass.UNKNOWN, ErrorClass.TRANSIENT})
 """Error classes of failed prepares whose cause can be a fault that the health engine is about to find."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class HealthEngine(Protocol):

@@ -7,7 +7,6 @@ unreachable, does not delay health reports.
 """
 
 import inspect
-import logging
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -28,7 +27,7 @@ from agent.store.driver_files import load_taints, save_taints
 from agent.store.state_files import StateWriteError
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible, cancellation
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 DEBOUNCE_S: Final = 1.0
 """Delay after a change, so that several changes are published together [s]."""
@@ -50,7 +49,7 @@ TaintCallback = Callable[[Taints], object]
 runs in the core's Trio loop and is cancelled after CALL_S. When the function raises, it is called again
 later."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def taint_policy(config: Config) -> TaintPolicy:

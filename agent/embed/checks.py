@@ -6,7 +6,6 @@ run without a result. After an exception, an invalid answer or a timeout a healt
 """
 
 import inspect
-import logging
 import re
 import threading
 import time
@@ -30,7 +29,7 @@ from agent.model.time import NS
 from agent.prepare.kubelet_message import exception_text, normalize, shorten
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread, cancellation
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 EVERY_MIN_S: Final = 0.1
 EVERY_MAX_S: Final = 3600.0
@@ -214,7 +213,7 @@ DEVICES_MAX: Final = 4096
 MIN_FIRST_PERIOD: Final = 0.5
 """Shortest first period of a health check, as a share of its period; random between this and 1."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

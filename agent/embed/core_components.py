@@ -3,7 +3,6 @@
 After a failure of that thread every device is reported Unknown (:func:`failed_report`).
 """
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -32,12 +31,12 @@ from agent.sources.gpu_os_facts import read_boot_id
 from agent.store import driver_files, gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.system.threads.loop_thread import TrioTask
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 MIN_STOP_S: Final = 0.05
 """Least time that each component has to stop, even if an earlier component used up the timeout [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class CoreComponents:

@@ -5,12 +5,10 @@ report. A failure of the monitor never ends the driver; every device is then Unk
 signal handlers, no logging configuration and no event-loop policy.
 """
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +45,7 @@ from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, Embedde
 from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import TrioThread
-from agent.system.timing import read_clocks
+from agent.system.timing import get_logger, read_clocks
 
 STOPPED: Final = "health monitor stopped"
 """Message of the status UNAVAILABLE that clients get when the monitor stops."""
@@ -58,7 +56,7 @@ STOP_S: Final = 2.0
 CHECKS_STOP_S: Final = 0.2
 """Longest wait of a stop for running health checks, after the core thread has ended [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 F = TypeVar("F", bound=HealthCheckFunction)
 
 
@@ -528,8 +526,7 @@ class Monitor:
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self._report_failure()
-        with suppress(BaseException):  # a logging handler of the host may raise
-            log.error("driver %s: core thread failed; all devices are Unknown", self._driver, exc_info=error)
+        log.error("driver %s: core thread failed; all devices are Unknown", self._driver, exc_info=error)
         if self._on_error is not None:
             try:
                 self._on_error(error)

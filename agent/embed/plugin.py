@@ -6,7 +6,6 @@ neither health reports nor other answers.
 
 import asyncio
 import inspect
-import logging
 import signal
 import socket
 import threading
@@ -39,6 +38,7 @@ from agent.system.files import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import START_LIMIT_S, AsyncioThread
 from agent.system.threads.worker_threads import call_in_thread
+from agent.system.timing import get_logger
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ STOP_S: Final = 5.0
 END_S: Final = 1.5
 """Part of the timeout of a stop that is reserved for ending streams and connections [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class PluginServer:
@@ -440,12 +440,11 @@ class PluginServer:
             self._monitor.unsubscribe(self._latest)
         if self._run_end is not None:
             self._run_end.notify()
-        with suppress(BaseException):  # a logging handler of the host may raise
-            log.error(
-                "driver %s: plugin server failed; the kubelet can no longer reach the driver",
-                self._monitor.driver,
-                exc_info=error,
-            )
+        log.error(
+            "driver %s: plugin server failed; the kubelet can no longer reach the driver",
+            self._monitor.driver,
+            exc_info=error,
+        )
         if self._on_error is not None:
             try:
                 self._on_error(error)

@@ -5,7 +5,6 @@ watch shows deletions and changes by other clients at once; without the permissi
 compared every minute.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from agent.model.json_values import JsonObject
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, metadata_of, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind, retry_after_s
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 SLICES: Final = "resourceslices"
 COMPARE_S: Final = 60.0
@@ -40,7 +39,7 @@ CALM_S: Final = 120.0
 STOP_S: Final = 2.0
 """Default timeout for the end of the publisher's threads [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class SlicePublisher:

@@ -44,7 +44,7 @@ from agent.serve.sockets import (
     make_socket_directory,
     peer_credentials,
 )
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 if TYPE_CHECKING:
     from agent.http.web_config import WebConfigFile
@@ -88,7 +88,7 @@ HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
 CHECK_S: Final = 10.0
 """Interval of checks whether connections make progress, and whether the files of unix sockets exist [s]."""
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Listener = socket.socket | UnixListener
 

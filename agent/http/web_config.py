@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import ipaddress
-import logging
 import os
 import re
 import ssl
@@ -29,6 +28,7 @@ from agent.config.values import parse_bool
 from agent.errors import ConfigError, suggestion
 from agent.sources.yaml_text import parse_yaml
 from agent.system.files import ReadError, read_bounded, read_credentials
+from agent.system.timing import get_logger
 
 FILE_BYTES: Final = 64 << 10
 """Largest accepted web configuration [bytes]."""
@@ -66,7 +66,7 @@ _TLS_KEYS: Final = frozenset(
     {"cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version"}
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class WebConfig(NamedTuple):

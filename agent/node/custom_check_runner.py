@@ -5,7 +5,6 @@ a killed command still exists, its check does not run again, and each period cou
 """
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -20,7 +19,7 @@ from agent.model.settings import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
 from agent.sources.check_command import KILL_S, CheckCgroups, CheckCommand, CommandResult, open_check_cgroups
 from agent.system.threads.thread_start import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 RUNS_MAX: Final = 4
 """Largest number of checks' commands that run at once."""
@@ -32,7 +31,7 @@ POLL_S: Final = 0.05
 MIN_FIRST_PERIOD: Final = 0.5
 """Shortest first period of a check, as a share of its normal period; the rest is random."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _Key = tuple[str, str]
 """Identity of a periodic run: name of the check, and its device. Without a device it is for the node or all.

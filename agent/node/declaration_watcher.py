@@ -5,7 +5,6 @@ time is read less often. After a read error the directory is read again after a 
 change.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from agent.native.kernel_events import watch_directory
 from agent.sources.declaration_file import DIRECTORY, DIRECTORY_MODE, read_declarations
 from agent.system.files import make_directory
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.timing import PassTimer
+from agent.system.timing import PassTimer, get_logger
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read of the directory after a change in it [s]; changes within it cause no further read."""
@@ -36,7 +35,7 @@ POLL_S: Final = 10.0
 """Interval of reads while the directory cannot be watched with inotify, or could not be read completely [s].
 """
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _DirectoryIdentity = tuple[int, int]
 """Device and inode of a directory, which change when it is replaced."""

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import socket
@@ -40,6 +39,7 @@ from agent.node.nvml_process_main import (
 from agent.sources.gpu_os_facts import NvidiaPciDevices, read_nvidia_devices
 from agent.system.output import describe_exit
 from agent.system.threads.thread_start import DaemonThread
+from agent.system.timing import get_logger
 
 MEMORY_MAX: Final = 256 << 20
 """Limit of the child's private writable memory, thread stacks included [bytes]."""
@@ -67,7 +67,7 @@ _START: Final = (
 """Python program of the child process: it imports the agent's files from the paths of its parent."""
 _UNREADABLE: Final = Missing(Absence.UNREADABLE)
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class _Child(NamedTuple):

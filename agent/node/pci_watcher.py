@@ -7,7 +7,6 @@ bus, inventory and NICs; without uevents the bus is read more often instead. Wit
 read.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from agent.sources.gpu_os_facts import GpuOsReader, NvidiaPciDevices, read_nvidi
 from agent.sources.pci import RDMA_CLASS, read_nics, read_pci_functions
 from agent.system.threads.thread_start import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible
-from agent.system.timing import PassTimer
+from agent.system.timing import PassTimer, get_logger
 
 IDLE_FACTOR: Final = 10
 """Factor by which reads on a machine without GPUs are rarer; a new GPU in NVML triggers one at once."""
@@ -54,7 +53,7 @@ BUS_READ: Final = "read of the PCI bus"
 _UNREAD_HOST: Final = GpuOsSample()
 """Sample of GPU processes, inventory and GPUs on the bus before their first read."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 
 

@@ -10,7 +10,6 @@ A report without changes wakes no thread, because two threads would compete for 
 thread wakes by itself shortly after each heartbeat, and stores until when the devices were observed.
 """
 
-import logging
 import os
 import threading
 import time
@@ -26,7 +25,7 @@ from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile, period_file_path, write_period_file
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import WallClockStepDetector, read_boot_clock
+from agent.system.timing import WallClockStepDetector, get_logger, read_boot_clock
 
 WRITE_S: Final = 300.0
 """Interval of writes to the history file without a change [s]. The observed-period file has the time of the
@@ -43,7 +42,7 @@ MARK_DELAY: Final = 0.05
 SILENT_HEARTBEATS: Final = 3
 """Number of heartbeats without a report after which the time since the last one counts as not observed."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class _Job(NamedTuple):

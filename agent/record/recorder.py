@@ -5,7 +5,6 @@ packs and writes them. A disk that is slow or full delays no verdict: when too m
 them are dropped, and the next segment has the engine's state after the gap.
 """
 
-import logging
 import os
 import threading
 import time
@@ -29,7 +28,7 @@ from agent.record.segment_file import (
 )
 from agent.system.files import CheckedDirectory, make_directory, open_error_reason
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter, WallClockStepDetector
+from agent.system.timing import LogRateLimiter, WallClockStepDetector, get_logger
 
 QUEUE_MAX: Final = 1000
 """Largest number of evaluations that wait in memory for the disk."""
@@ -42,7 +41,7 @@ SEGMENT_AGE_S: Final = 6 * 3600.0
 SEGMENTS: Final = 8
 """Number of full segments that RecordLimits.size has room for: to delete one loses at most an eighth."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class RecordLimits(NamedTuple):

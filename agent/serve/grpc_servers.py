@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from agent.serve.health.service import HealthListEncoder, HealthPublisher, Healt
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
 from agent.system.files import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 SHUTTING_DOWN: Final = "agent shutting down"
 """Text of the UNAVAILABLE status with which streams end when the agent ends."""
@@ -50,7 +49,7 @@ It also applies while a removed file could not be created again.
 DEBOUNCE_S: Final = 0.5
 """Pause after a change of the sockets' directory before the next check of its files [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0) -> list[bytes]:

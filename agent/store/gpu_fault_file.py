@@ -4,7 +4,6 @@ A changed fault is written at once, changed event counts once a minute: many eve
 cause as many writes.
 """
 
-import logging
 import threading
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from agent.store.state_files import StateWriteError, UnusableFile, decode_json, 
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.timing import get_logger
 
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
@@ -43,7 +43,7 @@ DEBOUNCE_S: Final = 0.2
 COUNTS_INTERVAL_S: Final = 60.0
 """Time between two writes of changed event counts, and before a failed write is tried again [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class _FaultTimes(NamedTuple):

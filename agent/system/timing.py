@@ -1,11 +1,12 @@
-"""Clocks, detection of wall-clock steps, random delays, a rate limit for log lines, durations of readings."""
+"""Clocks, detection of wall-clock steps, random delays, loggers and a rate limit, durations of readings."""
 
+import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final
 
 from agent.model.reading import DURATION_BOUNDS_S, PassDurations
 from agent.model.time import NS, Instant
@@ -49,6 +50,26 @@ random_fraction: Final = SystemRandom().random
 
 It does not use Python's global generator, which an embedding driver may have seeded.
 """
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module that also runs inside a driver; its calls raise no exception.
+
+    An exception of the driver's handlers, filters or record factory is printed, as logging prints that of a
+    handler of its own: it would end the thread that logs, or replace the result of a prepare.
+    """
+    logger = logging.getLogger(name)
+    write = logger._log
+
+    def write_safely(level: int, msg: object, args: Any, stacklevel: int = 1, **options: Any) -> None:
+        try:
+            write(level, msg, args, stacklevel=stacklevel + 1, **options)
+        except Exception:
+            logging.Handler().handleError(logging.LogRecord(name, level, "", 0, msg, args, None))
+
+    logger._log = write_safely  # type: ignore[assignment, method-assign]
+    return logger
+
 
 LOG_INTERVAL_S: Final = 60.0
 """Shortest time between two log lines of one LogRateLimiter [s]."""

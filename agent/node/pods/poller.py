@@ -9,7 +9,6 @@ functions for these lines do no I/O.
 
 import asyncio
 import gc
-import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -51,6 +50,7 @@ from agent.node.pods.queries import (
 )
 from agent.sources.pod_cgroups import live_pods_in_snapshot
 from agent.system.threads.worker_threads import HungGuard, timeout_text
+from agent.system.timing import get_logger
 
 PODS_MAX: Final = 4
 """Largest number of pods that one log line names as affected, and again as possibly affected."""
@@ -205,7 +205,7 @@ PodUses = tuple[Mapping[str, tuple[DeviceRef, ...]], Mapping[str, str], tuple[Po
 TimedSnapshot = tuple[Snapshot, Instant]
 """Snapshot of the machine, and the time when the poller received it."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ClaimPodsAuditResult(NamedTuple):

@@ -5,7 +5,6 @@ nothing and only checks periodically for such a kubelet.
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import PassTimer
+from agent.system.timing import PassTimer, get_logger
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
@@ -43,7 +42,7 @@ STALL_PERIODS: Final = 2
 SLOW_S: Final = 120.0
 """Time after which the source ``pods`` is stalled, in addition to STALL_PERIODS polling periods [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MapRecorder = Callable[["ConsumerMap", Report, Instant], None]
 """Function that receives each consumer map, the newest report and the time. May block."""

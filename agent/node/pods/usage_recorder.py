@@ -6,7 +6,6 @@ Uses of devices that cannot be written yet are queued in memory, up to a limit. 
 imported with the first consumer map.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import WallClockStepDetector
+from agent.system.timing import WallClockStepDetector, get_logger
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
@@ -30,7 +29,7 @@ RUNNING_WRITE_S: Final = 300.0
 RETRY_S: Final = 10.0
 """Time between two attempts to write the history file after a failed write [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class UsageRecorder:

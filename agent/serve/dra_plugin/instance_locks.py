@@ -12,7 +12,6 @@ kernel unlocks when the process ends.
 
 import fcntl
 import json
-import logging
 import os
 import re
 import secrets
@@ -27,8 +26,9 @@ from typing import Final, NamedTuple
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.prepare.errors import TransientError
 from agent.system.files import CheckedDirectory, unlock_and_close
+from agent.system.timing import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _NAME: Final = re.compile(r"instance-([0-9]{20})-([0-9a-f]{16})\.lock")
 _UNNAMED: Final = "."

@@ -13,7 +13,6 @@ one worker thread, so that the event loop never waits for a disk.
 
 import asyncio
 import hashlib
-import logging
 import os
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, make_socket_directory
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import SerialWorker
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 
 class PluginPaths(NamedTuple):
@@ -145,7 +144,7 @@ def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
     )
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class PluginSockets:

@@ -6,7 +6,6 @@ Only valid Kubernetes names are accepted, because drivers use them in file names
 claim gets an error of its own.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from typing import Final, NamedTuple
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.errors import DriverError
+from agent.system.timing import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 # A CDI id is <vendor>/<class>=<name>, each by the rules of the CDI specification.
 _CDI_PART: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"

@@ -13,7 +13,6 @@ run for which no call waits is not retried after a failure.
 """
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,12 +40,12 @@ from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from agent.serve.grpc.hardened import HardenedStream, send_shared_message
 from agent.serve.grpc.wire import message_field
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 RUNS_LIMIT: Final = 256
 """Largest number of prepares and unprepares in progress, each in a thread: only a hung driver reaches it."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ClaimOutcome = tuple[PreparedDevice, ...] | PrepareVerdict
 """Outcome of a run: the prepared devices, no devices after an unprepare, or the verdict on a failure."""

@@ -7,7 +7,6 @@ the first call, which saves memory if no driver calls.
 
 import asyncio
 import errno
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,7 @@ from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooMany
 from agent.serve.grpc.hardened import HardenedStream, send_shared_message
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_threads import PoolFull, WorkerPool
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ _EXHAUSTED: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class SizeLimitedDriverLinkStream(HardenedStream):

@@ -25,7 +25,6 @@ following deficiencies of grpclib and h2:
 """
 
 import asyncio
-import logging
 import struct
 import time
 from abc import ABC, abstractmethod
@@ -60,9 +59,9 @@ from hyperframe.frame import (
 )
 
 from agent.serve.sockets import longest_wait_of_largest_peer
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 # --- DATA frames --------------------------------------------------------------------------------------------
 # h2 makes the frames of a message for each stream, and copies the data three times. Here they are made

@@ -1,7 +1,6 @@
 """grpclib server with limits on its clients' connections, requests and memory, and on its shutdown time."""
 
 import asyncio
-import logging
 import re
 import socket
 import sys
@@ -40,7 +39,7 @@ from agent.serve.sockets import (
     largest_peers,
     peer_credentials,
 )
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 CLOSING_LIMIT: Final = 16
 """Largest number of connections in the process of closing for a new one to be accepted."""
@@ -55,7 +54,7 @@ not end a connection of the kubelet, which counts that as a loss of the driver.
 REQUEST_COUNT_LIMIT: Final = 1024
 """Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 

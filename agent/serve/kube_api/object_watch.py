@@ -4,7 +4,6 @@ A watch begins with the complete list and continues with each change. After a lo
 the last version that it has seen; if the API server no longer has that version (410 Gone), it lists again.
 """
 
-import logging
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from agent.errors import ApiError, ApiUnreachableError
-from agent.system.timing import random_fraction
+from agent.system.timing import get_logger, random_fraction
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -42,7 +41,7 @@ KEEPALIVE: Final = (
 )
 """Socket options with which a dead connection is found within half a minute."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ObjectList(NamedTuple):

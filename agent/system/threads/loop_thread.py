@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +13,7 @@ import trio
 
 from agent.errors import unwrap_error
 from agent.system.threads.thread_start import DaemonThread
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errnos of accept() when descriptors or memory are used up.
@@ -29,7 +28,7 @@ Only a thread that hangs takes so long. systemd waits 90 s for the agent, and th
 wait 120 s: a busy node must not end the agent earlier.
 """
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 AsyncioMain = Callable[[Callable[[], None]], Awaitable[None]]
 """Coroutine function that an AsyncioThread runs until it is cancelled.

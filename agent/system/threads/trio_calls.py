@@ -3,7 +3,6 @@
 ``trio.to_thread`` waits without end in the event loop if a new thread has no memory for its first call.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
@@ -12,7 +11,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 
@@ -21,7 +20,7 @@ RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 10.0
 """Longest pause between two attempts to start a thread [s]."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 _complaints: Final = LogRateLimiter()
 
 

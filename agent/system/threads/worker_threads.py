@@ -5,7 +5,6 @@ there are calls to run.
 """
 
 import asyncio
-import logging
 import sys
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from itertools import count
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from agent.system.threads.thread_start import DaemonThread, ThreadStartError
-from agent.system.timing import LogRateLimiter
+from agent.system.timing import LogRateLimiter, get_logger
 
 T = TypeVar("T")
 
@@ -145,7 +144,7 @@ SHUTDOWN_S: Final = 0.8
 
 _numbers: Final = count(1)  # makes thread names unique in the process
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class PoolFull(Exception):
