@@ -5,10 +5,17 @@ agent has no class here: it ends the process with its traceback.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 
-class DrahealthError(Exception):
+class CopyableError(Exception):
+    """Exception that can be copied, and pickled for another process, whatever its constructor needs."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Python's own calls the constructor with the text alone
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
+
+class DrahealthError(CopyableError):
     """Base class of all errors that an operator or a caller can fix."""
 
 

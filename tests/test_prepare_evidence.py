@@ -1,10 +1,15 @@
-"""Evidence from exceptions: by type, number and mark, for any library and any nesting."""
+"""Evidence from exceptions: by type, number and mark, for any library, any nesting and another process."""
 
+import copy
 import errno
 import io
+import pickle
 import re
 import urllib.error
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from email.message import Message
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +20,16 @@ import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from patience import PATIENCE_S
-from prepare_cases import ApiException, HTTPStatusError, Response, health_of, ref
+from prepare_cases import ONE, ApiException, HTTPStatusError, Response, health_of, ref
 
+from agent.errors import ApiError, ApiForbiddenError, ConfigError
 from agent.model.prepare import ErrorClass, Operation, Scope
-from agent.prepare.classify import health_engine_evidence
+from agent.prepare.classify import PrepareContext, classify, health_engine_evidence
 from agent.prepare.errors import (
     BadConfigError,
     FailedDeviceError,
     PermanentError,
+    PrepareError,
     RecordedOperation,
     TransientError,
     doing,
@@ -437,3 +444,60 @@ def test_cycles_long_chains_and_deep_groups_are_bounded() -> None:
 
     wide = ExceptionGroup("", [ExceptionGroup("", [ValueError("a")] * 40)] * 40)
     assert len(extract_evidence_chains(wide)) == FAILURES_MAX
+
+
+# --- copies ------------------------------------------------------------------------------------------------
+
+DEAD = FailedDeviceError(ref("gpu-0"), "no answer", code="gpu.dead")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransientError("busy", code="gpu.busy", retry_after_s=3, requests=["r"]),
+        BadConfigError("3 of 2", detail="slots"),
+        DEAD,
+        PermanentError("no driver", scope=Scope.DRIVER),
+        PrepareError(classify(BadConfigError("3 of 2"), PrepareContext(ONE)), "text"),
+        ConfigError("10ms is below 100ms", key="agent.period"),
+        ApiError(409, "Conflict", "changed", b"{}", retry_after_s=1),
+        ApiForbiddenError(403, "Forbidden", "no", verb="list", resource="resourceslices"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("make", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_copy_of_an_exception_is_equal(error: Exception, make: Callable[[Exception], Exception]) -> None:
+    made = make(error)
+    assert (type(made), str(made), vars(made)) == (type(error), str(error), vars(error))
+
+
+def prepare_in_worker() -> None:
+    with doing(Operation.DEVICE, "gpu-0"):
+        raise FailedDeviceError(ref("gpu-0"), "no answer", code="gpu.dead")
+
+
+def test_exception_of_a_worker_process_does_not_break_its_pool() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for _ in range(2):
+            error = pool.submit(prepare_in_worker).exception()
+            assert isinstance(error, FailedDeviceError)
+            assert (error.device, error.code, str(error)) == (DEAD.device, DEAD.code, str(DEAD))
+            assert recorded_operation(error) == (Operation.DEVICE, "gpu-0")
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+def test_one_failed_request_needs_no_sequence() -> None:
+    assert BadConfigError("3 of 2", requests="pages").requests == ("pages",)
+    assert FailedDeviceError("gpu-0", "no answer", requests=["a", "b"]).requests == ("a", "b")
+
+
+def test_exception_whose_attributes_raise_keeps_its_type_and_operation() -> None:
+    class Keys(Exception):
+        def __getattr__(self, name: str) -> object:
+            raise KeyError(name)
+
+    with pytest.raises(Keys) as raised, doing(Operation.DEVICE, "gpu-0"):
+        raise Keys
+    assert recorded_operation(raised.value) == (Operation.DEVICE, "gpu-0")

@@ -11,11 +11,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
 
+from agent.errors import CopyableError
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.prepare import Operation, PrepareVerdict, Scope
 
 
-class DriverError(Exception):
+class DriverError(CopyableError):
     """Failure of a prepare that the driver describes itself. The error class of the failure is unknown.
 
     Args:
@@ -23,7 +24,7 @@ class DriverError(Exception):
             the same facts must give the same text, or Kubernetes throttles the events.
         code: Stable dotted code of the driver, e.g. ``fpga.bank_locked``; an invalid code is ignored.
         detail: Further text; like the summary, the same for the same facts.
-        requests: Failed requests of the claim; empty: all.
+        requests: Failed request, or failed requests, of the claim; empty: all.
         retry_after_s: Earliest time at which a retry can help [s].
     """
 
@@ -42,7 +43,7 @@ class DriverError(Exception):
         self.summary = summary
         self.code = code or self.default_code
         self.detail = detail
-        self.requests = tuple(requests)
+        self.requests = (requests,) if isinstance(requests, str) else tuple(requests)
         self.retry_after_s = retry_after_s
 
 
@@ -114,7 +115,7 @@ class PermanentError(DriverError):
         self.scope = scope
 
 
-class PrepareError(Exception):
+class PrepareError(CopyableError):
     """Classified failure of a prepare; the exception's text is the error that the kubelet gets."""
 
     def __init__(self, verdict: PrepareVerdict, text: str) -> None:
@@ -165,5 +166,5 @@ class doing:
 
 def recorded_operation(error: BaseException) -> RecordedOperation | None:
     """Return the operation that :class:`doing` recorded in an exception; None: it recorded none."""
-    mark = getattr(error, _ATTRIBUTE, None)
+    mark = vars(error).get(_ATTRIBUTE)  # not getattr(): the exception's own __getattr__ may raise
     return mark if isinstance(mark, RecordedOperation) else None
