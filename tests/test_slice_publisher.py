@@ -432,6 +432,22 @@ def test_new_devices_are_published_without_a_change_of_taints(
     eventually(lambda: generations(kube_api) == {(NODE, 2, 1)}, "new generation")
 
 
+def test_new_devices_do_not_wait_for_the_pause_between_repairs(
+    api: drahealth.ApiServer,
+    monitor: drahealth.Monitor,
+    kube_api: FakeKubeApi,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slice_publisher, "RETRY_S", 3600.0)
+    monkeypatch.setattr(slice_publisher, "RETRY_MAX_S", 3600.0)
+    with drahealth.SlicePublisher(api, monitor, CARDS) as publisher:
+        publisher.publish(drahealth.Taints())
+        for count, generation in ((2, 2), (1, 3), (0, 4)):
+            publisher.set_devices(CARDS[:count])
+            eventually(lambda: generations(kube_api) == {(NODE, generation, 1)}, f"{count} devices")  # noqa: B023
+    assert publisher.stop(PATIENCE_S)
+
+
 def test_only_changes_by_others_cause_a_comparison(
     api: drahealth.ApiServer, monitor: drahealth.Monitor, kube_api: FakeKubeApi
 ) -> None:

@@ -88,6 +88,8 @@ class SlicePublisher:
         self._state = threading.Condition()
         self._due = False
         """True: the ResourceSlices must be compared with the wanted ones."""
+        self._replaced = False
+        """True: the driver has replaced its devices, so the slices must be compared without a pause."""
         self._stopping = False
         self._threads: list[DaemonThread] = []
         self._watch: ObjectWatch | None = None
@@ -119,7 +121,9 @@ class SlicePublisher:
             ConfigError: A device is given twice.
         """
         self._devices = self._checked(devices)
-        self._request_comparison()
+        with self._state:
+            self._replaced = True
+            self._state.notify_all()
 
     def delete(self) -> None:
         """Delete all slices of the driver on this node, for a driver that leaves the node.
@@ -310,13 +314,14 @@ class SlicePublisher:
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
         while True:
             with self._state:
-                self._state.wait_for(lambda: self._due or self._stopping)
+                self._state.wait_for(lambda: self._due or self._replaced or self._stopping)
                 if self._stopping:
                     return
-                self._due = False
-            began_s = time.monotonic()
-            pause_s = RETRY_S if began_s - last_s > CALM_S else min(2 * pause_s, RETRY_MAX_S)
-            last_s = began_s
+                is_repair, self._due, self._replaced = not self._replaced, False, False
+            if is_repair:
+                began_s = time.monotonic()
+                pause_s = RETRY_S if began_s - last_s > CALM_S else min(2 * pause_s, RETRY_MAX_S)
+                last_s = began_s
             failure, asked_s = "", 0.0
             try:
                 with self._writing:
@@ -342,8 +347,7 @@ class SlicePublisher:
             logged = failure
             with self._state:
                 wait_s = max(asked_s, pause_s * (0.5 + random_fraction()))
-                if self._state.wait_for(lambda: self._stopping, wait_s):
-                    return
+                self._state.wait_for(lambda: self._replaced or self._stopping, wait_s)
 
     def _follow(self) -> None:
         """Watch the ResourceSlices until the publisher is stopped.
