@@ -160,8 +160,7 @@ class LedgerWriter:
             self._tried = self._saved  # one more try, also after a failed write
             revision = self._revision  # later changes are written, too, but not awaited
             self._ensure_thread()
-            self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
-            return self._saved >= revision
+            return self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
 
     # --- writer thread -------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class PrepareFailureTracker:
         self._report_faults()
 
     def close(self, timeout_s: float) -> bool:
-        """Save the prepare ledger. Returns False if it was not on disk within ``timeout_s``."""
+        """Save the prepare ledger. Returns False if the write has not ended within ``timeout_s``."""
         return self._writer.close(timeout_s)
 
     # --- prepares ------------------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ class DriverSession:
         await self._publisher.run()
 
     def close(self, timeout_s: float) -> bool:
-        """Save the prepare ledger. Returns False if it was not on disk within ``timeout_s``."""
+        """Save the prepare ledger. Returns False if the write has not ended within ``timeout_s``."""
         return self._tracker.close(timeout_s)
 
     async def _publish(self, taints: Taints) -> None:

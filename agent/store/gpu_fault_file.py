@@ -283,7 +283,7 @@ class GpuFaultWriter:
             except StateWriteError as error:
                 if error.errno != self._logged_errno:
                     log.warning(
-                        "GPU fault file %s; GPU faults are lost on restart: make --state-dir writable",
+                        "GPU fault file %s; GPU faults are lost on restart; make its directory writable",
                         error,
                     )
                 self._logged_errno = error.errno
