@@ -596,6 +596,26 @@ async def test_readded_device_is_not_called_twice_while_its_call_hangs(
         assert len(calls) == 1
 
 
+async def test_calls_of_removed_devices_are_forgotten_after_their_end(gate: threading.Event) -> None:
+    def hang(device: Device) -> None:
+        gate.wait()
+
+    async with looking(check_of(hang, timeout_s=0.05)) as found:
+        for number in range(3):
+            await found.until(lambda checks: any(one.no_result_reason for one in checks.values()))
+            found.rounds.remove_devices(f"d-{number}")
+            found.rounds.add_devices(Device(f"d-{number + 1}"))
+        await found.until(lambda checks: checks["d-3"].no_result_reason)
+        assert len(found.rounds._calls) == 4
+        gate.set()
+        await found.until(lambda checks: not checks["d-3"].no_result_reason)
+        found.rounds.hung_calls(PATIENCE_S)
+        found.rounds.remove_devices("d-3")
+        found.rounds.add_devices(Device("d-4"))
+        await found.until(lambda checks: checks["d-4"].passes)
+        assert {device.name for _, device in found.rounds._calls} <= {"d-4"}
+
+
 async def test_duplicate_devices_and_checks_are_rejected() -> None:
     async with looking(check_of()) as found:
         with pytest.raises(ConfigError, match="device 'd-0' exists already"):

@@ -245,9 +245,6 @@ class ScheduledCheck:
             clear_after=check.clear_after,
         )
 
-    def __str__(self) -> str:
-        return f"health check {self.check.name} of device {self.device.name}"
-
 
 class DriverCheckScheduler:
     """Scheduler that runs each health check of one driver on each device that it applies to."""
@@ -403,6 +400,7 @@ class DriverCheckScheduler:
             scheduled = set(self._scheduled.values())
         for removed in self._tasks.keys() - scheduled:
             self._tasks.pop(removed).cancel()
+        self._calls = {key: call for key, call in self._calls.items() if not call.returned.is_set()}
         for added in scheduled - self._tasks.keys():
             self._tasks[added] = scope = trio.CancelScope()
             nursery.start_soon(self._run_periodically, added, scope, nursery)
