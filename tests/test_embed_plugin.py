@@ -1241,6 +1241,20 @@ def test_logging_handler_that_raises_ends_no_server(
     assert server.failure is None
 
 
+@pytest.mark.parametrize("run", [asyncio.run, lambda coroutine: trio.run(lambda: coroutine)])
+def test_with_in_an_event_loop_is_rejected_in_favor_of_async_with(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path, run: Callable[[Any], None]
+) -> None:
+    server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="write 'async with' instead"):
+            server.__enter__()
+
+    run(main())
+    assert not server.paths.registration.exists()
+
+
 def test_run_outside_the_main_thread_is_refused(kubelet_dir: Path, driver: Driver) -> None:
     server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="only the main thread"):

@@ -382,6 +382,8 @@ class PluginServer:
         return ended and plugin.has_drained
 
     def __enter__(self) -> Self:
+        if DriverCallbackRunner().runs_in_driver_loop:  # stop() would be refused at the end
+            raise RuntimeError("plugin server: 'with' was used in an event loop; write 'async with' instead")
         self.start()
         return self
 
