@@ -25,7 +25,7 @@ from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Device, Hugepages
 from agent.embed.monitor import Monitor, default_state_dir
 from agent.errors import ConfigError
-from agent.model.claim import ClaimDevice, ClaimRef
+from agent.model.claim import ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import Blame, Effect, Finding, Health, Taints
 from agent.model.prepare import DriverFault
 from agent.model.time import Instant
@@ -204,7 +204,14 @@ def test_check_decorator_returns_the_function() -> None:
             lambda: monitor_of().check(every_s=0.01, timeout_s=1, name="x")(print),
             "check 'x': every_s: 10ms is below",
         ),
+        (lambda: Monitor(os.environ.get("NO_SUCH_DRIVER")), "argument driver: None is not a string"),
+        (
+            lambda: monitor_of(config=Config(node_name=os.environ.get("NO_SUCH_NODE"))),
+            "argument config.node_name: None is not a string",
+        ),
+        (lambda: monitor_of(version=3), "argument version: 3 is not a string"),
         (lambda: monitor_of().recheck("x"), "health check 'x' does not exist"),
+        (lambda: monitor_of().recheck(print), "health check <built-in function print> does not exist"),
         (lambda: monitor_of().remove("x"), "device 'x' does not exist"),
     ],
 )
@@ -229,10 +236,25 @@ def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
             with pytest.raises(FailedDeviceError, match="1 of 2") as raised:
                 monitor.require_healthy(device)
             assert (raised.value.device, raised.value.code) == (ref("bad"), "demo.bad")
-        for other in ("well", "unseen", "no-such-device", ref("well"), ref("no-such-device"), Device("well")):
+        for other in ("well", "unseen", ref("well"), ref("no-such-device"), Device("well")):
             monitor.require_healthy(other)
+        with pytest.raises(ConfigError, match="device 'wel' does not exist; did you mean 'well'"):
+            monitor.require_healthy("wel")
         with pytest.raises(TypeError, match="None is not a device; pass a claim's device or a name"):
             monitor.require_healthy(None)  # type: ignore[arg-type]
+
+
+def test_health_of_takes_every_way_to_name_a_device() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0", pool="pool-1"))
+    device = DeviceRef(DRIVER, "pool-1", "d-0")
+    with monitor:
+        eventually(lambda: monitor.health_of(device) is not None, "d-0 is reported")
+        found = {monitor.health_of(one) for one in (device, "d-0", Device("d-0"), ClaimDevice("r", *device))}
+        assert None not in found
+        assert monitor.health_of("d-1") is None
+        with pytest.raises(TypeError, match="3 is not a device; pass a claim's device or a name"):
+            monitor.health_of(3)  # type: ignore[arg-type]
 
 
 def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
@@ -280,6 +302,13 @@ def test_taints_are_passed_to_the_callback() -> None:
         eventually(lambda: bool(published and published[-1].devices.get(ref("d-0"))), "a taint of d-0")
         with pytest.raises(RuntimeError, match="after start"):
             monitor.on_taints(published.append)
+
+
+def test_second_taint_callback_is_refused() -> None:
+    monitor = monitor_of()
+    monitor.on_taints(print)
+    with pytest.raises(RuntimeError, match="was called before, with <built-in function print>; call it once"):
+        monitor.on_taints(repr)
 
 
 # --- the host's own sources --------------------------------------------------------------------------------

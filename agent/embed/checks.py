@@ -291,7 +291,8 @@ class DriverCheckScheduler:
                 if not isinstance(device, Device):
                     raise ConfigError(f"{device!r} is not a device; add objects of drahealth.Device")
                 if device.name in known:
-                    raise ConfigError(f"device {device.name!r} exists already; remove it first")
+                    text = f"device {device.name!r} exists already, perhaps in another pool; remove it first"
+                    raise ConfigError(text)
                 known[device.name] = device
             if len(known) > DEVICES_MAX:
                 text = f"driver {self._driver}: {len(known)} devices, limit {DEVICES_MAX}; remove some first"
@@ -330,7 +331,9 @@ class DriverCheckScheduler:
         """
         with self._lock:
             if name and name not in self._checks:
-                raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
+                raise ConfigError(
+                    f"health check {name!r} does not exist{suggestion(str(name), self._checks)}"
+                )
             self._run_in_core(lambda: self._request_run_for(lambda one: name in ("", one.check.name)))
 
     def run_for_devices(self, subjects: Collection[str]) -> None:

@@ -31,7 +31,7 @@ from agent.embed.checks import (
 from agent.embed.core_components import MIN_STOP_S, CoreComponents, failed_report
 from agent.embed.devices import Device
 from agent.engine.loop import ReportHub
-from agent.errors import ConfigError
+from agent.errors import ConfigError, suggestion
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity, Taints
 from agent.model.prepare import DriverFault
@@ -116,14 +116,18 @@ class Monitor:
         Raises:
             ConfigError: A name or a setting is invalid.
         """
+        if config is not None and not isinstance(config, Config):
+            raise ConfigError(f"argument config: {config!r} is not a configuration; pass a drahealth.Config")
+        config = config or Config(node_name=os.uname().nodename.lower())
+        texts = {"driver": driver, "config.node_name": config.node_name, "version": version}
+        for argument, value in texts.items():
+            if not isinstance(value, str):  # such as None, of an environment variable that is not set
+                raise ConfigError(f"argument {argument}: {value!r} is not a string")
         try:
             check_driver_name(driver)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if config is not None and not isinstance(config, Config):
-            raise ConfigError(f"argument config: {config!r} is not a configuration; pass a drahealth.Config")
         root = as_path("kubelet_dir", kubelet_dir) or KUBELET_DIR
-        config = config or Config(node_name=os.uname().nodename.lower())
         policy = policy or taint_policy(config)
         taint_domain(driver, policy)
         directory = (
@@ -289,9 +293,20 @@ class Monitor:
             return False
         return time.monotonic_ns() - report.at.mono_ns <= self._config.lease_s * NS
 
-    def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health in the newest report; None: the report does not have the device."""
-        return self._hub.health_of(device)
+    def health_of(self, device: DeviceRef | ClaimDevice | Device | str) -> DeviceHealth | None:
+        """Return a device's health in the newest report; None: the report does not have the device.
+
+        A name alone stands for an added device. Raises TypeError: the argument is not a device.
+        """
+        if isinstance(device, Device):
+            device = device.name
+        if isinstance(device, str):
+            declared = self._scheduler.declared_devices.get(device)
+            device = DeviceRef(self._driver, declared.pool if declared else self.node, device)
+        ref = device.ref if isinstance(device, ClaimDevice) else device
+        if not isinstance(ref, DeviceRef):  # it would have no health, and pass as a healthy device
+            raise TypeError(f"{ref!r} is not a device; pass a claim's device or a name")
+        return self._hub.health_of(ref)
 
     def require_healthy(self, device: DeviceRef | ClaimDevice | Device | str) -> None:
         """Raise FailedDeviceError if a device is Unhealthy. For prepare handlers.
@@ -303,23 +318,17 @@ class Monitor:
             FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
                 earlier prepare reported do not count: only the next prepare shows whether these faults have
                 passed.
+            ConfigError: A name alone is that of no added device.
             TypeError: The argument is not a device.
         """
-        if isinstance(device, Device):
-            device = device.name
-        if isinstance(device, str):
-            declared = self._scheduler.declared_devices.get(device)
-            pool = declared.pool if declared else self.node
-            device = DeviceRef(self._driver, pool, device)
-        ref = device.ref if isinstance(device, ClaimDevice) else device
-        if not isinstance(ref, tuple):  # it would have no health, and pass
-            raise TypeError(f"require_healthy: {ref!r} is not a device; pass a claim's device or a name")
-        found = self.health_of(ref)
+        found, known = self.health_of(device), self._scheduler.declared_devices
+        if found is None and isinstance(device, str) and device not in known:  # a wrong name would pass
+            raise ConfigError(f"device {device!r} does not exist{suggestion(device, known)}")
         if found is None or found.health is not Health.UNHEALTHY:
             return
         for cause in found.causes:
             if cause.severity is Severity.UNHEALTHY and not cause.driver_reported:
-                raise FailedDeviceError(ref, cause.evidence, code=cause.code)
+                raise FailedDeviceError(DeviceRef(*found.key), cause.evidence, code=cause.code)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Block until the first health report. Returns False after the timeout, or if the monitor failed."""
@@ -396,10 +405,13 @@ class Monitor:
         a worker thread, an async function in the core thread's Trio loop. A failed prepare whose cause is a
         device waits up to ``taints.wait`` of the configuration until the function has published the device's
         taint.
+
+        Raises RuntimeError: the monitor was started, or has such a function, which may be a SlicePublisher's.
         """
         with self._lock:
-            if self._started:
-                raise RuntimeError("on_taints() was called after start(); call it before")
+            if self._started or self._callback is not None:  # of two functions one would never be called
+                reason = "after start()" if self._started else f"before, with {self._callback!r}"
+                raise RuntimeError(f"on_taints() was called {reason}; call it once, before start()")
             self._callback = callback
         return callback
 
