@@ -210,6 +210,10 @@ def test_check_decorator_returns_the_function() -> None:
             "argument config.node_name: None is not a string",
         ),
         (lambda: monitor_of(version=3), "argument version: 3 is not a string"),
+        (
+            lambda: monitor_of(patterns=["bank"]),
+            "patterns: \\['bank'\\] has another object than an ErrorPattern",
+        ),
         (lambda: monitor_of().recheck("x"), "health check 'x' does not exist"),
         (lambda: monitor_of().recheck(print), "health check <built-in function print> does not exist"),
         (lambda: monitor_of().remove("x"), "device 'x' does not exist"),

@@ -10,6 +10,7 @@ import trio
 from prepare_samples import FakeEngine, claim
 
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
+from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.error_tables import ErrorPattern
@@ -127,6 +128,13 @@ def test_handler_patterns_are_used(tracker):
 
     with pytest.raises(PrepareError, match=r"class=permanent code=fpga\.bank_locked"):
         prepare(A)
+
+
+def test_pattern_that_is_not_compiled_is_refused():
+    with pytest.raises(ConfigError, match=r"match must be re\.compile"):
+        ErrorPattern("bank .* is locked", "fpga.bank_locked", ErrorClass.PERMANENT)
+    with pytest.raises(ConfigError, match="and error_class an ErrorClass"):
+        ErrorPattern(re.compile("bank"), ErrorClass.PERMANENT, "fpga.bank_locked")
 
 
 def test_plain_handler_with_awaitable_result_fails(tracker):

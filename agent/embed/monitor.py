@@ -123,6 +123,8 @@ class Monitor:
         for argument, value in texts.items():
             if not isinstance(value, str):  # such as None, of an environment variable that is not set
                 raise ConfigError(f"argument {argument}: {value!r} is not a string")
+        if not all(isinstance(pattern, ErrorPattern) for pattern in patterns):
+            raise ConfigError(f"argument patterns: {patterns!r} has another object than an ErrorPattern")
         try:
             check_driver_name(driver)
         except ValueError as error:

@@ -14,9 +14,10 @@ import errno as e
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from agent.errors import suggestion
+from agent.errors import ConfigError, suggestion
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import ERRNO_NAMES, GRPC_NAMES, NVML_NAMES
 from agent.prepare.failure_kinds import is_dotted_code
@@ -202,7 +203,8 @@ _KEYS: Final = ("match", "code", "class", "summary")
 _CLASSES: Final = tuple(map(str, ErrorClass))
 
 
-class ErrorPattern(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ErrorPattern:
     """Regular expression for error texts, with the code and class of a failure whose text matches."""
 
     match: re.Pattern[str]
@@ -212,6 +214,10 @@ class ErrorPattern(NamedTuple):
     """Summary of a failure that matches, for operators; empty: the error text."""
     confidence: float = 0.3
     """Confidence in the class of a failure that matches, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if (type(self.match), type(self.error_class)) != (re.Pattern, ErrorClass):
+            raise ConfigError(f"{self}: match must be re.compile(...), and error_class an ErrorClass")
 
     def matches(self, text: str) -> bool:
         """Return True if the regular expression matches a part of an error text."""

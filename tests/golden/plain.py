@@ -1,5 +1,6 @@
 """Values as plain JSON without the names that the code gives their fields."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -10,7 +11,10 @@ import msgspec
 
 
 def plain(value: Any) -> Any:
-    """Return a value as lists of its fields in their order, enums by value, mappings as sorted pairs."""
+    """Return a value as lists of its fields in their order, enums by value, mappings as sorted pairs.
+
+    A regular expression is its source.
+    """
     match value:
         case Enum():
             return value.value
@@ -18,6 +22,8 @@ def plain(value: Any) -> Any:
             return value
         case Path():
             return str(value)
+        case re.Pattern():
+            return value.pattern
         case Mapping():
             return sorted(([plain(key), plain(inner)] for key, inner in value.items()), key=str)
         case frozenset() | set():

@@ -95,9 +95,7 @@ def limits() -> dict[str, dict[str, Any]]:
 
 
 def _settled(value: Any) -> Any:
-    """Return a value of a setting as plain JSON; of a pattern its source."""
-    if isinstance(value, re.Pattern):
-        return value.pattern
+    """Return a value of a setting as plain JSON."""
     if isinstance(value, tuple):
         return [_settled(inner) for inner in value]
     if isinstance(value, Path | str) and not isinstance(value, Enum):
