@@ -120,5 +120,5 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # needed only for wrong input
 
     names = {name.lstrip("-"): name for name in known}  # every flag begins with two equal characters
-    near = get_close_matches(word.lstrip("-"), names, n=1)
+    near = get_close_matches(str(word).lstrip("-"), names, n=1)  # a driver may pass anything
     return f"; did you mean {names[near[0]]!r}?" if near else ""

@@ -45,7 +45,7 @@ class DriverCallbackRunner:
         """Whether the driver's event loop has ended, so that its async functions can never run again."""
         if self._trio is not None:
             try:
-                self._trio.run_sync_soon(_do_nothing, idempotent=True)
+                self._trio.run_sync_soon(bool, idempotent=True)  # does nothing; refused if the loop has ended
             except trio.RunFinishedError:
                 return True
         return self._loop is not None and not self._loop.is_running()
@@ -131,7 +131,3 @@ def _exit_error(error: BaseException) -> DriverError:
 
 async def _await(awaitable: Awaitable[T]) -> T:
     return await awaitable
-
-
-def _do_nothing() -> None:
-    """Do nothing. A call of this function tests whether Trio's loop runs; otherwise Trio refuses the call."""

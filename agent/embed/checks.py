@@ -291,8 +291,7 @@ class DriverCheckScheduler:
                 if not isinstance(device, Device):
                     raise ConfigError(f"{device!r} is not a device; add objects of drahealth.Device")
                 if device.name in known:
-                    text = f"device {device.name!r} exists already, perhaps in another pool; remove it first"
-                    raise ConfigError(text)
+                    raise ConfigError(f"device {device.name!r} exists already (in any pool); remove it first")
                 known[device.name] = device
             if len(known) > DEVICES_MAX:
                 text = f"driver {self._driver}: {len(known)} devices, limit {DEVICES_MAX}; remove some first"
@@ -307,7 +306,7 @@ class DriverCheckScheduler:
             known = dict(self._devices)
             for name in names:
                 if name not in known:
-                    raise ConfigError(f"device {name!r} does not exist{suggestion(str(name), known)}")
+                    raise ConfigError(f"device {name!r} does not exist{suggestion(name, known)}")
                 del known[name]
             self._devices = known
             self._declared = {name: declared for name, declared in self._declared.items() if name in known}
@@ -331,9 +330,7 @@ class DriverCheckScheduler:
         """
         with self._lock:
             if name and name not in self._checks:
-                raise ConfigError(
-                    f"health check {name!r} does not exist{suggestion(str(name), self._checks)}"
-                )
+                raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
             self._run_in_core(lambda: self._request_run_for(lambda one: name in ("", one.check.name)))
 
     def run_for_devices(self, subjects: Collection[str]) -> None:
