@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ from prepare_samples import DRIVER, NOW, FakeEngine, claim, health, ref
 
 from agent.driver.ledger_writer import MAX_DISK_WAIT_S
 from agent.driver.prepare_failure_tracker import PrepareFailureTracker
-from agent.model.claim import Claim
+from agent.model.claim import Claim, ClaimDevice, DeviceRef
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.prepare.errors import (
@@ -584,6 +584,16 @@ def test_close_saves_what_could_not_be_written_before(driver):
     driver.directory.unlink()
     assert tracker.close(PATIENCE_S)
     assert set(driver.saved()) == {"a"}
+
+
+def test_device_named_by_an_index_leaves_the_file_readable(driver):
+    tracker = driver.open()
+    index = DeviceRef(DRIVER, "node-1", 3)
+    tracker.record_success(replace(B, devices=(ClaimDevice("r", *index),)))
+    fails(tracker, FailedDeviceError(index, "no answer", code="gpu.dead"))
+    assert tracker.close(PATIENCE_S)
+    assert set(driver.saved()) == {"a", "b"}
+    assert [fault.device for fault in driver.open().driver_faults()] == [DeviceRef(DRIVER, "node-1", "3")]
 
 
 def test_corrupt_file_is_set_aside_and_logged(driver, caplog):

@@ -88,8 +88,7 @@ class SlicePublisher:
         self._state = threading.Condition()
         self._due = False
         """True: the ResourceSlices must be compared with the wanted ones."""
-        self._replaced = False
-        """True: the driver has replaced its devices, so the slices must be compared without a pause."""
+        self._replaced = False  # True: the driver has replaced its devices, so no pause delays a comparison
         self._stopping = False
         self._threads: list[DaemonThread] = []
         self._watch: ObjectWatch | None = None

@@ -463,7 +463,7 @@ def with_unprepare_failure(
 
 
 def _device_refs(claim: Claim) -> tuple[DeviceRef, ...]:
-    return tuple(dict.fromkeys(device.ref for device in claim.devices))
+    return tuple(dict.fromkeys(DeviceRef(*map(str, device.ref)) for device in claim.devices))
 
 
 def _truncate_texts(verdict: PrepareVerdict) -> PrepareVerdict:
@@ -473,6 +473,7 @@ def _truncate_texts(verdict: PrepareVerdict) -> PrepareVerdict:
         detail=verdict.detail[:TEXT_MAX],
         advice=verdict.advice[:TEXT_MAX],
         evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
+        devices=tuple(DeviceRef(*map(str, device)) for device in verdict.devices),  # a saved 3 is unreadable
     )
 
 
