@@ -1,5 +1,6 @@
 """Consumer map: pods and containers of each device, with all conflicts between sources."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -312,6 +313,46 @@ def test_claim_from_a_template_is_known_by_its_generated_name(
     )
     found = {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
     assert found["p"] == (ContainerUse("main", is_certain=is_certain),)
+
+
+LONG_POD = "training-of-a-language-model-with-many-nodes-worker-17"
+"""Name of a pod with 54 characters."""
+
+
+def users_in_long_pod(*prepared_names: str, claims: Sequence[str]) -> Mapping[str, tuple[ContainerUse, ...]]:
+    """Return the containers that use gpu-0 of the first prepared claim; each has the name of its claim."""
+    held = [
+        prepared(f"c{at}", use(f"gpu-{2 * at}", "a"), use(f"gpu-{2 * at + 1}", "b"), name=name, pods=["p"])
+        for at, name in enumerate(prepared_names)
+    ]
+    pod = known_pod(
+        "p",
+        name=LONG_POD,
+        claims=tuple(PodClaim(claim, "", template=True) for claim in claims),
+        containers=tuple(ContainerObject(claim, (ContainerClaim(claim, ""),)) for claim in claims),
+        lacks_claim_names=True,
+    )
+    consumers = build_consumer_map(source_answers(checkpoint=held, pods_api=[pod]))
+    return {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+
+
+@pytest.mark.parametrize(
+    ("claim", "name"),
+    [  # by the code of Kubernetes 1.34 to 1.37: pkg/controller/resourceclaim/controller.go
+        ("g", f"{LONG_POD}-g-x7k2b"),
+        ("gpu", "training-of-a-language-model-with-many-nodes-worker--gpx7k2b"),
+        ("accelerators", "training-of-a-language-model-with-many-nodes--acceleratox7k2b"),
+    ],
+)
+def test_shortened_generated_name_names_the_claim(claim: str, name: str) -> None:
+    assert users_in_long_pod(name, claims=[claim]) == {"p": (ContainerUse(claim, is_certain=True),)}
+
+
+def test_claims_with_equal_shortened_names_stay_unknown() -> None:
+    begin = "training-of-a-language-model-with-many-nodes--accelerato"
+    claims = ["accelerators", "acceleratorx"]
+    assert users_in_long_pod(f"{begin}x7k2b", f"{begin}q4zzt", claims=claims) == {"p": ()}
+    assert users_in_long_pod(f"{begin}x7k2b", claims=claims) == {"p": ()}
 
 
 @pytest.mark.parametrize("unseen", ["waiting", "skipped"])

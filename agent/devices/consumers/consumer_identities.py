@@ -107,8 +107,8 @@ class Identities:
     pending: frozenset[str]
     """UIDs of the pods that are pending according to the kubelet."""
     generated: Mapping[tuple[str, str], str]
-    """Names of prepared claims by UID of the pod, and by all but the random end of a generated name.
-    The kubelet's Pod object lacks generated names: ``<pod>-<claim in the spec>-<5 random characters>``."""
+    """Names of prepared claims by UID of the pod, and by all but the last 5 characters, which are random in a
+    generated name."""
 
     def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
         """Return the identity of the claim with a UID, with its name if that is known."""
@@ -118,6 +118,19 @@ class Identities:
     def claim_by_name(self, namespace: str, name: str) -> ClaimRef:
         """Return the identity of the claim with a name; its UID is empty if the name is ambiguous."""
         return ClaimRef(namespace, name, self.claims.uid_of((namespace, name)))
+
+    def claim_names(self, pod: PodObject, uid: str) -> dict[str, str]:
+        """Return the known names of a pod's claims, by their names in the pod's spec.
+
+        The kubelet's Pod object lacks generated names. They stay unknown if those of two claims begin alike.
+        """
+        begins = [_begin_of_generated_name(pod.ref.name, claim.name) for claim in pod.claims]
+        found = {
+            claim.name: claim.claim
+            or ("" if begins.count(begin) > 1 else self.generated.get((uid, begin), ""))
+            for claim, begin in zip(pod.claims, begins, strict=True)
+        }
+        return {name: claim for name, claim in found.items() if claim}
 
     def claim_of_pod(self, namespace: str, name: str, pod_uid: str) -> ClaimRef:
         """Return the identity of the claim that a pod's spec names.
@@ -193,6 +206,15 @@ def collect_identities(answers: SourceAnswers) -> Identities:
         ),
         {(pod, name[1][:-5]): name[1] for pod, name in pod_claims if name},
     )
+
+
+def _begin_of_generated_name(pod: str, claim: str) -> str:
+    """Return all but the random end of a generated claim's name. Kubernetes (the resourceclaim controller)
+    shortens both parts of a long name in proportion, and then omits the last hyphen."""
+    begin = f"{pod}-{claim}-"
+    if (length := len(begin)) <= 57:
+        return begin
+    return f"{pod[: len(pod) * 57 // length]}-{claim[: len(claim) * 57 // length]}"
 
 
 def _claims(answers: SourceAnswers) -> Iterable[tuple[NamespacedName, str, Provenance]]:

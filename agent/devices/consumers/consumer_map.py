@@ -121,11 +121,7 @@ def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.pods:
         for pod in answer.items:
             ref = names.pod_by_uid(pod.ref.uid)
-            named = {
-                claim.name: name
-                for claim in pod.claims
-                if (name := claim.claim or names.generated.get((ref.uid, f"{pod.ref.name}-{claim.name}-")))
-            }
+            named = names.claim_names(pod, ref.uid)
             for name in named.values():
                 claim = names.claim_of_pod(pod.ref.namespace, name, ref.uid)
                 yield ClaimConsumerEdge(
