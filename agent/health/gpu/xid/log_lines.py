@@ -318,10 +318,6 @@ class XidLine(NamedTuple):
     """Number of the compute instance (MIG) that the line names, or WHOLE_GPU."""
     pid: int | None = None
     """PID of the process that the line names; None: no PID."""
-    process: str = ""
-    """Name of the process that the line names; empty if the driver does not know it."""
-    detail: str = ""
-    """Text of the line after the PID and the process name."""
     root: int | None = None
     """XID that the line names as the cause of this XID; None: no XID."""
     location: XidLocation | None = None
@@ -374,24 +370,15 @@ class InitFailedLine(NamedTuple):
 
     bus: str
     """PCI address of the GPU; empty in lines of old drivers."""
-    status: str
-    """Error numbers of the driver in the line, ``0x62:0xffff:1863``; can be empty."""
 
 
 class VersionMismatchLine(NamedTuple):
     """Kernel log line about a program whose driver library differs in version from the kernel module."""
 
-    client: str
-    """Version of the program's driver library, as the line states it."""
-    module: str
-    """Version of the loaded kernel module, as the line states it."""
-
 
 class LinkSetupFailedLine(NamedTuple):
     """Kernel log line that reports that the driver cannot determine which NVLinks are up. If the line
     repeats, NVML soon hangs."""
-
-    detail: str
 
 
 class UnparsedLine(NamedTuple):
@@ -415,7 +402,7 @@ _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _XID: Final = LateExpression(
     rf"NVRM: Xid \((?:PCI:)?(?P<bus>{_BUS})"
     r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<code>[0-9]{1,9}), "
-    r"(?:pid=(?P<pid>[^,]*)(?:, |$)(?:name=(?P<process>.*?)(?:, |$))?)?"
+    r"(?:pid=(?P<pid>[^,]*)(?:, |$)(?:name=.*?(?:, |$))?)?"
     r"(?P<detail>.*)",
     re.DOTALL,
 )
@@ -429,7 +416,6 @@ _NVLINK5: Final = LateExpression(
 _NVLINK4: Final = LateExpression(r" link ([0-9]{1,4}) ?\((0x[0-9a-fA-F]{1,8}(?:, *0x[0-9a-fA-F]{1,8}){4,6})")
 _LINK: Final = LateExpression(r"\bLink ([0-9]{1,4})\b")
 _VERSION: Final = r"(?:has|NVRM:) the version ([0-9][0-9.]*[0-9])"
-_STATUS: Final = LateExpression(r"\(([0-9a-fA-Fx:]{1,40})\)")
 
 
 def normal_pci_address(text: str) -> str:
@@ -473,7 +459,6 @@ def _xid(_: re.Match[str], text: str) -> ParsedLine:
         return UnparsedLine(text)
     code, detail = int(found["code"]), found["detail"].strip()
     gi, ci = _int(found["gi"]), _int(found["ci"])
-    process = found["process"] or ""
     root = _ROOT.search(detail)
     place = _LOCATION.search(detail) if code == 13 else None
     action = _ACTION.search(detail) if code == 154 else None
@@ -483,8 +468,6 @@ def _xid(_: re.Match[str], text: str) -> ParsedLine:
         gi=WHOLE_GPU if gi is None else gi,
         ci=WHOLE_GPU if ci is None else ci,
         pid=_int(found["pid"]),
-        process="" if process.startswith("<") else process,
-        detail=detail,
         root=_int(root[1]) if root else None,
         location=XidLocation(int(place[1]), int(place[2])) if place else None,
         action=RecoveryAction(int(action[1], 16)) if action else None,
@@ -517,17 +500,12 @@ def _lost(match: re.Match[str], _: str) -> ParsedLine:
 
 
 def _init_failed(_: re.Match[str], text: str) -> ParsedLine:
-    bus, status = re.match(f"NVRM: GPU ({_BUS})", text), _STATUS.search(text)
-    return InitFailedLine(normal_pci_address(bus[1]) if bus else "", status[1] if status else "")
+    bus = re.match(f"NVRM: GPU ({_BUS})", text)
+    return InitFailedLine(normal_pci_address(bus[1]) if bus else "")
 
 
 def _mismatch(match: re.Match[str], text: str) -> ParsedLine:
-    versions = re.findall(_VERSION, match[1])
-    return VersionMismatchLine(versions[0], versions[1]) if len(versions) == 2 else UnparsedLine(text)
-
-
-def _link_setup(_: re.Match[str], text: str) -> ParsedLine:
-    return LinkSetupFailedLine(text.removeprefix("NVRM: ").strip())
+    return VersionMismatchLine() if len(re.findall(_VERSION, match[1])) == 2 else UnparsedLine(text)
 
 
 _Parser = Callable[[re.Match[str], str], ParsedLine]
@@ -544,7 +522,7 @@ _TABLE: Final[tuple[tuple[LazyLinePattern, _Parser], ...]] = tuple(
         (LOST_PATTERNS, _lost),
         (INIT_FAILED_PATTERNS, _init_failed),
         (MISMATCH_PATTERNS, _mismatch),
-        (LINK_SETUP_PATTERNS, _link_setup),
+        (LINK_SETUP_PATTERNS, lambda *_: LinkSetupFailedLine()),
     )
     for pattern in patterns
 )
