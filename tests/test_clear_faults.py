@@ -97,6 +97,20 @@ def test_clear_of_latched_xid_makes_gpu_healthy_at_once(code: int) -> None:
     assert (node.health(), node.open_codes()) == (Health.HEALTHY, [])
 
 
+def test_gpu_lost_again_in_the_same_boot_recurs_within_30_days() -> None:
+    node = ClearNode()
+    node.xid(0, 79)
+    for _ in range(3):  # further programs find the same loss
+        node.rest(600)
+        node.xid(0, 79)
+    assert "recurred" not in node.cause("gpu.xid.79").evidence
+    node.clear("gpu-0")
+    node.wait(5 * 86_400)
+    node.rest(1)
+    node.xid(0, 79)
+    assert "it recurred within 30 days" in node.cause("gpu.xid.79").evidence
+
+
 @pytest.mark.parametrize("step_s", [0.0, -3600.0])
 def test_new_xid_while_stopped_is_reported_although_the_clock_was_set_back(step_s: float) -> None:
     node = ClearNode(readings=OLD_DRIVER)

@@ -18,7 +18,7 @@ from other_user import become_other_user
 from small_disk import run_on_small_disk
 
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, VOLATILE_COUNTERS
-from agent.health.gpu.faults.match_reports import KEPT_BURSTS, KEPT_LINES, KEPT_PIDS, KEPT_SWITCHES
+from agent.health.gpu.faults.match_reports import KEPT_BURSTS, KEPT_LINES, KEPT_SWITCHES
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
@@ -147,7 +147,7 @@ def storm(text: str, lines: int) -> PersistentState:
         evidence=text,
         advice="a" * 200,
         texts=(text,) * lines,
-        pids=tuple(range(4_000_000, 4_000_000 + KEPT_PIDS)),
+        pids=tuple(range(4_000_000, 4_000_000 + KEPT_BURSTS)),
         bursts_wall_s=(wall_s,) * KEPT_BURSTS,
         bursts_ns=(10**15 + 1,) * KEPT_BURSTS,
         first_ns=10**15 + 1,

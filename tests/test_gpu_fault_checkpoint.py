@@ -591,6 +591,16 @@ def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> N
     assert (restored.faults.faults, restored.conditions) == ({}, {})
 
 
+def test_losses_in_earlier_boots_that_release_0_1_stored_are_a_recurrence() -> None:
+    kept = kept_fault(
+        earlier_boots=1, bursts_wall_s=(1.7e9,), pids=(7, 8), first_wall_s=1.7e9, last_wall_s=1.7e9
+    )
+    memory = PersistentState((KnownGpu(0, "GPU-0", "", ""),), (kept,))
+    restored = restore_faults(memory, FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9 + 60))
+    (fault,) = restored.faults.faults.values()
+    assert [(burst.start.wall_s, burst.pid) for burst in fault.bursts] == [(1.7e9, 7), (1.7e9, 8)]
+
+
 @pytest.mark.parametrize("wall_s", [-1e300, 0.0, 1e18, 1e300])
 def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
     memory = PersistentState(

@@ -442,7 +442,21 @@ def test_boot_without_fault_is_not_counted() -> None:
     node.xid(0, 79)
     node.evaluate()
     (fault,) = node.state.gpus.fault_log.faults.values()
-    assert fault.earlier_boots == 1
+    assert len(fault.bursts) == 2
+
+
+def test_suspicion_after_a_reboot_ends_after_a_day() -> None:
+    node = GpuNode()
+    node.xid(0, 80)
+    node.rest(120)
+    node.xid(0, 80)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=3600)
+    node.xid(0, 80)
+    assert node.cause("gpu.xid.80").severity is Severity.DEGRADED
+    node.wait(86_500)
+    node.rest(30)
+    assert node.codes() == []
 
 
 # --- time ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 from gpu_samples import H100, T4
-from paper_gpus import OLD_DRIVER, GpuNode
+from paper_gpus import OLD_DRIVER, SECOND_BOOT, GpuNode
 
 from agent.health.gpu.faults.match_reports import FAULTS_MAX, WAITING_MAX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
@@ -150,6 +150,80 @@ def test_xid_13_at_different_locations_is_not_suspect() -> None:
         node.log_xid(0, 13, f"pid=12, name=python, {detail}")
         assert node.cause("gpu.xid.13").severity is Severity.INFO
         node.rest(3600)
+
+
+PLACE: Final = "pid=12, name=python, Graphics SM Warp Exception on (GPC {}, TPC {}, SM 0): Illegal Address"
+
+
+def test_xid_13_of_a_program_that_faults_everywhere_is_not_suspect() -> None:
+    """The driver prints a line for each place, in the same order each time."""
+    node = GpuNode()
+    for _ in range(4):
+        for gpc in range(7):
+            for tpc in range(9):
+                node.log_xid(0, 13, PLACE.format(gpc, tpc))
+        assert node.cause("gpu.xid.13").severity is Severity.INFO
+        node.rest(3600)
+
+
+def test_xid_13_at_another_place_after_a_reset_is_not_suspect() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=7)
+    for _ in range(2):
+        node.rest(120)
+        node.log_xid(0, 13, PLACE.format(0, 1))
+    assert node.cause("gpu.xid.13").severity is Severity.DEGRADED
+    node.reset(0)
+    node.rest(60)
+    node.log_xid(0, 13, PLACE.format(3, 2))
+    assert node.cause("gpu.xid.13").severity is Severity.INFO
+
+
+def later(node: GpuNode, seconds: float) -> None:
+    """Let time pass in which nothing is evaluated, and then a pass."""
+    node.wait(seconds)
+    node.rest(1)
+
+
+def mmu_fault(node: GpuNode, pid: int) -> Severity:
+    """Report an XID 31 of a process, and return its severity."""
+    node.nvml_xid(0, 31)
+    node.log_xid(0, 31, f"pid={pid}, name=python, Ch 00000010, intr 00000000. MMU Fault")
+    return node.cause("gpu.xid.31").severity
+
+
+def test_xid_31_of_processes_days_apart_is_not_suspect() -> None:
+    node = GpuNode()
+    mmu_fault(node, 100)
+    for _ in range(6):
+        later(node, 36_000)
+        severity = mmu_fault(node, 200)
+    assert severity is Severity.INFO
+    later(node, 3600)
+    assert mmu_fault(node, 300) is Severity.DEGRADED
+
+
+def test_xid_31_of_one_workload_with_two_processes_is_not_suspect() -> None:
+    node = GpuNode()
+    for _ in range(2):
+        mmu_fault(node, 100)
+        assert mmu_fault(node, 101) is Severity.INFO
+        node.rest(120)
+
+
+@pytest.mark.parametrize(("boot_id", "severity"), [("", Severity.INFO), (SECOND_BOOT, Severity.DEGRADED)])
+def test_xid_31_of_the_same_pid_is_another_process_after_a_reboot(boot_id: str, severity: Severity) -> None:
+    node = GpuNode()
+    mmu_fault(node, 100)
+    node.rest(120)
+    assert mmu_fault(node, 200) is Severity.DEGRADED
+    for pid in (200, 100):  # then the first two bursts are more than a day ago
+        later(node, 50_000)
+        assert mmu_fault(node, pid) is Severity.DEGRADED
+    node.restart(boot_id=boot_id, away_s=50_000)
+    mmu_fault(node, 100)
+    node.rest(20)
+    assert node.cause("gpu.xid.31").severity is severity
 
 
 def test_nvml_event_is_a_fault_of_its_gpu_only() -> None:
@@ -449,7 +523,7 @@ def test_fault_log_is_bounded_and_keeps_worst_fault() -> None:
     for number in (0, 1):
         assert sum(key.gpu_number == number for key in log.faults) <= FAULTS_MAX
     assert len(log.waiting) <= WAITING_MAX
-    assert all(len(fault.texts) <= 4 and len(fault.pids) <= 16 for fault in log.faults.values())
+    assert all(len(fault.texts) <= 4 and len(fault.bursts) <= 16 for fault in log.faults.values())
     assert len(node.verdict().message.encode()) <= 1024
 
 

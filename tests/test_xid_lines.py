@@ -187,7 +187,7 @@ def test_pattern_table_fits_reader_limits() -> None:
     ("first", "second"),
     [
         (XID + "31, pid=1, name=a, Ch 1", XID + "31, pid=2, name=b, Ch 2"),
-        (XID + "13, pid=1, name=a, " + WARP, XID + "13, pid=2, name=b, " + WARP.replace("7", "3")),
+        (XID + "13, pid=1, name=a, " + WARP, XID + "13, pid=2, name=b, " + WARP.replace("TPC 2", "TPC 3")),
         (XID + "45, pid=1, name=a, " + ECHO, XID + "45, pid=2, name=a, Ch 2"),
         (XID + "149, " + DOWN, XID + "149, " + DOWN.replace("0x00000000)", "0x00000007)")),
         (SX + "20034, Fatal, Link 30 LTSSM Fault Up", SX + "20034, Fatal, Link 31 LTSSM Fault Up"),
@@ -205,6 +205,7 @@ def test_repeated_lines_of_one_fault_are_one_entry(first: str, second: str) -> N
         (XID + "48, x", "NVRM: Xid (PCI:0000:3c:00): 48, x"),
         (XID + "48, x", "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 48, x"),
         (XID + "13, " + WARP, XID + "13, " + ESR),
+        (XID + "13, " + WARP, XID + "13, " + WARP.replace("GPC 7", "GPC 3")),
         (XID + "154, " + TO_RESET, XID + "154, " + TO_NONE),
         (XID + "74, " + LINK, XID + "74, " + LINK.replace("link 14", "link 15")),
         (XID + "74, " + LINK, XID + "74, " + LINK.replace("0x10000", "0x20000")),

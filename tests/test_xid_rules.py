@@ -62,12 +62,12 @@ def decide_for(
     *texts: str,
     times: int = 1,
     bursts: int = 1,
-    pids: frozenset[int] = frozenset(),
+    processes: int = 0,
     followers: frozenset[int] = frozenset(),
 ) -> FaultDecision:
     """Return the decision on one XID; ``texts`` are the details of its kernel log lines."""
     return decide_xid(
-        xid_row(code), XidOccurrences(times, bursts, lines(code, *texts), pids, followers), facts
+        xid_row(code), XidOccurrences(times, bursts, lines(code, *texts), processes, followers), facts
     )
 
 
@@ -133,7 +133,7 @@ def test_decision_is_complete_for_any_facts(
 ) -> None:
     code, texts, times, bursts = seen
     row = xid_row(code)
-    fault = XidOccurrences(times, bursts, lines(code, *texts), frozenset({1, 2}), frozenset({45}))
+    fault = XidOccurrences(times, bursts, lines(code, *texts), 2, frozenset({45}))
     found = decide_xid(row, fault, facts, override)
     assert found.evidence.startswith(row.meaning)
     assert found.advice
@@ -276,10 +276,9 @@ def test_xid_13_otherwise_blames_program() -> None:
 
 
 def test_xid_31_is_suspect_only_for_several_processes_and_bursts() -> None:
-    one, two = frozenset({7}), frozenset({7, 8})
-    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=two).severity is DEGRADED
-    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=one).severity is INFO
-    assert decide_for(31, CALM, bursts=MIN_BURSTS - 1, pids=two).severity is INFO
+    assert decide_for(31, CALM, bursts=MIN_BURSTS, processes=2).severity is DEGRADED
+    assert decide_for(31, CALM, bursts=MIN_BURSTS, processes=1).severity is INFO
+    assert decide_for(31, CALM, bursts=MIN_BURSTS - 1, processes=2).severity is INFO
     assert decide_for(31, CALM, bursts=MIN_BURSTS).severity is INFO  # the processes are not known
 
 

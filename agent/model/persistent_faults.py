@@ -195,11 +195,11 @@ class PersistentFault(NamedTuple):
     texts: tuple[str, ...] = ()
     """Newest kernel-log lines that reported the fault, the newest last."""
     pids: tuple[int, ...] = ()
-    """Newest process ids that the lines in ``texts`` name."""
+    """PID of each burst in ``bursts_wall_s``; 0: not known."""
     bursts_wall_s: tuple[float, ...] = ()
-    """Start times of the bursts of log lines in the day before ``last_wall_s`` [s since 1970]."""
+    """Start times of the bursts that may be a recurrence, also those of earlier boots [s since 1970]."""
     earlier_boots: int = 0
-    """Number of earlier boots in which the fault occurred."""
+    """Not used: release 0.1 counted earlier boots with the fault here."""
     healed_wall_s: float = 0.0
     """Time when the fault was resolved [s since 1970]; 0: not resolved."""
     blame: Blame = Blame.HARDWARE

@@ -20,7 +20,7 @@ from agent.devices.inventory import InventoryDevice
 from agent.engine.step import EngineState
 from agent.health.gpu.faults.checkpoint import RECOVERY_READINGS, resolve_faults
 from agent.health.gpu.faults.decide_severity import evaluate_faults
-from agent.health.gpu.faults.fault_log import DAY_NS, FaultKey
+from agent.health.gpu.faults.fault_log import DAY_NS, FaultKey, recurrence_ns
 from agent.health.gpu.responsiveness import SLOW_NS
 from agent.health.gpu.rule_input import GpuRuleInput
 from agent.health.gpu.rule_state import (
@@ -238,8 +238,9 @@ def _fault_ends(
     _, due_ns = resolve_faults(log, decisions, state.gpus.recovery_signs, now)
     if due_ns is not None:
         yield due_ns
-    for fault in log.faults.values():
-        times_ns = [fault.last.mono_ns + DAY_NS, *(burst.mono_ns + DAY_NS for burst in fault.bursts)]
+    for key, fault in log.faults.items():
+        recurs_ns = recurrence_ns(key.code)
+        times_ns = [fault.last.mono_ns + DAY_NS, *(burst.start.mono_ns + recurs_ns for burst in fault.bursts)]
         yield from (at_ns for at_ns in times_ns if at_ns > now.mono_ns)
 
 

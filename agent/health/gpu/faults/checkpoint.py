@@ -21,11 +21,13 @@ from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     INIT_FAILED,
     NO_REPORTS,
-    RECURS_NS,
     SHARED,
+    Burst,
     Fault,
     FaultKey,
     FaultLog,
+    number_in_code,
+    recurrence_ns,
 )
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.decisions import FaultDecision
@@ -353,9 +355,8 @@ def _kept_fault(
         advice=decision.advice,
         severity=int(decision.severity),
         texts=fault.texts,
-        pids=tuple(sorted(fault.pids)),
-        bursts_wall_s=tuple(round(start.wall_s, 3) for start in fault.bursts),
-        earlier_boots=fault.earlier_boots,
+        pids=tuple(burst.pid or 0 for burst in fault.bursts),
+        bursts_wall_s=tuple(round(burst.start.wall_s, 3) for burst in fault.bursts),
         healed_wall_s=round(fault.resolved.wall_s, 3) if fault.resolved else 0.0,
         blame=decision.blame,
         before_us=fault.before_start,
@@ -373,7 +374,7 @@ def _with_monotonic_times(saved: PersistentFault, fault: Fault) -> PersistentFau
         first_ns=fault.first.mono_ns,
         last_ns=fault.last.mono_ns,
         healed_ns=fault.resolved.mono_ns if fault.resolved else 0,
-        bursts_ns=tuple(start.mono_ns for start in fault.bursts),
+        bursts_ns=tuple(burst.start.mono_ns for burst in fault.bursts),
     )
 
 
@@ -417,7 +418,7 @@ def restore_faults(
             same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
-        kept_s = RECURS_NS.get(saved.code, DAY_NS) / NS
+        kept_s = recurrence_ns(saved.code) / NS
         if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_s:
             continue
         faults[key] = fault
@@ -477,16 +478,18 @@ def _restored_fault(
 ) -> Fault:
     if not same_boot:  # the monotonic times are those of another boot
         saved = saved._replace(first_ns=0, last_ns=0, healed_ns=0, bursts_ns=())
-    has_burst_times = len(saved.bursts_ns) == len(saved.bursts_wall_s)
-    bursts_ns = saved.bursts_ns if has_burst_times else (0,) * len(saved.bursts_wall_s)
+    # release 0.1 stored the number of earlier boots without their times, and the PIDs of all lines
+    bursts_wall_s = saved.bursts_wall_s[:1] * saved.earlier_boots + saved.bursts_wall_s
+    unknown = (0,) * len(bursts_wall_s)
+    bursts_ns = saved.bursts_ns if len(saved.bursts_ns) == len(unknown) else unknown
+    pids = saved.pids if len(saved.pids) == len(unknown) else unknown
     parsed = [parse_line(text) for text in saved.texts]
-    digits = saved.code.rpartition(".")[2]
     severity = Severity(saved.severity)
     resolved = now if ended_by_reboot else None
     if saved.healed:
         resolved = _instant(saved.healed_ns, saved.healed_wall_s, now)
     return Fault(
-        xid=int(digits) if digits.isdecimal() else 0,
+        xid=number_in_code(saved.code),
         first=_instant(saved.first_ns, saved.first_wall_s, now),
         last=_instant(saved.last_ns, saved.last_wall_s, now),
         times=saved.times,
@@ -495,14 +498,12 @@ def _restored_fault(
         log_us=saved.log_us,
         lines=tuple(line for line in parsed if isinstance(line, XidLine | SxidLine)),
         texts=saved.texts,
-        pids=frozenset(saved.pids),
         bursts=tuple(
-            _instant(mono_ns, wall_s, now)
-            for mono_ns, wall_s in zip(bursts_ns, saved.bursts_wall_s, strict=True)
+            Burst(_instant(mono_ns, wall_s, now), pid or None)
+            for mono_ns, wall_s, pid in zip(bursts_ns, bursts_wall_s, pids, strict=True)
         ),
         before_start=saved.before_us,
         boot_id=saved.boot_id,
-        earlier_boots=saved.earlier_boots,
         resolved=resolved,
         last_decision=FaultDecision(
             severity, saved.evidence, saved.advice, saved.blame, saved.cure, _restored_repair(saved, limits)

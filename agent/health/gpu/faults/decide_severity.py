@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.health.gpu.faults import fault_log
-from agent.health.gpu.faults.fault_log import DAY_NS, SHARED, Fault, FaultKey, FaultLog, occurred_near
+from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog, occurred_near, recurrence_ns
 from agent.health.gpu.faults.match_reports import is_placeholder_instance
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.decisions import (
@@ -80,7 +80,7 @@ def evaluate_faults(
                 has_root=_has_root(roots.get(key.gpu_number, ()), fault)
             )
             found[key] = decide_xid(
-                xid_row(fault.xid), _xid_fault(fault, now), own_facts, overrides.get(fault.xid)
+                xid_row(fault.xid), _xid_fault(key.code, fault, now), own_facts, overrides.get(fault.xid)
             )
         elif key.code.startswith(SXID_PREFIX):
             found[key] = decide_sxid(sxid_row(fault.xid), fault.switch_line)
@@ -96,13 +96,16 @@ def _first_pass_is_late(sample: GpuSample | None, log: FaultLog, limits: GpuLimi
     return now.mono_ns - since_ns >= limits.deadline_s * NS
 
 
-def _xid_fault(fault: Fault, now: Instant) -> XidOccurrences:
-    day = sum(now.mono_ns - start.mono_ns < DAY_NS for start in fault.bursts)
+def _xid_fault(code: str, fault: Fault, now: Instant) -> XidOccurrences:
+    since_ns = now.mono_ns - recurrence_ns(code)
+    recent = [burst for burst in fault.bursts if burst.start.mono_ns > since_ns]
+    # a PID of an earlier boot, whose times are negative, is that of another process
+    processes = {(burst.pid, burst.start.mono_ns < 0) for burst in recent if burst.pid is not None}
     return XidOccurrences(
         times=fault.times,
-        bursts=max(1, day) + fault.earlier_boots,
+        bursts=max(1, len(recent)),
         lines=fault.xid_lines,
-        pids=fault.pids,
+        processes=len(processes),
         followers=fault.followers,
     )
 

@@ -24,12 +24,21 @@ from agent.model.time import NS, Instant
 
 SHARED: Final = -1
 """GPU number of faults that all GPUs share, such as faults of NVSwitches."""
-LOST_XID: Final = 79
-"""Number of the XID "GPU has fallen off the bus"."""
-LOST_CODE: Final = f"{XID_PREFIX}{LOST_XID}"
+LOST_CODE: Final = f"{XID_PREFIX}79"
+"""Finding code of the XID "GPU has fallen off the bus"."""
 DAY_NS: Final = 86_400 * NS
-RECURS_NS: Final = {LOST_CODE: 30 * DAY_NS}
-"""Longest time between two occurrences that count as a recurrence, by finding code [ns]; else a day."""
+
+
+def recurrence_ns(code: str) -> int:
+    """Return the time within which several bursts of a fault are a recurrence [ns]: 30 days for a lost GPU,
+    else a day. Neither a reboot, a reset nor the end of the fault in between changes it."""
+    return 30 * DAY_NS if code == LOST_CODE else DAY_NS
+
+
+def number_in_code(code: str) -> int:
+    """Return the number of the XID or SXid with a finding code; 0 for a code without a number."""
+    digits = code.rpartition(".")[2]
+    return int(digits) if digits.isdecimal() else 0
 
 
 class FaultKey(NamedTuple):
@@ -61,6 +70,14 @@ class FaultChannel(IntEnum):
     """
 
 
+class Burst(NamedTuple):
+    """Occurrences of a fault that are less than a minute apart; for a lost GPU, those of one loss."""
+
+    start: Instant
+    pid: int | None
+    """PID of the first process that a log line of the burst names; None: not known."""
+
+
 ReportCounts = tuple[int, int, int]
 """Number of reports of one fault: by NVML, by log lines and by companion lines."""
 NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
@@ -82,17 +99,14 @@ class Fault:
     """Kernel log time of the fault's newest counted line [us]; 0: no line."""
     lines: tuple[XidLine | SxidLine, ...] = ()
     texts: tuple[str, ...] = ()
-    pids: frozenset[int] = frozenset()
-    bursts: tuple[Instant, ...] = ()
-    """Starts of the bursts (occurrences less than a minute apart) within a day."""
+    bursts: tuple[Burst, ...] = ()
+    """Newest bursts that were less than recurrence_ns() before the last, also those of earlier boots."""
     followers: frozenset[int] = frozenset()
     """Numbers of later XIDs that report the end of this XID."""
     before_start: bool = False
     """Whether the fault occurred before the agent's start, so that its end may have been missed."""
     boot_id: str = ""
     """Boot ID of the kernel when the fault last occurred."""
-    earlier_boots: int = 0
-    """Number of earlier boots with the fault, each at most RECURS_NS before the next occurrence."""
     resolved: Instant | None = None
     """Time at which the fault was resolved; None: it is not resolved."""
     last_decision: FaultDecision | None = None

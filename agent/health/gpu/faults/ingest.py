@@ -10,13 +10,13 @@ from dataclasses import replace
 from agent.health.gpu.faults import fault_log
 from agent.health.gpu.faults.fault_log import (
     LOST_CODE,
-    LOST_XID,
     SHARED,
     FaultChannel,
     FaultKey,
     FaultLog,
     NvmlEventCount,
     Occurrence,
+    number_in_code,
 )
 from agent.health.gpu.faults.match_reports import match_reports
 from agent.health.gpu.rule_state import GpuRuleState, replaced_gpu_numbers
@@ -180,7 +180,7 @@ def _occurrences(
     first = _time_of_line(line.first_us, earliest_ns, now) if times == line.times else last
     yield Occurrence(
         key=key,
-        xid=_xid_number(parsed),
+        xid=number_in_code(key.code),
         times=times,
         first=min(first, last),
         last=last,
@@ -232,11 +232,3 @@ def _is_companion(fact: ParsedLine) -> bool:
 
 def _has_bus(fact: ParsedLine) -> bool:
     return isinstance(fact, XidLine | GpuLostLine | InitFailedLine) and bool(fact.bus)
-
-
-def _xid_number(fact: ParsedLine) -> int:
-    if isinstance(fact, SxidLine):
-        return fact.ended or fact.code
-    if isinstance(fact, XidLine):
-        return fact.code
-    return LOST_XID if isinstance(fact, GpuLostLine) else 0

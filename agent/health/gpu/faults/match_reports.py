@@ -7,12 +7,13 @@ one entry with a count.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 from agent.health.gpu.faults.fault_log import (
-    DAY_NS,
+    LOST_CODE,
     NO_REPORTS,
-    RECURS_NS,
+    Burst,
     Fault,
     FaultChannel,
     FaultKey,
@@ -20,12 +21,13 @@ from agent.health.gpu.faults.fault_log import (
     Occurrence,
     ReportCounts,
     occurred_near,
+    recurrence_ns,
 )
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.decisions import decide_sxid
 from agent.health.gpu.xid.log_lines import RequiredAction, SxidLine, XidLine, decode_nvlink5, grade_registers
 from agent.health.gpu.xid.sxid_table import SXID_ENDS, sxid_row
-from agent.health.gpu.xid.xid_table import ENDED_XIDS, XidEffect, xid_row
+from agent.health.gpu.xid.xid_table import ENDED_XIDS, XidCondition, XidEffect, xid_row
 from agent.health.rules import XID_PREFIX
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Severity
@@ -41,7 +43,6 @@ FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
 KEPT_SWITCHES: Final = 16
 """Largest number of NVSwitches at which one fault is followed to its end; machines have at most twelve."""
-KEPT_PIDS: Final = 16
 KEPT_BURSTS: Final = 16
 WAITING_MAX: Final = 64
 
@@ -53,7 +54,8 @@ def match_reports(
     fault. Most faults are reported by NVML and by the kernel log. Reports of NVML are added first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
-    for new in sorted([*log.waiting, *occurrences], key=_report_order):
+    order = attrgetter("reporter", "last.mono_ns", "log_us")
+    for new in sorted([*log.waiting, *occurrences], key=order):
         if is_placeholder_instance(new.key, gpus):
             new = new._replace(key=new.key._replace(gi=WHOLE_GPU, ci=WHOLE_GPU))
         if new.reporter is FaultChannel.NVML:
@@ -71,10 +73,6 @@ def match_reports(
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
     _mark_cancelled(faults)
     return replace(log, faults=_without_excess(faults), waiting=tuple(waiting[:WAITING_MAX]))
-
-
-def _report_order(new: Occurrence) -> tuple[int, int, int]:
-    return new.reporter, new.last.mono_ns, new.log_us
 
 
 def next_wait_end_ns(log: FaultLog) -> int | None:
@@ -216,19 +214,15 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
     if before is None:
         fault = fresh
     elif before.resolved:
-        if new.last.mono_ns - before.last.mono_ns < RECURS_NS.get(new.key.code, DAY_NS):
-            fresh = replace(fresh, earlier_boots=before.earlier_boots + (before.boot_id != boot_id))
         fault = fresh
-        if before.was_info:  # nothing was repaired since
-            fault = replace(fault, lines=before.lines, texts=before.texts, pids=before.pids)
+        is_place = xid_row(new.xid).condition is XidCondition.SAME_PLACE
+        if before.was_info or is_place:  # nothing was repaired since, or each burst has its place
+            fault = replace(fault, lines=before.lines, texts=before.texts)
     else:
         fault = before
     earlier = fault.recent_reports if occurred_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
     reports = _add_reports(earlier, new)
     lines, texts = _with_line(fault, new)
-    pids = fault.pids
-    if isinstance(new.line, XidLine) and new.line.pid is not None and len(pids) < KEPT_PIDS:
-        pids |= {new.line.pid}
     return replace(
         fault,
         first=min(fault.first, new.first),
@@ -238,12 +232,10 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         log_us=max(fault.log_us, new.log_us),
         lines=lines,
         texts=texts,
-        pids=pids,
-        bursts=_bursts(before, new),
+        bursts=_bursts(before, new, boot_id),
         followers=frozenset(),
         before_start=fault.before_start and new.before_start,
         boot_id=boot_id,
-        earlier_boots=fault.earlier_boots + (fault.boot_id != boot_id),
     )
 
 
@@ -294,13 +286,17 @@ def _add_reports(earlier: ReportCounts, new: Occurrence) -> ReportCounts:
             return nvml, log, companion + new.times
 
 
-def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
+def _bursts(before: Fault | None, new: Occurrence, boot_id: str) -> tuple[Burst, ...]:
+    newest = Burst(new.last, new.line.pid if isinstance(new.line, XidLine) else None)
     if before is None:
-        return (new.last,)
-    day = tuple(start for start in before.bursts if new.last.mono_ns - start.mono_ns < DAY_NS)
-    if day and new.last.mono_ns - before.last.mono_ns < BURST_NS:
-        return day
-    return (*day, new.last)[-KEPT_BURSTS:]
+        return (newest,)
+    since_ns = new.last.mono_ns - recurrence_ns(new.key.code)
+    kept = tuple(burst for burst in before.bursts if burst.start.mono_ns > since_ns)
+    is_same_loss = new.key.code == LOST_CODE and before.resolved is None
+    is_soon = new.last.mono_ns - before.last.mono_ns < BURST_NS
+    if not kept or before.boot_id != boot_id or not (is_same_loss or is_soon):
+        return (*kept, newest)[-KEPT_BURSTS:]
+    return (*kept[:-1], kept[-1]._replace(pid=kept[-1].pid or newest.pid))
 
 
 def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:

@@ -50,12 +50,11 @@ class XidOccurrences(NamedTuple):
 
     times: int = 1
     bursts: int = 1
-    """Number of bursts (occurrences less than a minute apart) in the last 24 h, and of earlier boots with the
-    XID."""
+    """Number of bursts (occurrences less than a minute apart) within the last day, or 30 days for XID 79."""
     lines: tuple[XidLine, ...] = ()
     """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
-    pids: frozenset[int] = frozenset()
-    """IDs of processes that the kernel log lines about the XID name, at most 16."""
+    processes: int = 0
+    """Number of different processes that began ``bursts``, of those that the kernel log names."""
     followers: frozenset[int] = frozenset()
     """Numbers of later XIDs that report the end of this XID."""
 
@@ -116,7 +115,7 @@ def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
 
 
 MIN_BURSTS: Final = 2
-"""Number of bursts of an XID within a day from which on the XID counts as recurring."""
+"""Number of bursts of an XID from which on the XID counts as recurring."""
 MIN_STORM_ERRORS: Final = 10
 """Number of contained memory errors from which on the GPU is Unhealthy, even in one burst."""
 
@@ -134,6 +133,7 @@ class XidConditionResult(NamedTuple):
     """Repair that ``advice`` describes; None if ``advice`` is an XidAdvice, which has its own repair."""
 
 
+_ConditionFunction = Callable[[XidRow, XidOccurrences, XidReadings], XidConditionResult]
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 
 
@@ -163,26 +163,13 @@ def _plain(row: XidRow, _: XidOccurrences, __: XidReadings) -> XidConditionResul
     return XidConditionResult(_UNHEALTHY if row.effect is XidEffect.ALWAYS else _INFO)
 
 
-def _always_degraded(_: XidRow, __: XidOccurrences, ___: XidReadings) -> XidConditionResult:
-    return XidConditionResult(_DEGRADED)
-
-
-def _not_expected(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    # a requested action is a finding of its own, so the XID does not make the device Unhealthy
-    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
+def _by_action(requested: Severity, none: Severity, unknown: Severity) -> _ConditionFunction:
+    return lambda _, __, facts: _for_action(facts, requested, none, unknown)
 
 
 def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
     roots = sorted({line.root for line in fault.lines if line.root})
     return XidConditionResult(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
-
-
-def _recovery_action(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
-
-
-def _requested_only(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    return _for_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
 
 
 def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -200,40 +187,36 @@ def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionRes
     )
 
 
-def _probable_hardware_fault(why: str) -> XidConditionResult:
-    """Return the result Degraded for an XID that programs usually cause, but that the hardware probably
-    caused here.
+def _if_recurring(fault: XidOccurrences, why: str, *, is_suspect: bool = True) -> XidConditionResult:
+    """Return the result for an XID that programs usually cause: Degraded if it recurs and the hardware
+    probably caused it, else Info.
 
     Args:
         why: Reason for the suspicion, which becomes part of the evidence.
+        is_suspect: Whether the other conditions for the suspicion are met.
     """
+    if fault.bursts < MIN_BURSTS or not is_suspect:
+        return XidConditionResult(_INFO)
     return XidConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
 
 
 def _same_place(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
-    locations = {line.location for line in fault.lines if line.location}
-    if fault.bursts < MIN_BURSTS or len(locations) != 1:
-        return XidConditionResult(_INFO)
-    location = locations.pop()
-    return _probable_hardware_fault(f"always on GPC {location.gpc}, TPC {location.tpc}")
+    places = {f"GPC {line.location.gpc}, TPC {line.location.tpc}" for line in fault.lines if line.location}
+    return _if_recurring(fault, f"always on {'; '.join(places)}", is_suspect=len(places) == 1)
 
 
 def _across_workloads(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
-    if fault.bursts < MIN_BURSTS or len(fault.pids) < MIN_BURSTS:
-        return XidConditionResult(_INFO)
-    return _probable_hardware_fault("different processes caused it within a day")
+    is_suspect = fault.processes >= MIN_BURSTS
+    return _if_recurring(fault, "different processes caused it within a day", is_suspect=is_suspect)
 
 
 def _with_replays(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    if fault.bursts < MIN_BURSTS or not facts.replays_growing:
-        return XidConditionResult(_INFO)
-    return _probable_hardware_fault("it recurs, and the PCIe link replays packets")
+    why = "it recurs, and the PCIe link replays packets"
+    return _if_recurring(fault, why, is_suspect=facts.replays_growing)
 
 
 def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
-    if fault.bursts < MIN_BURSTS:
-        return XidConditionResult(_INFO)
-    return _probable_hardware_fault("it recurred within a day")
+    return _if_recurring(fault, "it recurred within a day")
 
 
 def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
@@ -346,8 +329,8 @@ def _detail_of_48(facts: XidReadings, worse: bool, why: str) -> XidConditionResu
     return _for_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
 
 
-def _capacity_cut(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
-    result = _recovery_action(row, fault, facts)
+def _capacity_cut(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    result = _for_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
     return (
         result._replace(advice=XidAdvice.FOLLOW_ACTION) if facts.ecc_on and result.advice is None else result
     )
@@ -359,15 +342,15 @@ def _cancelled(row: XidRow, fault: XidOccurrences, _: XidReadings) -> XidConditi
     return XidConditionResult(_DEGRADED)
 
 
-_ConditionFunction = Callable[[XidRow, XidOccurrences, XidReadings], XidConditionResult]
 CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.PLAIN: _plain,
-    XidCondition.ALWAYS_DEGRADED: _always_degraded,
-    XidCondition.RETIRED: _not_expected,
-    XidCondition.UNLISTED: _not_expected,
+    XidCondition.ALWAYS_DEGRADED: lambda *_: XidConditionResult(_DEGRADED),
+    # a requested action is a finding of its own, so such an XID does not make the device Unhealthy
+    XidCondition.RETIRED: _by_action(requested=_DEGRADED, none=_INFO, unknown=_DEGRADED),
+    XidCondition.UNLISTED: _by_action(requested=_DEGRADED, none=_INFO, unknown=_DEGRADED),
     XidCondition.FOLLOWER: _follower,
-    XidCondition.RECOVERY_ACTION: _recovery_action,
-    XidCondition.REQUESTED_ONLY: _requested_only,
+    XidCondition.RECOVERY_ACTION: _by_action(requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED),
+    XidCondition.REQUESTED_ONLY: _by_action(requested=_DEGRADED, none=_INFO, unknown=_INFO),
     XidCondition.ANNOUNCES: _announces,
     XidCondition.STUCK: _stuck,
     XidCondition.SAME_PLACE: _same_place,

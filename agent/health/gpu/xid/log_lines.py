@@ -262,7 +262,8 @@ _XID_TAILS: Final = (
     "154, %*changed from %x%*) to %x%*",
     "%d, %w%*Link %*(%x %x%*",  # NVLink 5: unit, interrupt info and error status decide
     "74, %*link %d(%x, %x, %x, %x, %x%*",
-    "13, %*(GPC %*",  # a pattern of its own, because later lines of this XID name no location
+    # later lines of this XID name no location; a program that faults everywhere has lines of all GPCs
+    "13, %*(GPC %d%*",
     "%d, %*",
 )
 XID_PATTERNS: Final = tuple(head + tail for head in _XID_HEADS for tail in _XID_TAILS)
