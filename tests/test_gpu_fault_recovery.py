@@ -495,6 +495,22 @@ def test_xid_155_is_resolved_when_all_links_are_up() -> None:
     assert seconds_until_healthy(node) <= 90
 
 
+def test_links_of_a_gpu_in_mig_mode_are_not_down() -> None:
+    """Such a GPU uses no NVLinks, and the software brings them down."""
+    node = GpuNode()
+    node.rest(5)
+    node.partition(0, (1, 0))
+    node.set_readings(0, links_up=0)
+    node.xid(0, 155)
+    assert (node.health(), node.cause("gpu.xid.155").severity) == (Health.HEALTHY, Severity.INFO)
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.set_readings(1, ecc_correctable=7)
+    node.rest(5)
+    node.reset(1)
+    node.rest(60)
+    assert node.codes("gpu-1") == []
+
+
 def test_failing_library_keeps_fault_unresolved() -> None:
     node = GpuNode()
     node.xid(0, 48)

@@ -99,7 +99,7 @@ class RecoverySigns(NamedTuple):
     None: one of both does.
     """
     links_up_since: Instant | None = None
-    """Time since which all NVLinks that were ever up are up; None: a link is down."""
+    """Time since which all NVLinks that were ever up are up, or unused (MIG); None: a link is down."""
     handles: int = 0
     """Number of NVML handles of the GPU at its last reading."""
     opened_at: Instant | None = None
@@ -154,7 +154,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
     read_since_reload = before.reloaded_at is not None and sample.beat_ns > before.reloaded_at.mono_ns
     reset_at = before.reloaded_at if read_since_reload else before.reset_at
     calm = action == 0 and not any(sample[field] == 1 for field in _PENDING)
-    all_up = isinstance(links, int) and not links_up & ~links
+    all_up = sample[GpuField.MIG_MODE] == 1 or (isinstance(links, int) and not links_up & ~links)
     return RecoverySigns(
         counters=tuple(
             value if isinstance(value, int) else was

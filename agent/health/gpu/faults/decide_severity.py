@@ -127,6 +127,8 @@ def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings
         return XidReadings(announced=announced, has_action=True)
     action = sample[GpuField.RECOVERY_ACTION]
     links = sample[GpuField.LINKS_UP]
+    if sample[GpuField.MIG_MODE] == 1:  # such a GPU uses no NVLinks
+        links = gpu_state.seen.links_up
     replays = gpu_state.growth.get(GpuField.PCIE_REPLAY, CounterGrowth(0, 0.0)).events
     return XidReadings(
         action=RecoveryAction(action) if isinstance(action, int) else None,

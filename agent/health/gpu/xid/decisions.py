@@ -304,7 +304,7 @@ def _links_down(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditi
         return XidConditionResult(_DEGRADED, "the links cannot be read")
     if facts.links_down:
         return XidConditionResult(_UNHEALTHY, "links are down")
-    return XidConditionResult(_INFO, "every link is up")
+    return XidConditionResult(_INFO, "no link that the GPU uses is down")
 
 
 def _reset_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
