@@ -207,6 +207,17 @@ def test_reboot_restarts_probation() -> None:
     assert node.health() is Health.HEALTHY
 
 
+def test_reboot_restarts_probation_of_a_fault_days_old() -> None:
+    node = GpuNode()
+    node.xid(0, 46)
+    node.wait(3 * 86_400)
+    node.rest(1)
+    node.restart(boot_id=SECOND_BOOT, away_s=60)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(75)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
 def test_changed_probation_and_severity_of_a_rule_apply_after_restart() -> None:
     node = GpuNode()
     longer = RuleOverride("gpu.xid.48", device="gpu-0", probation_s=300)

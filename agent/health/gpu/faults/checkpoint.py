@@ -418,8 +418,7 @@ def restore_faults(
             same_boot=same_boot,
             ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
-        kept_s = recurrence_ns(saved.code) / NS
-        if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > kept_s:
+        if saved.healed and not same_boot and now.wall_s - saved.last_wall_s > recurrence_ns(saved.code) / NS:
             continue
         faults[key] = fault
         reported = [
