@@ -12,6 +12,9 @@ from paper_gpus import FIRST_BOOT, SECOND_BOOT, GpuNode
 
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
+from agent.health.host.cpu.state import CpuRuleState
+from agent.health.host.pci.state import pci_baselines
+from agent.health.state_updates import rebaseline_declared_part
 from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
 from agent.model.declared_devices import (
     DeclaredFile,
@@ -448,6 +451,16 @@ def test_stored_values_change_only_with_the_values_at_start() -> None:
     node.pool(pool_sample(65))
     node.next()
     assert node.state.checkpoint.start.pools[0].max_seen == 65
+
+
+def test_clear_of_a_pci_function_has_the_time_of_the_evaluation() -> None:
+    node = Node()
+    node.next(4)
+    host = node.state.host._replace(cpus=CpuRuleState())  # the CPUs were not evaluated yet
+    part = DeclaredPciDevice(FUNCTION, "")
+    cleared = rebaseline_declared_part(host, node.snapshot(), part, "", node.now)
+    (function,) = [start for start in pci_baselines(cleared.pci) if start.address == FUNCTION]
+    assert function.repaired_ns == node.now_ns
 
 
 def test_machine_that_was_not_read_stores_nothing() -> None:

@@ -138,7 +138,7 @@ def clear_faults(
             outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
         found = _remembered(outcome, target, request.code, conditions)
-        rebaselined = _rebaselined(outcome, target, request.code, declared, snapshot, settings)
+        rebaselined = _rebaselined(outcome, target, request.code, declared, snapshot, settings, now)
         ending = [
             key
             for key in _reading_faults(outcome, target, request.code, conditions)
@@ -308,6 +308,7 @@ def _rebaselined(
     declared: DeclaredState,
     snapshot: Snapshot,
     settings: EngineSettings,
+    now: Instant,
 ) -> ClearOutcome:
     """Return the state in which a device's present values replace its values at the agent's start.
 
@@ -322,17 +323,17 @@ def _rebaselined(
         rule_state = rebaseline_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
         if code:  # keep what other rules compare with
             of_gpu = rule_state.per_gpu[gpu.gpu_number]
-            now, seen = of_gpu.seen, state.rule_state.per_gpu[gpu.gpu_number].seen
+            present, seen = of_gpu.seen, state.rule_state.per_gpu[gpu.gpu_number].seen
             if code == "gpu.nvlink.down":
-                seen = seen._replace(links_up=now.links_up)
+                seen = seen._replace(links_up=present.links_up)
             elif code == "gpu.fabric.manager":
-                seen = seen._replace(fabric_manager=now.fabric_manager)
+                seen = seen._replace(fabric_manager=present.fabric_manager)
             per_gpu = {**rule_state.per_gpu, gpu.gpu_number: replace(of_gpu, seen=seen)}
             rule_state = replace(rule_state, per_gpu=per_gpu)
         return replace(outcome, gpus=outcome.gpus._replace(state=state._replace(rule_state=rule_state)))
     if target.name in declared.devices:
         part = declared.devices[target.name].part
-        return replace(outcome, host=rebaseline_declared_part(outcome.host, snapshot, part, code))
+        return replace(outcome, host=rebaseline_declared_part(outcome.host, snapshot, part, code, now))
     device = next((device for device in outcome.host.devices if device.name == target.name), None)
     if device is None:
         return outcome

@@ -164,7 +164,7 @@ def rebaseline_host_device(
 
 
 def rebaseline_declared_part(
-    host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str
+    host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str, now: Instant
 ) -> HostRuleState:
     """Return the host rules' state in which the present values of a declared part replace those at start. A
     declared part is the hardware of the host that a driver declares as a device. Expected values that the
@@ -177,10 +177,10 @@ def rebaseline_declared_part(
         case DeclaredCpuDevice():
             return host._replace(cpus=rebaseline_cpus(host.cpus, snapshot, part.cpus, code=code))
         case DeclaredPciDevice():
-            return host._replace(pci=rebaseline_pci(host.pci, part.address, host.cpus.evaluated_ns, code))
+            return host._replace(pci=rebaseline_pci(host.pci, part.address, now.mono_ns, code))
         case DeclaredNicDevice():
             address = nic_address(host.nics, part)
-            pci = rebaseline_pci(host.pci, address, host.cpus.evaluated_ns, code)
+            pci = rebaseline_pci(host.pci, address, now.mono_ns, code)
             return host._replace(nics=rebaseline_nic(host.nics, snapshot, part, code), pci=pci)
         case _:
             return host
