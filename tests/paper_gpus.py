@@ -29,6 +29,7 @@ from agent.model.gpu import (
 )
 from agent.model.health import Cause, DeviceHealth, Health
 from agent.model.machine_samples import LogLine, LogSample
+from agent.model.persistent_faults import PersistentState
 from agent.model.reading import Absence, Missing, Reading, SourceSample, SourceState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings, GpuLimits
@@ -109,6 +110,8 @@ class GpuNode(PaperNode):
             restore_faults(
                 decode_gpu_faults(encode_gpu_faults(self.checkpoint)), self.boot_id, self.limits, self.now
             ),
+            PersistentState(),
+            self.boot_id,
         )
         self.nvml = SourceSample("nvml", SourceState.OK, self.now_ns, 10 * NS, 0, "", passes=1, vital=False)
         self.library: dict[str, Any] = {"generation": 1, "driver": "570.86.15"}
@@ -138,7 +141,7 @@ class GpuNode(PaperNode):
 
     @property
     def checkpoint(self) -> Any:
-        """State that the agent would restore after a restart."""
+        """Faults and GPUs that the agent would restore after a restart."""
         return self.state.gpus.checkpoint
 
     # --- changes of a GPU
@@ -269,7 +272,7 @@ class GpuNode(PaperNode):
 
     def restart(self, *, away_s: float = 5.0, boot_id: str = "", evaluate: bool = True) -> Report | None:
         """Restart the agent with its checkpoint; after a reboot if ``boot_id`` is given."""
-        kept = decode_gpu_faults(encode_gpu_faults(self.checkpoint))
+        kept = decode_gpu_faults(encode_gpu_faults(self.state.checkpoint))
         self.wait(away_s)
         if boot_id:
             self._boot(boot_id)
@@ -278,7 +281,7 @@ class GpuNode(PaperNode):
         self.library["generation"] = 1
         self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=1)
         restored = restore_faults(kept, self.boot_id, self.limits, self.now, self.settings.rules)
-        self.state = initial_state(self.settings, restored)
+        self.state = initial_state(self.settings, restored, kept, self.boot_id)
         return self.next() if evaluate else None
 
     def _boot(self, boot_id: str) -> None:

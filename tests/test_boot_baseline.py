@@ -447,7 +447,7 @@ def test_stored_values_change_only_with_the_values_at_start() -> None:
     before = node.state.checkpoint
     node.lose()
     node.next(4)
-    assert node.state.checkpoint.start is before.start
+    assert node.state.checkpoint.start == before.start
     node.pool(pool_sample(65))
     node.next()
     assert node.state.checkpoint.start.pools[0].max_seen == 65

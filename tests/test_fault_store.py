@@ -22,7 +22,14 @@ from agent.health.gpu.faults.match_reports import KEPT_BURSTS, KEPT_LINES, KEPT_
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.model.persistent_faults import Cure, DriverModule, KnownGpu, PersistentFault, PersistentState
+from agent.model.persistent_faults import (
+    Cure,
+    DriverModule,
+    KnownGpu,
+    PersistentCheckFault,
+    PersistentFault,
+    PersistentState,
+)
 from agent.store.gpu_fault_file import (
     SIZE_MAX,
     decode_gpu_faults,
@@ -457,10 +464,15 @@ def test_records_of_cleared_faults_are_stored_and_optional() -> None:
 def test_file_has_only_keys_that_release_0_1_accepts() -> None:
     """It refuses unknown keys of the file and of a fault, and ignores those of ``start``."""
     fault = FAULT._replace(first_ns=1, last_ns=2, healed_ns=3, bursts_ns=(1,))
-    memory = replace(MEMORY, faults=(fault,), runs=1)
+    of_check = PersistentCheckFault(
+        "a/b/dev-0", "firmware", "fw.stuck", Severity.UNHEALTHY, "stuck", "", None, None, 1, 1.0
+    )
+    of_gpu = of_check._replace(device="gpu-0", check="", code="gpu.lost", ended_ns=5)
+    memory = replace(MEMORY, faults=(fault,), runs=1, checks=(of_check, of_gpu))
     data = encode_gpu_faults(memory)
     written = json.loads(data)
     released = json.loads((RELEASE / "gpu-faults.json").read_bytes())
     assert written.keys() <= {*released, "cleared", "start", "checks", "runs"}
     assert written["faults"][0].keys() == released["faults"][0].keys()
+    assert [len(check) for check in written["checks"]] == [10], "it refuses longer lists"
     assert decode_gpu_faults(data) == memory

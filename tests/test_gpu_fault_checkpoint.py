@@ -183,6 +183,54 @@ def test_probation_that_ends_while_stopped_needs_a_pass_of_the_new_run() -> None
     assert (node.health(), node.codes()) == (Health.HEALTHY, [])
 
 
+@pytest.mark.parametrize("code", ["gpu.lost", "gpu.recovery_action", "gpu.xid.109"])
+def test_restarts_keep_the_probation_of_a_fault_that_readings_show(code: str) -> None:
+    """XID 109 is info as soon as the driver requests no action."""
+    node = GpuNode(probation_s=600.0)
+    if code == "gpu.lost":
+        node.lose(0)
+    else:
+        node.set_readings(0, recovery_action=1)
+    if code == "gpu.xid.109":
+        node.xid(0, 109)
+    node.rest(20)
+    assert node.cause(code).severity is Severity.UNHEALTHY
+    node.recover(0)
+    node.rest(10)
+    ended, over = node.now_ns, node.cause(code)
+    assert "(over; reported until " in over.evidence
+    for _ in range(4):
+        node.restart(away_s=30)
+        assert node.cause(code) == over
+        node.rest(60)
+    node.rest((ended + 600 * NS - node.now_ns) / NS - 30)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(40)
+    assert node.health() is Health.HEALTHY
+
+
+def test_fault_of_readings_that_ends_while_stopped_has_a_probation() -> None:
+    """A GPU can be reset only while the agent is stopped."""
+    node = GpuNode()
+    node.set_readings(0, recovery_action=1)
+    node.rest(5)
+    node.reset(0)
+    node.restart(away_s=30)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(50)
+    assert "(over; reported until " in node.cause("gpu.recovery_action").evidence
+    node.rest(20)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_reboot_ends_a_fault_of_readings_without_probation() -> None:
+    node = GpuNode()
+    node.set_readings(0, recovery_action=2)
+    node.rest(5)
+    node.restart(boot_id=SECOND_BOOT, away_s=60)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
 def test_recurrence_in_restored_probation_raises_fault() -> None:
     node = GpuNode()
     node.xid(0, 48)

@@ -183,7 +183,7 @@ def initial_state(
     checks = saved.checks if start is saved.start else ()
     return replace(
         state,
-        conditions={**state.conditions, **restored_check_conditions(checks)},
+        conditions={**restored_check_conditions(checks), **state.conditions},
         host=restored_host_state(start),
         gpus=state.gpus._replace(rule_state=seen, checkpoint=saved.gpu_part),
         checkpoint=replace(saved, start=start, checks=checks, runs=saved.runs + 1),

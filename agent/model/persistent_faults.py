@@ -220,11 +220,13 @@ class PersistentFault(NamedTuple):
 
 
 class PersistentCheckFault(NamedTuple):
-    """Active fault of a device that a driver's health check found. The agent stores the fault on disk."""
+    """Active fault that a driver's health check found, or fault that makes a GPU Unhealthy, also in its
+    probation. The agent stores the fault on disk."""
 
     device: str
-    """Name of the device, ``driver/pool/name``."""
+    """Name of the device, ``driver/pool/name``, or of the GPU or MIG instance."""
     check: str
+    """Name of the health check; empty: the fault is one of a GPU."""
     code: str
     severity: Severity
     evidence: str
@@ -234,6 +236,8 @@ class PersistentCheckFault(NamedTuple):
     since_ns: int
     """CLOCK_MONOTONIC at which the fault began [ns]."""
     since_wall_s: float
+    ended_ns: int = 0
+    """CLOCK_MONOTONIC at which the fault ended and its probation began [ns]; 0: it has not ended."""
 
 
 class DriverModule(NamedTuple):
@@ -261,7 +265,7 @@ class PersistentState:
     """Faults that operators cleared within a day, the oldest first."""
     start: BootBaseline = field(default_factory=BootBaseline)
     checks: tuple[PersistentCheckFault, ...] = ()
-    """Faults that health checks of drivers found, in the boot of ``start``."""
+    """Faults that health checks of drivers found, and of Unhealthy GPUs, in the boot of ``start``."""
     runs: int = 0
     """Number of times that the agent has started with this state file."""
     module: DriverModule = NO_MODULE

@@ -213,11 +213,12 @@ def subject_of_checks(subject: Subject) -> Subject:
 
 
 def raised_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
-    """Return the raised faults that health checks found, to be stored for a restart of the agent."""
+    """Return the raised faults that health checks found or that make GPUs Unhealthy, to be stored for a
+    restart of the agent."""
     found = [
         PersistentCheckFault(
             subject.removeprefix(_SUBJECT),
-            key.partition("/")[0],
+            key.removesuffix(condition.finding.code).removesuffix("/"),
             condition.finding.code,
             condition.finding.severity,
             condition.finding.evidence,
@@ -226,27 +227,34 @@ def raised_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, .
             condition.finding.repair,
             condition.since.mono_ns,
             condition.since.wall_s,
+            condition.run_start_ns if condition.phase is ConditionPhase.PROBATION else 0,
         )
         for (subject, key), condition in conditions.items()
-        if subject.startswith(_SUBJECT)
-        and condition.is_cause
-        and condition.finding.code not in (_UNREADABLE, _EXPIRED)
+        if condition.is_cause
+        and (
+            condition.finding.code not in (_UNREADABLE, _EXPIRED)
+            if subject.startswith(_SUBJECT)
+            else key.startswith("gpu.") and condition.finding.severity is Severity.UNHEALTHY
+        )
     ]
     return tuple(sorted(found, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
 
 
 def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
-    """Return the conditions (raised faults) for faults that health checks found before a restart of the
-    agent. Each fault counts in the verdict until its check has passed often enough, or no longer exists."""
+    """Return the conditions (raised faults) for faults that health checks or readings of GPUs showed before a
+    restart of the agent. Each counts in the verdict until its check has passed often enough, or no longer
+    exists, or until its probation is over and the GPU was read."""
     return {
-        (subject_of_checks(fault.device), f"{fault.check}/{fault.code}"): Condition(
-            ConditionPhase.RAISED,
+        (subject_of_checks(fault.device), f"{fault.check}/{fault.code}")
+        if fault.check
+        else (fault.device, fault.code): Condition(
+            ConditionPhase.PROBATION if fault.ended_ns else ConditionPhase.RAISED,
             Finding(
                 fault.code, fault.severity, fault.evidence, fault.advice, fault.blame, repair=fault.repair
             ),
             Instant(fault.since_ns, fault.since_wall_s),
-            0,
-            0,
+            int(fault.ended_ns > 0),  # a probation ends with the first pass at the earliest
+            fault.ended_ns,
             0,
         )
         for fault in faults
