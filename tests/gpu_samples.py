@@ -32,7 +32,9 @@ T4: Final[Mapping[GpuField, Reading]] = {
     **{
         field: ABSENT
         for field in GpuField
-        if field.startswith(("remap", "link", "fabric", "sram", "mem_", "recovery", "mig", "margin"))
+        if field.startswith(
+            ("remap", "channel", "tpc", "link", "fabric", "sram", "mem_", "recovery", "mig", "margin")
+        )
     },
     GpuField.TEMP_MEM_MAX: ABSENT,
     GpuField.TEMP_SLOWDOWN: 93,

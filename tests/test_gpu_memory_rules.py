@@ -138,6 +138,12 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     ("gpu.remap.pending", gpu_view(), OK),
     ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: 1}),
      Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")),
+    ("gpu.remap.pending", gpu_view({GpuField.CHANNEL_REPAIR_PENDING: 1}),
+     Finding("gpu.remap.pending", Severity.DEGRADED, "the repair of a memory channel waits for a reset")),
+    ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: ABSENT, GpuField.TPC_REPAIR_PENDING: 1}),
+     Finding("gpu.remap.pending", Severity.DEGRADED, "the repair of a TPC waits for a reset")),
+    ("gpu.remap.pending",
+     gpu_view({GpuField.CHANNEL_REPAIR_PENDING: ABSENT, GpuField.TPC_REPAIR_PENDING: ABSENT}), OK),
     ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: EIO}), RuleInputUnreadable("remap_pending", EIO)),
     ("gpu.remap.pending", gpu_view(readings=T4), NO_REMAP),
     # --- gpu.retired.*

@@ -43,6 +43,8 @@ SET: Final = {
     "remap.uncorrectable": (GpuField.REMAP_UNCORRECTABLE, 4),
     "remap.pending": (GpuField.REMAP_PENDING, 1),
     "remap.failure": (GpuField.REMAP_FAILURE, 1),
+    "repair.channel": (GpuField.CHANNEL_REPAIR_PENDING, 1),
+    "repair.tpc": (GpuField.TPC_REPAIR_PENDING, 1),
     "retired.sbe": (GpuField.RETIRED_SBE, 5),
     "retired.dbe": (GpuField.RETIRED_DBE, 6),
     "retired.pending": (GpuField.RETIRED_PENDING, 1),
@@ -105,13 +107,15 @@ NO_NVLINK5: Final = {
     GpuField.LINK_SYMBOL_ERRORS,
 }
 AER: Final = {GpuField.AER_CORRECTABLE, GpuField.AER_NONFATAL, GpuField.AER_FATAL}
+REPAIRS: Final = {GpuField.CHANNEL_REPAIR_PENDING, GpuField.TPC_REPAIR_PENDING}
 THROTTLE: Final = {GpuField.SLOWED_SW_THERMAL, GpuField.SLOWED_HW_THERMAL, GpuField.SLOWED_HW_BRAKE}
 LACKING: Final = {
     580: NO_NVLINK5 | AER,
-    575: NO_NVLINK5 | AER | {GpuField.FABRIC_SUMMARY},
-    570: NO_NVLINK5 | AER | {GpuField.FABRIC_SUMMARY} | THROTTLE,
+    575: NO_NVLINK5 | AER | REPAIRS | {GpuField.FABRIC_SUMMARY},
+    570: NO_NVLINK5 | AER | REPAIRS | {GpuField.FABRIC_SUMMARY} | THROTTLE,
     535: NO_NVLINK5
     | AER
+    | REPAIRS
     | THROTTLE
     | {GpuField.FABRIC_SUMMARY, GpuField.FABRIC_HEALTH, GpuField.RECOVERY_ACTION, GpuField.MARGIN}
     | {GpuField.SRAM_THRESHOLD, GpuField.SRAM_PARITY, GpuField.SRAM_SECDED},

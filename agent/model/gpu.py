@@ -72,6 +72,8 @@ class GpuField(StrEnum):
     REMAP_UNCORRECTABLE = "remap_uncorrectable"
     REMAP_PENDING = "remap_pending"
     REMAP_FAILURE = "remap_failure"
+    CHANNEL_REPAIR_PENDING = "channel_repair_pending"
+    TPC_REPAIR_PENDING = "tpc_repair_pending"
     RETIRED_SBE = "retired_sbe"
     """Number of memory pages retired because of single-bit errors (GPUs before Ampere)."""
     RETIRED_DBE = "retired_dbe"

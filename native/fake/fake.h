@@ -111,6 +111,8 @@ enum fake_fate {
     X(REMAP_UNCORRECTABLE, "remap.uncorrectable", FAKE_KEPT, 0) \
     X(REMAP_PENDING, "remap.pending", FAKE_CLEARED, 0) \
     X(REMAP_FAILURE, "remap.failure", FAKE_KEPT, 0) \
+    X(CHANNEL_REPAIR, "repair.channel", FAKE_CLEARED, 0) \
+    X(TPC_REPAIR, "repair.tpc", FAKE_CLEARED, 0) \
     X(RETIRED_SBE, "retired.sbe", FAKE_KEPT, FAKE_NONE) \
     X(RETIRED_DBE, "retired.dbe", FAKE_KEPT, FAKE_NONE) \
     X(RETIRED_PENDING, "retired.pending", FAKE_CLEARED, FAKE_NONE) \

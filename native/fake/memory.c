@@ -117,6 +117,27 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
 }
 #endif
 
+#if FAKE_BRANCH >= 580
+nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *status)
+{
+    struct fake_gpu *g;
+    nvmlReturn_t answer;
+
+    if (!status)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (status->version != nvmlRepairStatus_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    answer = fake_enter(CALL_nvmlDeviceGetRepairStatus, device, &g, NULL);
+    if (answer != NVML_SUCCESS)
+        return answer;
+    if (g->value[Q_CHANNEL_REPAIR] == FAKE_NONE)
+        return fake_leave(NVML_ERROR_NOT_SUPPORTED);
+    status->bChannelRepairPending = (unsigned int)g->value[Q_CHANNEL_REPAIR];
+    status->bTpcRepairPending = (unsigned int)g->value[Q_TPC_REPAIR];
+    return fake_leave(NVML_SUCCESS);
+}
+#endif
+
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
                                        unsigned int *uncorrectable, unsigned int *pending,
                                        unsigned int *failure)

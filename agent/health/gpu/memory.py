@@ -13,6 +13,7 @@ from agent.health.gpu.rule_input import (
     gpu_reading,
     growth_limit_result,
     hardware_rule,
+    worst_result,
 )
 from agent.health.gpu.xid.xid_table import RecoveryAction
 from agent.health.rules import (
@@ -34,6 +35,15 @@ RETIRED_PAGES: Final = 60
 NO_ECC: Final = "the GPU has no ECC"
 NO_REMAP: Final = "no row remapping: the GPU is older than Ampere, or has no ECC"
 NO_RETIREMENT: Final = "no page retirement: the GPU remaps rows (Ampere and later), or has no ECC"
+PENDING_REPAIRS: Final = {
+    field: Finding("gpu.remap.pending", Severity.DEGRADED, f"{repair} waits for a reset")
+    for field, repair in (
+        (GpuField.REMAP_PENDING, "a row remapping"),
+        (GpuField.CHANNEL_REPAIR_PENDING, "the repair of a memory channel"),
+        (GpuField.TPC_REPAIR_PENDING, "the repair of a TPC"),
+    )
+}
+"""Finding for each flag of a repair that waits for a reset of the GPU."""
 _SRAM_SOURCES: Final = (("parity", GpuField.SRAM_PARITY), ("SEC-DED", GpuField.SRAM_SECDED))
 UNCORRECTABLE_COUNTS: Final = (
     GpuField.ECC_UNCORRECTABLE,
@@ -179,12 +189,12 @@ def evaluate_remap_failure(view: GpuRuleInput) -> RuleResult:
 
 
 def evaluate_pending_remap(view: GpuRuleInput) -> RuleResult:
-    """A bad row waits for a reset to be remapped; until then its page is not used.
+    """A bad memory row, memory channel or TPC waits for a reset to be remapped or repaired.
 
-    Source: NVML field 144 [0 or 1].
+    Source: NVML field 144; nvmlDeviceGetRepairStatus, driver 580 and later [0 or 1].
     """
-    found = Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")
-    return _flag_result(view, GpuField.REMAP_PENDING, NO_REMAP, found)
+    results = [_flag_result(view, field, NO_REMAP, found) for field, found in PENDING_REPAIRS.items()]
+    return worst_result(*results) if any(results) else OK  # the usual case, at little cost
 
 
 def evaluate_pending_retirement(view: GpuRuleInput) -> RuleResult:
@@ -276,9 +286,9 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
         hardware_rule(
             code="gpu.remap.pending",
             severity=Severity.DEGRADED,
-            gpu_reads=(GpuWakeCondition(GpuField.REMAP_PENDING),),
-            threshold="the flag is set",
-            why="only a reset remaps the bad row; another error before that may not be contained",
+            gpu_reads=tuple(map(GpuWakeCondition, PENDING_REPAIRS)),
+            threshold="a flag is set",
+            why="only a reset replaces the bad part; another error before that may not be contained",
             advice=reset,
             repair=Repair.RESET_DEVICE,
             evaluate=evaluate_pending_remap,

@@ -188,6 +188,19 @@ static void sram_status(struct dh_gpu_slot *s)
     dh_gpu_store(s, DH_GPU_SRAM_THRESHOLD, code, status.bThresholdExceeded != 0);
 }
 
+/* Repairs of memory channels and of TPCs that wait for a reset. */
+static void repair_status(struct dh_gpu_slot *s)
+{
+    nvmlRepairStatus_t status = { .version = nvmlRepairStatus_v1 };
+    int code;
+
+    if (!dh_gpu_is_due(s, DH_GPU_CHANNEL_REPAIR_PENDING))
+        return;
+    code = (int)CALL(DH_CALL_MEMORY, nvmlDeviceGetRepairStatus, &status);
+    dh_gpu_store(s, DH_GPU_CHANNEL_REPAIR_PENDING, code, status.bChannelRepairPending != 0);
+    dh_gpu_store(s, DH_GPU_TPC_REPAIR_PENDING, code, status.bTpcRepairPending != 0);
+}
+
 /* Read the newest structure version that the driver supports. Each version extends the one before. */
 static nvmlReturn_t fabric_read(struct dh_gpu_slot *s, nvmlGpuFabricInfo_v3_t *info, int *version)
 {
@@ -264,6 +277,7 @@ void dh_gpu_read_sensors(struct dh_gpu_slot *s)
     if (s->slow && !s->unreachable) {
         ecc_mode(s);
         sram_status(s);
+        repair_status(s);
         fabric(s);
     }
 }

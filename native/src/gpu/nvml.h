@@ -166,6 +166,13 @@ typedef struct nvmlEccSramErrorStatus_v1_st {
 } nvmlEccSramErrorStatus_t;
 #define nvmlEccSramErrorStatus_v1 NVML_STRUCT_VERSION(nvmlEccSramErrorStatus_t, 1)
 
+typedef struct nvmlRepairStatus_v1_st {
+    unsigned int version;
+    unsigned int bChannelRepairPending; /* each is completed by the next reset */
+    unsigned int bTpcRepairPending;
+} nvmlRepairStatus_t;
+#define nvmlRepairStatus_v1 NVML_STRUCT_VERSION(nvmlRepairStatus_t, 1)
+
 typedef enum nvmlPageRetirementCause_enum {
     NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0,
     NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
@@ -433,6 +440,7 @@ typedef enum nvmlDeviceGpuRecoveryAction_s { /* of field 230; 580 and older end 
 
 _Static_assert(sizeof(nvmlEventData_t) == 32 && sizeof(nvmlPciInfo_t) == 68 &&
                    sizeof(nvmlUtilization_t) == 8 && sizeof(nvmlEccSramErrorStatus_t) == 104 &&
+                   sizeof(nvmlRepairStatus_t) == 12 &&
                    sizeof(nvmlTemperature_t) == 12 && sizeof(nvmlMarginTemperature_t) == 8 &&
                    sizeof(nvmlGpuFabricInfo_t) == 28 && sizeof(nvmlGpuFabricInfo_v2_t) == 36 &&
                    sizeof(nvmlGpuFabricInfo_v3_t) == 40 && sizeof(nvmlDeviceAttributes_t) == 40 &&
@@ -471,6 +479,7 @@ _Static_assert(sizeof(nvmlEventData_t) == 32 && sizeof(nvmlPciInfo_t) == 68 &&
        nvmlMemoryLocation_t location, unsigned long long *errors)) \
     X(nvmlReturn_t, nvmlDeviceGetSramEccErrorStatus, \
       (nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)) \
+    X(nvmlReturn_t, nvmlDeviceGetRepairStatus, (nvmlDevice_t device, nvmlRepairStatus_t *status)) \
     X(nvmlReturn_t, nvmlDeviceGetRemappedRows, \
       (nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable, unsigned int *pending, \
        unsigned int *failure)) \
