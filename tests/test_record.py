@@ -106,7 +106,7 @@ def test_value_and_its_change_are_decoded_as_they_were(old: Any, new: Any) -> No
     first = reader.complete(through_msgpack(ANY_TABLE.complete(old)))
     assert repr(first) == repr(old)
     change = ANY_TABLE.difference(old, new)
-    after = first if change is NO_CHANGE else reader.changed(first, through_msgpack(change))
+    after = first if change is NO_CHANGE else reader.apply(first, through_msgpack(change))
     assert repr(after) == repr(new)
     assert type(after) is type(new)
 
@@ -125,7 +125,7 @@ def test_class_without_a_field_of_the_file_ignores_it() -> None:
     old = ValueDecoder([names], CLASSES)
     sample = old.complete([16, 3, "x", 1, 2])
     assert sample == CpuThrottleSample(1, 2, 3)
-    assert old.changed(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
+    assert old.apply(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
     assert old.changed_classes == {"CpuThrottleSample"}
 
 

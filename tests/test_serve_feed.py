@@ -182,7 +182,7 @@ def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
     async def messages_after(age_s: float) -> tuple[bytes, ...] | None:
         subscribers = HealthSubscribers(Encoder())
         publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
-        return subscribers._pending(HealthSubscriber(None)).messages  # type: ignore[arg-type]
+        return subscribers._pending_lists(HealthSubscriber(None)).messages  # type: ignore[arg-type]
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
     assert not asyncio.run(messages_after(30.0))

@@ -311,7 +311,7 @@ def test_sum_of_differences_has_the_effect_of_all() -> None:
     total: dict[Any, Any] = {}
     for before, after in pairwise(snapshots):
         add_difference(total, encoder.difference(before, after))
-    assert decoder.changed(snapshots[0], total) == snapshots[-1]
+    assert decoder.apply(snapshots[0], total) == snapshots[-1]
 
 
 @pytest.mark.parametrize("name", ["beat_ns", "state", "failures"])

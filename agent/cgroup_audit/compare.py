@@ -242,15 +242,15 @@ def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> Expect
     if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
         return expected
 
-    def scaled(option: AcceptedValue) -> AcceptedValue:
+    def scale(option: AcceptedValue) -> AcceptedValue:
         return option._replace(value=option.value * period // expected.period_us)
 
     return replace(
         expected,
-        accepted=tuple(map(scaled, expected.accepted)),
+        accepted=tuple(map(scale, expected.accepted)),
         arithmetic=f"{expected.arithmetic}, scaled to a period of {period}",
         at_least=None if expected.at_least is None else expected.at_least * period // expected.period_us,
-        explained_wrong_values=tuple(map(scaled, expected.explained_wrong_values)),
+        explained_wrong_values=tuple(map(scale, expected.explained_wrong_values)),
     )
 
 

@@ -201,7 +201,7 @@ def _kubepods_settings(
     if options := [_allocatable_weight(count, facts, is_enforced) for count in facts.cpu_counts]:
         yield accept_either(options)
     if facts.memory_bytes is not None:
-        reserved = facts.reserved(MEMORY).value if is_enforced else 0
+        reserved = facts.reserved_amount(MEMORY).value if is_enforced else 0
         total = Quantity(max(0, facts.memory_bytes - reserved) * NANO)
         text = f"{format_bytes(facts.memory_bytes)} of memory - {format_bytes(reserved)} reserved"
         yield _memory_of_node(SettingKind.MEMORY, total, text, facts)
@@ -211,7 +211,7 @@ def _kubepods_settings(
 
 
 def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> ExpectedSetting:
-    reserved = facts.reserved(CPU).milli if is_enforced else 0
+    reserved = facts.reserved_amount(CPU).milli if is_enforced else 0
     text = f"{cpus} CPUs - {reserved}m reserved"
     return weight_from_millicores(max(0, cpus * 1000 - reserved), text, facts)
 

@@ -418,13 +418,13 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
 
 def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
     """Return the lowest CPU weight as the expected value of a container, with the reason."""
-    return _weighted(MIN_SHARES, reason, facts, by_runtime)
+    return _weight_setting(MIN_SHARES, reason, facts, by_runtime)
 
 
 def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     if amount is None or isinstance(amount, UnknownAmount):
         return minimum_weight("no request", facts, by_runtime=runtimes)
-    return _weighted(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
+    return _weight_setting(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
 
 
 def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedSetting:
@@ -432,10 +432,10 @@ def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedS
 
     ``text`` describes the amount.
     """
-    return _weighted(shares_from_millicores(milli), text, facts, runtimes=False)
+    return _weight_setting(shares_from_millicores(milli), text, facts, runtimes=False)
 
 
-def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
+def _weight_setting(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     arithmetic = f"{text} -> shares {shares}"
     if facts.cgroup_version == 1:
         return ExpectedSetting(CgroupSettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)

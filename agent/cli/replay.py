@@ -80,7 +80,7 @@ def main(args: Namespace) -> int:
     if change is None:
         steps = compared_steps(steps, differences)
     try:
-        _show(_paced(steps, args.speed), args)
+        _show(_pace_reports(steps, args.speed), args)
     finally:
         for problem in problems:
             print(f"drahealth: {clean(str(problem))}", file=sys.stderr)
@@ -116,7 +116,7 @@ def _parse_until(text: str | None) -> float | None:
         raise UsageError(f"--until: {text!r} is not a time such as 2026-11-23T05:00:00Z") from None
 
 
-def _paced(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Report]:
+def _pace_reports(steps: Iterator[ReplayedStep], speed: float | None) -> Iterator[Report]:
     """Yield recorded reports at `speed` times the pace at which they were recorded; None: without pauses."""
     due_s = time.monotonic()
     before: ReplayedStep | None = None

@@ -88,7 +88,7 @@ def main(args: Namespace) -> int:
     incidents = _read_labels(args.labels) if args.labels else None
     began_s = time.monotonic()
     problems: list[str] = []
-    groups = _grouped(args.records, problems)
+    groups = _group_by_path(args.records, problems)
     if args.scheduler is not None:
         from agent.record.what_if_cluster import compare_on_cluster
 
@@ -120,7 +120,7 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _grouped(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
+def _group_by_path(records: list[str], problems: list[str]) -> list[list[RecordPath]]:
     """Return the segments (files) of each directory; ``problems`` receives texts about unreadable records."""
     from agent.record.replay import find_segments
     from agent.record.segment_file import UrlPath, parse_record_path, url_segments

@@ -390,7 +390,7 @@ class ClusterPublisher:
         self, report: Report, config: Config, now: Instant
     ) -> tuple[tuple[NodeCondition, ...], float | None]:
         decided = decide_conditions(report, config.k8s_condition_kinds, self._node_conditions)
-        return self._unknown_delay.delayed(decided, self._node_conditions, now.mono_ns)
+        return self._unknown_delay.delay_unknown(decided, self._node_conditions, now.mono_ns)
 
     def _record_events(self, now: Instant) -> TaskIntervals:
         report, config = self._report, self._config
@@ -440,7 +440,7 @@ class ClusterPublisher:
             raise refusal
 
     def _save_events(self, now: Instant) -> None:
-        path, data = self._events_path, msgspec.json.encode(self._events.saved(now))
+        path, data = self._events_path, msgspec.json.encode(self._events.events_to_save(now))
         try:
             write_and_rename(path, data, temporary=path.with_name(f".{path.name}.new"), mode=0o600)
         except OSError as error:

@@ -144,27 +144,27 @@ def _is_utf8(data: bytes) -> bool:
 def check_utf8(session: SessionRecord) -> CheckOutcome:
     """Decodes the pool, name and message of every device as UTF-8."""
 
-    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for device in distinct_entries(stream):
             fields = {"pool": device.pool, "name": device.name, "message": device.message}
             for field, data in fields.items():
                 if not _is_utf8(data):
                     yield failed(f"{format_device(device.key)}: its {field} is not UTF-8")
 
-    return evaluate_streams(session, broken, passed("every string"))
+    return evaluate_streams(session, find_broken, passed("every string"))
 
 
 def check_decodable(session: SessionRecord) -> CheckOutcome:
     """Decodes every list as a protobuf message."""
 
-    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for number, item in enumerate(stream.lists, 1):
             if item.decode_error:
                 yield failed(f"list {number} of {item.size:,} bytes: {item.decode_error}")
 
     if not _largest_list(session):
         return not_run(EMPTY_LISTS)
-    return evaluate_streams(session, broken, passed(format_count(count_lists(session.main), "list")))
+    return evaluate_streams(session, find_broken, passed(format_count(count_lists(session.main), "list")))
 
 
 def check_list_size(session: SessionRecord) -> CheckOutcome:
@@ -403,7 +403,7 @@ def check_stable_lease(session: SessionRecord) -> CheckOutcome:
     A change after that lease has ended is correct.
     """
 
-    def changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
+    def find_changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, (before_s, before), (at_s, after) in consecutive_reports(stream):
             if before.lease_s != after.lease_s and at_s - before_s <= effective_lease_s(before):
                 yield warned(f"{format_device(key)}: {before.lease_s:,} s, then {after.lease_s:,} s")
@@ -411,4 +411,4 @@ def check_stable_lease(session: SessionRecord) -> CheckOutcome:
     if not any(True for stream in session.main.streams for _ in consecutive_reports(stream)):
         return not_run(REPORTED_ONCE)
     lists = format_count(count_lists(session.main), "list")
-    return evaluate_streams(session, changed, passed(f"the same in {lists}"))
+    return evaluate_streams(session, find_changed, passed(f"the same in {lists}"))

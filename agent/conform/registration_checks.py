@@ -307,7 +307,7 @@ def check_refused_registration(session: SessionRecord) -> CheckOutcome:
     """Calls NotifyRegistrationStatus with an error, then GetInfo, then NotifyRegistrationStatus with success;
     only with --refuse."""
 
-    def ended(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+    def find_ended(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
         if registration.refused is None:
             return
         if not registration.refused.info.is_ok:
@@ -317,4 +317,4 @@ def check_refused_registration(session: SessionRecord) -> CheckOutcome:
 
     if not any(registration.refused for registration in _registrations(session)):
         return skipped("only with --refuse: some drivers exit then")
-    return _evaluate_files(session, ended, "it can be registered afterwards")
+    return _evaluate_files(session, find_ended, "it can be registered afterwards")

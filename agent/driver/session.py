@@ -289,7 +289,7 @@ class DriverSession:
         Returns:
             Verdict on each failure; None: the prepare succeeded.
         """
-        verdicts = [self._prepared(result) for result in results]
+        verdicts = [self._record_prepare(result) for result in results]
         self._tracker.wait_delivered([verdict for verdict in verdicts if verdict is not None])
         return verdicts
 
@@ -300,7 +300,7 @@ class DriverSession:
             Verdict on each unprepare that the driver reports as failed; None: the driver reports success to
             the kubelet.
         """
-        return [self._unprepared(result) for result in results]
+        return [self._record_unprepare(result) for result in results]
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
         """Return recent failures of other drivers for the pods that use a claim."""
@@ -318,7 +318,7 @@ class DriverSession:
         """Cell (holder of one value) with the newest taints that the driver's devices should have."""
         return self._taints
 
-    def _prepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
+    def _record_prepare(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.record_success(result.claim)
             self.prepare_counts["ok", ""] += 1
@@ -327,7 +327,7 @@ class DriverSession:
         self.prepare_counts[verdict.error_class, verdict.code] += 1
         return self._tracker.record_failure(result.claim, verdict)
 
-    def _unprepared(self, result: ReportedClaimResult) -> PrepareVerdict | None:
+    def _record_unprepare(self, result: ReportedClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.unprepared(result.claim.ref)
             return None

@@ -332,7 +332,7 @@ class ValueDecoder:
             "wrote it"
         )
 
-    def changed(self, old: Any, data: Any) -> Any:
+    def apply(self, old: Any, data: Any) -> Any:
         """Return the value that results from ``old`` and a difference of :meth:`ValueEncoder.difference`.
 
         Raises:
@@ -349,12 +349,12 @@ class ValueDecoder:
         if kind is tuple:
             return self._changed_tuple(old, data)
         if reader := self._changers.get(kind):
-            return reader.changed(old, data, self)
+            return reader.apply(old, data, self)
         if isinstance(old, Mapping):
             keys = list(old)
             new = dict(old)
             for at, change in data.items():
-                new[keys[at]] = self.changed(old[keys[at]], change)
+                new[keys[at]] = self.apply(old[keys[at]], change)
             return new
         raise CodecError(
             f"the record is damaged: it has a difference for a value of type {kind.__name__}, which has none"
@@ -367,7 +367,7 @@ class ValueDecoder:
             new[first : len(old) - last] = map(self.complete, between)
         for at, change in data.items():
             if at != RESIZED:
-                new[at] = self.changed(new[at], change)
+                new[at] = self.apply(new[at], change)
         return tuple(new)
 
 
@@ -435,11 +435,11 @@ class _ClassReader:
                 "record with the release that wrote it"
             ) from None
 
-    def changed(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
+    def apply(self, old: Any, data: dict[int, Any], decoder: ValueDecoder) -> Any:
         assert self._known is not None
         values = list(self._getter(old))
         for at, change in data.items():
             place = self._places[at]
             if place is not None:
-                values[place] = decoder.changed(values[place], change)
+                values[place] = decoder.apply(values[place], change)
         return self._known.make(values)

@@ -125,7 +125,7 @@ class Machine:
         self.boots = 0
         self.boot_ns = -UPTIME_NS
         self.driver_faults: tuple[DriverFault, ...] = ()
-        self.declared = (DeclaredFile(DRIVER, tuple(self._declared())),) if spec.declares else ()
+        self.declared = (DeclaredFile(DRIVER, tuple(self._declared_devices())),) if spec.declares else ()
         self._boot_hardware()
         self.start_agent(0)
 
@@ -433,7 +433,7 @@ class Machine:
         gpus = self.spec.gpus
         return f"gpu-{target}" if target < gpus else f"cpus-{target - gpus}"
 
-    def _declared(self) -> list[DriverDevice]:
+    def _declared_devices(self) -> list[DriverDevice]:
         gpus = [
             DriverDevice(DRIVER, NODE, f"gpu-{gpu}", DeclaredGpuDevice(self.bus(gpu), "", -1, -1), 0)
             for gpu in range(self.spec.gpus)

@@ -134,7 +134,7 @@ def render_fleet(
     else:
         lines += _sick(fleet.sick, style, now_s, rows)
         lines += _rules(fleet, style, rows)
-    lines += _flapping(fleet, style, rows)
+    lines += _flapping_lines(fleet, style, rows)
     lines += _versions(fleet, style)
     if not fleet.nodes and not fleet.silent:
         lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
@@ -233,7 +233,7 @@ def _groups(
     yield from _more(len(groups) - len(groups[:rows]), style)
 
 
-def _flapping(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
+def _flapping_lines(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
     if not fleet.flapping:
         return
     table = TextTable("FLAPPING", "DEVICE", "LOST IN 1h")

@@ -328,8 +328,8 @@ def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
         ),
         rules=_firing_rules(causes, query(notes), node_label),
         versions=(
-            *_counted(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
-            *_counted(
+            *_rank_versions(Counter(("drahealth", agent.labels.get("version", "")) for agent in agents)),
+            *_rank_versions(
                 {(sample.labels.get("name", ""), sample.labels.get("version", "")): int(sample.value)
                  for sample in query(drivers)}
             ),
@@ -346,7 +346,7 @@ def _device(sample: MetricSample, node_label: str) -> FleetDeviceId:
     return FleetDeviceId(_node(sample, node_label), *names)
 
 
-def _counted(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
+def _rank_versions(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
     ranked = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
     return [(name, version, number) for (name, version), number in ranked]
 

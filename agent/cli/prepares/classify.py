@@ -373,14 +373,14 @@ def _check_objects(
         objects = [obj for obj in parse_all_objects(content.data) if str(obj.get("kind")) in PARAMETER_KINDS]
         for obj in objects:
             for check in check_parameters(obj, kinds, driver):
-                yield _checked(obj, check)
+                yield _check_object(obj, check)
     except ValueError as error:
         raise UsageError(f"file {path}: {error}") from None
     if not objects:
         raise UsageError(f"file {path}: has no object of kind {' or '.join(PARAMETER_KINDS)}")
 
 
-def _checked(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:
+def _check_object(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:
     from agent.model.claim import Claim
     from agent.prepare.classify import PrepareContext, classify
 

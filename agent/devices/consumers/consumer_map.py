@@ -58,8 +58,8 @@ def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
 
     The function yields an edge twice if a source reports it twice.
     """
-    yield from _prepared(answers, names)
-    yield from _listed(answers, names)
+    yield from _prepared_edges(answers, names)
+    yield from _listed_edges(answers, names)
     yield from _known_claims(answers, names)
     yield from _known_pods(answers, names)
 
@@ -69,7 +69,7 @@ def pod_consumer(pod: PodRef) -> ClaimConsumer:
     return ClaimConsumer(ConsumerKind.POD, pod.namespace, pod.name, pod.uid)
 
 
-def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+def _prepared_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.prepared:
         for claim in answer.items:
             ref = names.claim_by_uid(claim.ref)
@@ -81,7 +81,7 @@ def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
                 )
 
 
-def _listed(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+def _listed_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.listed:
         for pod in answer.items:
             for container in pod.containers:
@@ -105,11 +105,11 @@ def _known_claims(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             for use in claim.devices:
                 yield DeviceEdge(ref, use, Relation.ALLOCATED, answer.provenance)
             for reservation in claim.reserved:
-                consumer = _reserved(reservation, claim.ref.namespace, names)
+                consumer = _reserving_consumer(reservation, claim.ref.namespace, names)
                 yield ClaimConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
 
 
-def _reserved(reservation: Reservation, namespace: str, names: Identities) -> ClaimConsumer:
+def _reserving_consumer(reservation: Reservation, namespace: str, names: Identities) -> ClaimConsumer:
     if reservation.kind is ConsumerKind.POD:
         pod = names.pod_by_uid(reservation.uid) if reservation.uid else PodRef(namespace, reservation.name)
         return pod_consumer(pod)
@@ -255,7 +255,7 @@ def _pods(
             ref=ref,
             objects=_best_first(objects.get(ref, [])),
             claims=tuple(sorted(set(of_pod.get(ref, [])))),
-            running=_running(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
+            running=_has_processes(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
             live=tuple(
                 sorted(set(chain.from_iterable(cgroup.containers for cgroup in live.get(ref, []))), key=repr)
             ),
@@ -274,7 +274,7 @@ def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[Po
     return {group: tuple(refs) for group, refs in _group_by_key(sorted(found)).items()}
 
 
-def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
+def _has_processes(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
     """Return True if one of a pod's cgroups has processes; None: unknown.
 
     If all cgroups are known, a pod without a cgroup has no processes.

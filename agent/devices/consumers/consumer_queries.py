@@ -70,14 +70,14 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
         containers.setdefault(named.pod, []).append(named)
     for pod, edges in direct.items():
         sure = given and any(edge.relation in USE_ON_THIS_NODE for edge in edges)
-        yield _affected(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
+        yield _affected_pod(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
     for edge in claim.consumers:
         if edge.consumer.kind is ConsumerKind.POD_GROUP:
             group = edge.consumer.name
             for member in group_members(known, ref, group):
                 if member.ref not in direct:
                     of = containers.get(member.ref, ())
-                    yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
+                    yield _affected_pod(member, claim, uses, [edge], of, sure=False, group=group)
 
 
 def pod_state(pod: PodView) -> str:
@@ -139,7 +139,7 @@ def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]
     )
 
 
-def _affected(
+def _affected_pod(
     pod: PodView,
     claim: ClaimView,
     uses: Sequence[DeviceEdge],
@@ -239,7 +239,7 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusa
         or any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
     }
     nodes = _names_of_this_node(known) | ({node} - {""})
-    found = (refused for claim in known.claims.values() for refused in _refused(known, claim, newer))
+    found = (refused for claim in known.claims.values() for refused in _refused_running(known, claim, newer))
     pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes, held))
     return tuple(sorted({*found, *pending}))
 
@@ -281,7 +281,7 @@ def _refused_pending(
             yield found._replace(pod=pod, is_pending=True)
 
 
-def _refused(
+def _refused_running(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[PredictedPodRefusal]:
     """Yield the running pods that the kubelet would refuse after a reboot, because of one claim.

@@ -406,7 +406,7 @@ class CachingEvaluation:
             known = {
                 subject: entry
                 for subject, entry in known.items()
-                if entry.throttled == self._throttled(subject)
+                if entry.throttled == self._throttle_growth(subject)
             }
         return known
 
@@ -429,7 +429,7 @@ class CachingEvaluation:
             declared,
             kind,
             cpus_affecting(declared),
-            self._throttled(subject),
+            self._throttle_growth(subject),
             found.causes,
             tuple((code, row_with_code(rules, code).source) for code in raised),
             tuple(evaluation.not_applicable[not_applicable:]),
@@ -445,7 +445,7 @@ class CachingEvaluation:
         passes = dict(zip(sources, map(_passes, sources.values()), strict=True))
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
 
-    def _throttled(self, subject: Subject) -> tuple[CounterGrowth, CounterGrowth] | None:
+    def _throttle_growth(self, subject: Subject) -> tuple[CounterGrowth, CounterGrowth] | None:
         if (watched := self._watched.get(subject)) is None:
             return None
         return watched.throttled.core.growth, watched.throttled.package.growth

@@ -360,7 +360,7 @@ class HealthSubscribers:
         Devices that were read again or are Unknown count as changed.
         """
         while True:
-            pending = self._pending(subscriber)
+            pending = self._pending_lists(subscriber)
             if pending.messages is None:
                 await self._wait_pending(subscriber)
                 continue
@@ -383,7 +383,7 @@ class HealthSubscribers:
         with self._lock:
             return (subscriber.number, subscriber.resend_count) == (self._feed.number, self._resend_count)
 
-    def _pending(self, subscriber: "HealthSubscriber") -> "PendingLists":
+    def _pending_lists(self, subscriber: "HealthSubscriber") -> "PendingLists":
         """Return the lists that a stream must send now."""
         with self._lock:
             number, resend_count = self._feed.number, self._resend_count
@@ -417,7 +417,7 @@ class HealthSubscribers:
 
         Returns True if no device of the last report remains to be sent.
         """
-        pending = self._pending(subscriber)
+        pending = self._pending_lists(subscriber)
         messages = pending.messages
         if messages is None:
             return True
