@@ -129,7 +129,7 @@ def go_driver(root: Path, version: str) -> Iterator[Case]:
 
 
 def _pool(node: Node) -> Case:
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     return node, pod, lambda broken: node.sysfs.resize(7 if broken else 8)
 
 

@@ -62,14 +62,14 @@ def ref(uid: str, name: str = "") -> ClaimRef:
     return ClaimRef(NAMESPACE, name or f"claim-{uid}", uid)
 
 
-def prepared(
+def listed_prepared(
     uid: str, *uses: AllocatedDevice, pods: Iterable[str] = (), name: str = "", **more: Any
 ) -> PreparedClaim:
     """Return a claim as the checkpoint or a driver lists it."""
     return PreparedClaim(ref(uid, name), uses, tuple(pods), **more)
 
 
-def listed(pod: str, *claims: PodResourcesClaim, container: str = "main") -> PodResourcesPod:
+def listed_pod(pod: str, *claims: PodResourcesClaim, container: str = "main") -> PodResourcesPod:
     """Return a pod with one container, as podresources lists it."""
     return PodResourcesPod(NAMESPACE, pod, (PodResourcesContainer(container, claims),))
 

@@ -34,7 +34,7 @@ def results(*devices: str, request: str = "gpus") -> list[dict[str, str]]:
     return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": device} for device in devices]
 
 
-def reserved(*pods: str) -> list[dict[str, str]]:
+def reservations(*pods: str) -> list[dict[str, str]]:
     """Return reservations for pods with these UIDs."""
     return [{"resource": "pods", "name": f"pod-{uid}", "uid": uid} for uid in pods]
 
@@ -104,7 +104,7 @@ class Node:
 
     # --- content ---------------------------------------------------------------------------------------
 
-    def prepared(self, *claims: dict[str, Any]) -> None:
+    def write_checkpoint(self, *claims: dict[str, Any]) -> None:
         """Write the kubelet's checkpoint."""
         (self.kubelet / kubelet_files.CLAIMS_FILE).write_bytes(checkpoint(claims))
 
@@ -138,7 +138,7 @@ class Node:
             self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s
         )
 
-    def saved(self, name: str, *objects: dict[str, Any]) -> str:
+    def write_objects(self, name: str, *objects: dict[str, Any]) -> str:
         """Write a file of objects and return its path."""
         path = self.root / name
         path.write_text(json.dumps({"kind": "List", "items": objects}))
@@ -181,7 +181,7 @@ class Node:
         return code, json.loads(out)
 
 
-def listing(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
+def podresources_answer(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
     """Return an answer of podresources: pods by name, each with a claim and its devices."""
     return lambda: listed_pods(
         *(

@@ -158,7 +158,7 @@ SPREAD: Final = frozenset(
 """Long tests that share nothing: each is a group of its own. They start before the remaining files."""
 
 
-def listed(path: str, table: Iterable[str]) -> bool:
+def is_listed(path: str, table: Iterable[str]) -> bool:
     """Return whether a path below tests/, or a directory that holds it, is in ``table``."""
     return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
 
@@ -166,9 +166,9 @@ def listed(path: str, table: Iterable[str]) -> bool:
 def group_of(path: str) -> str | None:
     """Return the group that a file's tests belong to, None if each test is a group of its own."""
     for name, files in GROUPS.items():
-        if listed(path, files):
+        if is_listed(path, files):
             return name
-    return None if listed(path, SPREAD) else path
+    return None if is_listed(path, SPREAD) else path
 
 
 def rank(path: str) -> int:
@@ -176,7 +176,7 @@ def rank(path: str) -> int:
     group = group_of(path)
     if group in GROUPS:
         return list(GROUPS).index(group)
-    later = (group is None, listed(path, SLOW), listed(path, LIVE), True)
+    later = (group is None, is_listed(path, SLOW), is_listed(path, LIVE), True)
     return len(GROUPS) + later.index(True)
 
 
@@ -209,8 +209,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their file before -m selects, and order them by when they start."""
     paths = {item: item.path.relative_to(TESTS).as_posix() for item in items}
     for item, path in paths.items():
-        if listed(path, LIVE):
+        if is_listed(path, LIVE):
             item.add_marker(pytest.mark.live)
-        if listed(path, SLOW):
+        if is_listed(path, SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: rank(paths[item]))

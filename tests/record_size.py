@@ -79,7 +79,7 @@ def quiet_snapshots(seconds: int, seed: int = 1, *, idle: bool = False) -> Itera
             _read(gpu, now_ns, passes, draw) if idle else _busy(gpu, now_ns, passes, draw) for gpu in gpus
         ]
         groups = [
-            _running(group, draw) if at < LIMITED and not idle and draw.random() < 0.9 else group
+            _advance_counters(group, draw) if at < LIMITED and not idle and draw.random() < 0.9 else group
             for at, group in enumerate(groups)
         ]
         stalls = tuple(
@@ -181,7 +181,7 @@ def _read(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuS
     return replace(gpu, passes=passes, slow_passes=passes // 10, beat_ns=now_ns - draw.randrange(NS))
 
 
-def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
+def _advance_counters(group: CgroupSample, draw: random.Random) -> CgroupSample:
     periods, throttled = group.cpu_periods, group.cpu_throttled
     assert isinstance(periods, int)
     assert isinstance(throttled, int)

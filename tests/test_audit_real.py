@@ -33,12 +33,12 @@ from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)
-pytestmark = pytest.mark.usefixtures("locked")
+pytestmark = pytest.mark.usefixtures("hold_machine_lock")
 namings = pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
 
 
 @pytest.fixture
-def locked() -> Iterator[None]:
+def hold_machine_lock() -> Iterator[None]:
     with machine_lock():
         yield
 
@@ -225,7 +225,7 @@ def hand_cpus_on(tree: Kubepods, *level: str) -> None:
             (parent / "cpuset.cpus").write_text((parent.parent / "cpuset.cpus").read_text())
 
 
-def parsed() -> Pod:
+def parse_object() -> Pod:
     return parse_pod(OBJECT)
 
 
@@ -244,7 +244,7 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
                     left.pop().rmdir()
             return reader.read(path, own_cpus)
 
-        judged = audit_pod_cgroups(parsed(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
+        judged = audit_pod_cgroups(parse_object(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
     verdicts = {(comparison.cgroup.container, comparison.verdict) for comparison in judged.comparisons}
     assert {verdict for name, verdict in verdicts if name == "c1"} == {AuditVerdict.VANISHED}
     assert {verdict for name, verdict in verdicts if not name} <= {AuditVerdict.MATCH, AuditVerdict.ROUNDED}

@@ -216,7 +216,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return Machine(tmp_path, monkeypatch, capsys)
 
 
-def unpacked(path: Path) -> dict[str, bytes]:
+def unpack_bundle(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as tar:
         return {
             Path(member.name).name: file.read()
@@ -235,7 +235,7 @@ def test_archive_has_the_listed_files_without_secrets(machine: Machine) -> None:
     assert out.splitlines()[-1].startswith("written: made.tar.gz, ")
     path = machine.root / "made.tar.gz"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = unpacked(path)
+    found = unpack_bundle(path)
     assert list(found) == FILES
     assert SECRET.encode() not in b"".join(found.values())
     assert b'period = "2s"' in found["config.toml"]

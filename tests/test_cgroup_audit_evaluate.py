@@ -202,13 +202,13 @@ def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
 def qos_verdicts_after(apart_s: float, weights: tuple[int, int]) -> list[AuditVerdict]:
     """Return the verdicts on the weight of Burstable in an audit, `apart_s` after an audit before it."""
 
-    def compared(weight: int, now_s: float) -> tuple[SettingComparison, ...]:
+    def compare_qos(weight: int, now_s: float) -> tuple[SettingComparison, ...]:
         found = audit_qos_cgroups([sample_pod()], NODE, reads({TOP: knobs(weight=weight)}), now_s)
         return tuple(one for one in found if one.cgroup.qos is QosClass.BURSTABLE)[:1]
 
-    earlier = qos_differences(compared(weights[0], NOW), NOW)
+    earlier = qos_differences(compare_qos(weights[0], NOW), NOW)
     now_s = NOW + apart_s
-    found = confirmed_qos_comparisons(compared(weights[1], now_s), now_s, earlier)
+    found = confirmed_qos_comparisons(compare_qos(weights[1], now_s), now_s, earlier)
     return [one.verdict for one in found]
 
 

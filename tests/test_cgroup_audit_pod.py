@@ -173,12 +173,12 @@ class RecordedObject(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any], path: str, read: set[str]) -> None:
         self._path, self._read = path, read
-        super().__init__({key: self._nested(item, f"{path}{key}.") for key, item in values.items()})
+        super().__init__({key: self._wrap(item, f"{path}{key}.") for key, item in values.items()})
 
-    def _nested(self, item: Any, path: str) -> Any:
+    def _wrap(self, item: Any, path: str) -> Any:
         if isinstance(item, dict):
             return RecordedObject(item, path, self._read)
-        return [self._nested(one, path) for one in item] if isinstance(item, list) else item
+        return [self._wrap(one, path) for one in item] if isinstance(item, list) else item
 
     def get(self, key: str, default: Any = None) -> Any:
         self._read.add(f"{self._path}{key}")

@@ -35,17 +35,17 @@ PERIOD_US: Final = 10_000
 SETTLED: Final = 30  # passes, at least 50 ms apart: a new group is read completely until it is a second old
 PROMPT_S: Final = 0.5
 __all__ = ["short_tmp"]
-pytestmark = pytest.mark.usefixtures("locked")
+pytestmark = pytest.mark.usefixtures("hold_machine_lock")
 
 
 @pytest.fixture
-def locked() -> Iterator[None]:
+def hold_machine_lock() -> Iterator[None]:
     with machine_lock():
         yield
 
 
 @contextmanager
-def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
+def watch_tree(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
     """Sampler with the rules' wake conditions."""
     sampler = Sampler(
         SamplerOptions(
@@ -102,7 +102,7 @@ def make_promptly(tree: Kubepods, container: str, write: Callable[[Path], object
         tree.remove(QOS, POD)
 
 
-def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
+def create_limited_group(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
     """Create a container with a memory limit, or a pod, that is not read again before the sweep."""
     group = make_promptly(
         tree, container, lambda group: (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
@@ -113,8 +113,8 @@ def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Pat
 
 
 def test_kill_is_noticed_long_before_the_sweep() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        group = limited(tree, sampler)
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        group = create_limited_group(tree, sampler)
         assert until(sampler, says(), woken=False).core.unwatched == 0
         (group / "memory.limit_in_bytes").write_text(f"{2 * LIMIT}\n")
         oom_kill(group)
@@ -124,29 +124,29 @@ def test_kill_is_noticed_long_before_the_sweep() -> None:
 
 
 def test_pod_memory_limit_kills_are_counted_in_the_container() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        limited(tree, sampler, "")
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        create_limited_group(tree, sampler, "")
         oom_kill(tree.make(QOS, POD, CONTAINER))
         until(sampler, says(mem_oom_kill=1), woken=False)
 
 
 def test_every_kill_of_many_is_counted() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        group = limited(tree, sampler)
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        group = create_limited_group(tree, sampler)
         for _ in range(5):
             oom_kill(group)
         until(sampler, says(mem_oom_kill=5), woken=False)
 
 
 def test_kill_wakes_the_core() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        oom_kill(limited(tree, sampler))
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
+        oom_kill(create_limited_group(tree, sampler))
         until(sampler, says(mem_oom_kill=1))
 
 
 def test_removed_group_removes_its_descendants_without_failure() -> None:
     before = descriptors()
-    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
         held = until(sampler, lambda _: True).core.descriptors
         for _ in range(3):
             tree.make(QOS, POD, CONTAINER)
@@ -160,7 +160,7 @@ def test_removed_group_removes_its_descendants_without_failure() -> None:
 
 
 def test_container_frozen_by_v1_is_noticed_by_the_sweep() -> None:
-    with kubepods_tree("freezer", unified=False) as tree, watched(tree, NS // 5) as sampler:
+    with kubepods_tree("freezer", unified=False) as tree, watch_tree(tree, NS // 5) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
         until(sampler, says(frozen=0), woken=False)
         (group / "freezer.state").write_text("FROZEN\n")
@@ -170,7 +170,7 @@ def test_container_frozen_by_v1_is_noticed_by_the_sweep() -> None:
 
 
 def test_cpus_of_container_are_read_once_settled() -> None:
-    with kubepods_tree("cpuset", unified=False) as tree, watched(tree) as sampler:
+    with kubepods_tree("cpuset", unified=False) as tree, watch_tree(tree) as sampler:
         top = tree.roots[0]
 
         def pin(group: Path) -> None:
@@ -196,7 +196,7 @@ SWEEPS: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "200ms"\n'
 SWEEPS_NEVER: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "1h"\nresync = "1h"\n'
 
 
-def noted(onlooker: Watcher, code: str) -> Any:
+def wait_for_note(onlooker: Watcher, code: str) -> Any:
     """Return the next note of this code."""
 
     def with_code(picture: Any) -> list[Any]:
@@ -210,7 +210,7 @@ def test_container_throttled_by_kernel_is_a_note(short_tmp: Path) -> None:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
         with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.watch_reports() as onlooker:
             with cpu_load(slow_down(tree)):
-                note = noted(onlooker, "cgroup.cpu.throttled")
+                note = wait_for_note(onlooker, "cgroup.cpu.throttled")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "throttled in more than 25 % of its CPU periods in 60 s"
 
@@ -228,7 +228,7 @@ def test_memory_kill_is_a_note_without_a_sweep(short_tmp: Path) -> None:
                 onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled"
             )
             oom_kill(group)
-            note = noted(onlooker, "cgroup.memory.oom_kill")
+            note = wait_for_note(onlooker, "cgroup.memory.oom_kill")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "processes were killed: out of memory (limit 16 MiB)"
             tree.remove(QOS, POD)
@@ -295,7 +295,7 @@ def test_group_recreated_under_its_name_is_opened_again() -> None:
 
 
 def test_held_descriptors_of_removed_groups_are_closed() -> None:
-    with kubepods_tree("memory", unified=False) as tree, watched(tree, NS // 5) as sampler:
+    with kubepods_tree("memory", unified=False) as tree, watch_tree(tree, NS // 5) as sampler:
         empty = until(sampler, lambda _: True).core.descriptors
         tree.make(QOS, POD, CONTAINER)
         eventfds = 3  # of the pod, and their epoll with its timer
@@ -305,7 +305,7 @@ def test_held_descriptors_of_removed_groups_are_closed() -> None:
 
 
 def test_kernel_notifies_about_a_file_whose_descriptor_is_held() -> None:
-    with kubepods_tree() as tree, watched(tree) as sampler:
+    with kubepods_tree() as tree, watch_tree(tree) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
         before = until(sampler, says(populated=0), woken=False).core.descriptors
         with subprocess.Popen(["sleep", "600"]) as member:

@@ -315,7 +315,7 @@ def test_missing_file_of_the_flag_is_an_error(node, capsys):
 
 
 @pytest.fixture
-def locked(node: Node) -> Iterator[Path]:
+def unreadable_plugins(node: Node) -> Iterator[Path]:
     """Directory of drivers that this user may not read, also if the tests run as root."""
     node.store(MANY)
     plugins = node.kubelet / "plugins"
@@ -328,10 +328,10 @@ def locked(node: Node) -> Iterator[Path]:
     plugins.chmod(0o700)
 
 
-def test_unreadable_directory_exits_77_and_is_named(node, locked, capsys):
+def test_unreadable_directory_exits_77_and_is_named(node, unreadable_plugins, capsys):
     code, _, err = node.run(capsys)
     assert code == 77
-    assert f"drahealth: {locked}: Permission denied\n" in err
+    assert f"drahealth: {unreadable_plugins}: Permission denied\n" in err
 
 
 def test_markdown_of_the_list_is_refused(node, capsys):

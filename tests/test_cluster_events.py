@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claim_samples import known_pod, prepared, source_answers
+from claim_samples import known_pod, listed_prepared, source_answers
 from cluster_agents import DRIVER, XID, SteppedAgent, device
 from cluster_api import NODE, ClusterApi, Refusal, Request
 
@@ -46,7 +46,7 @@ def api() -> Iterator[ClusterApi]:
 def users_of(*names: str, phase: str = "Running") -> ConsumerMap:
     """Return the map of a node on which one pod uses each device."""
     claims = [
-        prepared(f"c-{name}", AllocatedDevice(DeviceRef(DRIVER, NODE, name), ()), pods=[f"p-{name}"])
+        listed_prepared(f"c-{name}", AllocatedDevice(DeviceRef(DRIVER, NODE, name), ()), pods=[f"p-{name}"])
         for name in names
     ]
     pods = [known_pod(f"p-{name}", f"claim-c-{name}", phase=phase) for name in names]

@@ -12,9 +12,9 @@ from claim_samples import (
     for_pod,
     known_claim,
     known_pod,
-    listed,
     listed_claim,
-    prepared,
+    listed_pod,
+    listed_prepared,
     provenance,
     ref,
     source_answers,
@@ -66,7 +66,7 @@ def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
 def test_device_leads_to_its_claim_pod_and_container() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "gpus"), pods=["p"])],
+            checkpoint=[listed_prepared("c", use("gpu-0", "gpus"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c")],
         )
     )
@@ -80,14 +80,16 @@ def test_device_leads_to_its_claim_pod_and_container() -> None:
 
 
 def test_checkpoint_alone_gives_pod_uids_without_names() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p-1", "p-2"])]))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use(), pods=["p-1", "p-2"])])
+    )
     assert affected_names(consumers) == [("pod p-1", True), ("pod p-2", True)]
     assert [affected_pod.containers for affected_pod in affected_pods(consumers, device())] == [(), ()]
 
 
 def test_podresources_alone_gives_pod_names_without_uids() -> None:
     consumers = build_consumer_map(
-        source_answers(podresources=[listed("train-0", listed_claim("gpus", use()))])
+        source_answers(podresources=[listed_pod("train-0", listed_claim("gpus", use()))])
     )
     (one,) = affected_pods(consumers, device())
     assert (one.pod.ref, one.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
@@ -98,8 +100,8 @@ def test_podresources_alone_gives_pod_names_without_uids() -> None:
 def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
-            podresources=[listed("pod-p", listed_claim("claim-c", use()))],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use()))],
         )
     )
     assert affected_names(consumers) == [("pod p", True), ("team-a/pod-p", True)]
@@ -109,8 +111,8 @@ def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
 def test_reservation_ties_a_pod_name_to_its_uid() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
-            podresources=[listed("pod-p", listed_claim("claim-c", use()))],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use()))],
             claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
         )
     )
@@ -118,12 +120,14 @@ def test_reservation_ties_a_pod_name_to_its_uid() -> None:
 
 
 def test_device_without_a_claim_affects_no_pod() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use("gpu-1"), pods=["p"])]))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use("gpu-1"), pods=["p"])])
+    )
     assert affected_pods(consumers, device("gpu-0")) == ()
 
 
 def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
-    claims = [prepared("c-1", use(), pods=["p"]), prepared("c-2", use(), pods=["p"])]
+    claims = [listed_prepared("c-1", use(), pods=["p"]), listed_prepared("c-2", use(), pods=["p"])]
     consumers = build_consumer_map(source_answers(checkpoint=claims))
     assert [affected_pod.claim.uid for affected_pod in affected_pods(consumers, device())] == ["c-1", "c-2"]
 
@@ -141,7 +145,7 @@ def test_pod_known_by_a_reservation_alone_is_unsure() -> None:
 def test_pod_that_only_names_a_prepared_claim_is_unsure() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c", phase="Pending")],
         )
     )
@@ -151,7 +155,7 @@ def test_pod_that_only_names_a_prepared_claim_is_unsure() -> None:
 def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", pods=["p"], waiting=(DRIVER,))],
+            checkpoint=[listed_prepared("c", pods=["p"], waiting=(DRIVER,))],
             claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
         )
     )
@@ -162,7 +166,7 @@ def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
 def test_claim_with_a_skipped_driver_affects_its_pods_surely() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", pods=["p"], skipped=(DRIVER,))],
+            checkpoint=[listed_prepared("c", pods=["p"], skipped=(DRIVER,))],
             claims_file=[known_claim("c", use())],
         )
     )
@@ -170,7 +174,7 @@ def test_claim_with_a_skipped_driver_affects_its_pods_surely() -> None:
 
 
 def test_claim_known_from_a_driver_alone_affects_no_pod() -> None:
-    consumers = build_consumer_map(source_answers(driver=[prepared("c", use())]))
+    consumers = build_consumer_map(source_answers(driver=[listed_prepared("c", use())]))
     assert consumers.devices == {device(): (ref("c"),)}
     assert affected_names(consumers) == []
 
@@ -181,7 +185,7 @@ def test_claim_known_from_a_driver_alone_affects_no_pod() -> None:
 def test_group_members_are_unsure_unless_the_claim_is_prepared() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_file=[
                 known_pod("p", "claim-c", group="workers"),
                 known_pod("q", "claim-c", group="workers", node="node-2"),
@@ -236,7 +240,7 @@ def test_each_of_300_reservations_is_an_edge() -> None:
 def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
     """Return answers with a claim of two requests and a pod whose containers name the given requests."""
     return source_answers(
-        checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1", "small"), pods=["p"])],
+        checkpoint=[listed_prepared("c", use("gpu-0", "big"), use("gpu-1", "small"), pods=["p"])],
         pods_api=[
             known_pod(
                 "p",
@@ -246,7 +250,9 @@ def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
                 ),
             )
         ],
-        podresources=[listed("pod-p", listed_claim("claim-c", use("gpu-0"), use("gpu-1")), container="one")],
+        podresources=[
+            listed_pod("pod-p", listed_claim("claim-c", use("gpu-0"), use("gpu-1")), container="one")
+        ],
     )
 
 
@@ -259,20 +265,20 @@ def test_containers_use_only_the_devices_of_their_requests() -> None:
 
 
 def test_container_from_podresources_alone_is_unsure() -> None:
-    listing = [listed("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
+    listing = [listed_pod("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
     (one,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
     assert one.containers == (ContainerUse("main", is_certain=False),)
 
 
 def test_container_of_a_claim_with_one_device_is_sure() -> None:
-    consumers = build_consumer_map(source_answers(podresources=[listed("p", listed_claim("c", use()))]))
+    consumers = build_consumer_map(source_answers(podresources=[listed_pod("p", listed_claim("c", use()))]))
     assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
 def test_device_without_known_request_may_serve_any_request() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])],
+            checkpoint=[listed_prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])],
             pods_api=[
                 known_pod(
                     "p",
@@ -302,8 +308,8 @@ def test_claim_from_a_template_is_known_by_its_generated_name(
     container = ContainerObject("main", (ContainerClaim("mine", ""),))
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
-            podresources=[listed("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
+            checkpoint=[listed_prepared("c", use("gpu-0", "a"), use("gpu-1", "b"), name=name, pods=pods)],
+            podresources=[listed_pod("pod-p", listed_claim(name, use("gpu-0"), use("gpu-1")))],
             pods_api=[known_pod("p", claims=(of_template,), containers=(container,), lacks_claim_names=True)],
         )
     )
@@ -325,7 +331,7 @@ def test_only_device_that_is_seen_does_not_serve_other_requests(
     more: Any = {unseen: ("nic.example.com",)}
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", *requests), pods=["p"], **more)],
+            checkpoint=[listed_prepared("c", use("gpu-0", *requests), pods=["p"], **more)],
             pods_api=[
                 known_pod(
                     "p",
@@ -360,14 +366,16 @@ def test_only_device_that_is_seen_does_not_serve_other_requests(
 def test_running_state_of_a_pod_follows_from_its_cgroup(
     live: list[PodCgroup] | None, running: bool | None
 ) -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])], live=live))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])], live=live)
+    )
     assert consumers.pods[PodRef(uid="p")].running is running
 
 
 def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
     consumers = build_consumer_map(
         SourceAnswers(
-            prepared=source_answers(checkpoint=[prepared("c", use(), pods=["p"])]).prepared,
+            prepared=source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])]).prepared,
             live=(answer(Origin.CGROUPS, (), invalid=("3 cgroups exceed the limit",)),),
         )
     )
@@ -376,7 +384,7 @@ def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
 
 def test_running_state_of_a_pod_without_uid_is_unknown() -> None:
     consumers = build_consumer_map(
-        source_answers(podresources=[listed("p", listed_claim("c", use()))], live=[PodCgroup("x", True)])
+        source_answers(podresources=[listed_pod("p", listed_claim("c", use()))], live=[PodCgroup("x", True)])
     )
     assert consumers.pods[PodRef("team-a", "p")].running is None
 
@@ -412,7 +420,7 @@ def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
 def test_pod_leads_to_its_claims_and_their_devices() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c-1", use("gpu-0"), use("gpu-1"), pods=["p"])],
+            checkpoint=[listed_prepared("c-1", use("gpu-0"), use("gpu-1"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c-1", "claim-none")],
         )
     )
@@ -431,9 +439,9 @@ def test_pod_leads_to_its_claims_and_their_devices() -> None:
 def test_agreeing_sources_have_no_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1"), pods=["p"])],
-            driver=[prepared("c", use("gpu-1"), use("gpu-0"))],
-            podresources=[listed("pod-p", listed_claim("claim-c", use("gpu-1"), use("gpu-0")))],
+            checkpoint=[listed_prepared("c", use("gpu-0", "big"), use("gpu-1"), pods=["p"])],
+            driver=[listed_prepared("c", use("gpu-1"), use("gpu-0"))],
+            podresources=[listed_pod("pod-p", listed_claim("claim-c", use("gpu-1"), use("gpu-0")))],
             pods_api=[known_pod("p", "claim-c")],
             claims_file=[known_claim("c", use("gpu-0"), use("gpu-1"), reserved=[for_pod("p")])],
         )
@@ -444,7 +452,8 @@ def test_agreeing_sources_have_no_conflict() -> None:
 def test_conflict_about_devices_names_each_source() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("gpu-1"), pods=["p"])], claims_file=[known_claim("c", use("gpu-0"))]
+            checkpoint=[listed_prepared("c", use("gpu-1"), pods=["p"])],
+            claims_file=[known_claim("c", use("gpu-0"))],
         )
     )
     (conflict,) = consumers.conflicts
@@ -463,7 +472,7 @@ def test_conflict_about_devices_names_each_source() -> None:
 def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use("nic-0", driver="nic.example.com"), waiting=(DRIVER,))],
+            checkpoint=[listed_prepared("c", use("nic-0", driver="nic.example.com"), waiting=(DRIVER,))],
             claims_file=[known_claim("c", use("gpu-0"), use("nic-0", driver="nic.example.com"))],
         )
     )
@@ -473,7 +482,7 @@ def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
 def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus")],
         )
     )
@@ -484,7 +493,7 @@ def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
 
 
 def test_origin_is_complete_only_if_all_its_answers_are() -> None:
-    complete = answer(Origin.DRIVER, [prepared("c-1", use("gpu-0"))])
+    complete = answer(Origin.DRIVER, [listed_prepared("c-1", use("gpu-0"))])
     failed = answer(Origin.DRIVER, (), absence=Absence.UNREADABLE, reason="Input/output error")
     assert build_consumer_map(SourceAnswers(prepared=(complete,))).complete == {Origin.DRIVER}
     assert build_consumer_map(SourceAnswers(prepared=(complete, failed))).complete == frozenset()
@@ -493,8 +502,8 @@ def test_origin_is_complete_only_if_all_its_answers_are() -> None:
 def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
-            podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
+            podresources=[listed_pod("pod-p", listed_claim("gpus", use("gpu-0")))],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus")],
         )
     )
@@ -506,8 +515,8 @@ def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
     podresources lists it for the new pod by name."""
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
-            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed_pod("web-0", listed_claim("gpus", use("gpu-0")))],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
         )
     )
@@ -518,8 +527,8 @@ def test_claim_of_deleted_pod_is_not_prepared_for_new_pod_of_its_name() -> None:
 def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
-            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed_pod("web-0", listed_claim("gpus", use("gpu-0")))],
             pods_api=[known_pod("p-1", "gpus", name="web-0"), known_pod("p-2", name="web-0")],
         )
     )
@@ -529,7 +538,7 @@ def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
 
 
 def test_pending_pod_proves_no_use_without_a_checkpoint() -> None:
-    listing = [listed("web-0", listed_claim("gpus", use("gpu-0")))]
+    listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-0")))]
     for phase, is_certain in (("Pending", False), ("Running", True)):
         pods = [known_pod("p-2", "gpus", name="web-0", phase=phase)]
         consumers = build_consumer_map(source_answers(podresources=listing, pods_api=pods))
@@ -539,7 +548,7 @@ def test_pending_pod_proves_no_use_without_a_checkpoint() -> None:
 def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
         )
@@ -552,7 +561,7 @@ def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
 def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods: list[str]) -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use("gpu-0"), pods=pods, name="gpus")],
+            checkpoint=[listed_prepared("old", use("gpu-0"), pods=pods, name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
         )
@@ -565,7 +574,7 @@ def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods:
 def test_ambiguous_claim_name_without_a_checkpoint_stays_a_name() -> None:
     consumers = build_consumer_map(
         source_answers(
-            podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
+            podresources=[listed_pod("pod-p", listed_claim("gpus", use("gpu-0")))],
             claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")],
         )
     )
@@ -583,7 +592,7 @@ def test_pod_name_with_two_uids_is_two_pods_and_a_conflict() -> None:
 def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), name="now")],
+            checkpoint=[listed_prepared("c", use(), name="now")],
             claims_file=[known_claim("c", use(), name="then")],
             pods_api=[known_pod("p", name="now")],
             pods_file=[known_pod("p", name="then")],
@@ -595,7 +604,7 @@ def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
 
 
 def test_claim_prepared_for_a_pod_that_does_not_name_it_is_a_conflict() -> None:
-    checkpoint = [prepared("c", use(), pods=["p"])]
+    checkpoint = [listed_prepared("c", use(), pods=["p"])]
     consumers = build_consumer_map(
         source_answers(checkpoint=checkpoint, pods_api=[known_pod("p", "claim-x")])
     )
@@ -636,7 +645,7 @@ def test_no_answers_give_an_empty_map() -> None:
 def test_pod_without_its_reservation_would_be_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p", "q"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p", "q"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c")],
             claims_file=[known_claim("c", use(), reserved=[for_pod("q")])],
         )
@@ -648,7 +657,7 @@ def test_pod_without_its_reservation_would_be_refused() -> None:
 def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("c", use(), pods=["p"])],
+            checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c", group="workers")],
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
@@ -666,14 +675,14 @@ def test_pod_of_another_node_is_not_refused() -> None:
 
 
 def test_claim_without_an_object_has_no_refusals() -> None:
-    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])]))
+    consumers = build_consumer_map(source_answers(checkpoint=[listed_prepared("c", use(), pods=["p"])]))
     assert refused_pods(consumers) == ()
 
 
 def test_pod_of_a_recreated_claim_would_be_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
+            checkpoint=[listed_prepared("old", use(), pods=["p"], name="gpus")],
             claims_file=[known_claim("new", use(), name="gpus", reserved=[for_pod("p")])],
         )
     )
@@ -684,7 +693,7 @@ def test_pod_of_a_recreated_claim_would_be_refused() -> None:
 def test_ended_pod_of_a_recreated_claim_is_not_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
-            checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
+            checkpoint=[listed_prepared("old", use(), pods=["p"], name="gpus")],
             pods_api=[known_pod("p", "gpus", phase="Succeeded")],
             claims_file=[known_claim("new", use(), name="gpus")],
         )

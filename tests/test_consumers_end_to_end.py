@@ -117,7 +117,7 @@ def map_of_node(directory: Path) -> ConsumerMap:
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
+def known_consumers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
     monkeypatch.setattr(client, "CALL_S", PATIENCE_S)
     write_files(tmp_path)
     with (
@@ -127,22 +127,26 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumerMap:
         return map_of_node(tmp_path)
 
 
-def test_own_device_affects_one_pod_and_shared_device_all(known: ConsumerMap) -> None:
-    assert (len(known.claims), len(known.pods), len(known.devices)) == (101, 100, 401)
-    assert (known.conflicts, known.missing_sources) == ((), ())
+def test_own_device_affects_one_pod_and_shared_device_all(known_consumers: ConsumerMap) -> None:
+    assert (len(known_consumers.claims), len(known_consumers.pods), len(known_consumers.devices)) == (
+        101,
+        100,
+        401,
+    )
+    assert (known_consumers.conflicts, known_consumers.missing_sources) == ((), ())
     for number in PODS:
         for part in DEVICES:
-            (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(number, part)))
+            (one,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(number, part)))
             assert (one.pod.ref, one.is_certain) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
             assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
             assert one.containers == (ContainerUse("main", is_certain=True),)
-    found = affected_pods(known, DeviceRef(DRIVER, "node-1", "switch"))
+    found = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", "switch"))
     assert len(found) == 100
     assert all(one.is_certain for one in found)
 
 
-def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
-    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
+def test_every_edge_has_its_origin_and_time(known_consumers: ConsumerMap) -> None:
+    (one,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
     provenances = {edge.provenance.origin: edge.provenance for edge in one.edges}
     assert set(provenances) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
     assert all(provenance.read_at == NOW for provenance in provenances.values())
@@ -150,8 +154,8 @@ def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
     assert provenances[Origin.PODS_API].written_s is None
 
 
-def test_only_the_pod_without_a_reservation_would_be_refused(known: ConsumerMap) -> None:
-    (risk,) = refused_pods(known)
+def test_only_the_pod_without_a_reservation_would_be_refused(known_consumers: ConsumerMap) -> None:
+    (risk,) = refused_pods(known_consumers)
     assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, KubeletsRefusingPod.ALL)
 
 

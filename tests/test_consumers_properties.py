@@ -15,9 +15,9 @@ from claim_samples import (
     for_pod,
     known_claim,
     known_pod,
-    listed,
     listed_claim,
-    prepared,
+    listed_pod,
+    listed_prepared,
     use,
 )
 from hypothesis import given
@@ -72,14 +72,14 @@ def source_answers_of(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> 
 
 
 PREPARED = st.builds(
-    lambda uid, name, uses, pods: prepared(uid, *uses, name=name, pods=pods),
+    lambda uid, name, uses, pods: listed_prepared(uid, *uses, name=name, pods=pods),
     UIDS,
     CLAIMS,
     USES,
     st.lists(PODS),
 )
 LISTED = st.builds(
-    lambda pod, claims: listed(pod, *claims),
+    lambda pod, claims: listed_pod(pod, *claims),
     NAMES,
     st.lists(st.builds(lambda name, uses: listed_claim(name, *uses), CLAIMS, USES), max_size=2),
 )
@@ -257,9 +257,9 @@ def test_indexes_of_the_map_are_consistent(answers: SourceAnswers) -> None:
 
 def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     pods = [known_pod(f"p-{n}", f"claim-c-{2 * n}", f"claim-c-{2 * n + 1}") for n in range(5000)]
-    claims = [prepared(f"c-{n}", use(f"gpu-{n}"), pods=[f"p-{n // 2}"]) for n in range(10_000)]
+    claims = [listed_prepared(f"c-{n}", use(f"gpu-{n}"), pods=[f"p-{n // 2}"]) for n in range(10_000)]
     listing = [
-        listed(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
+        listed_pod(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
     ]
     known = build_consumer_map(
         SourceAnswers(

@@ -133,7 +133,7 @@ class FullNode(HostNode):
         assert step(uncached, snapshot, self.now) == (self.state, report)
         return report
 
-    def reevaluated(self) -> set[str]:
+    def reevaluated_devices(self) -> set[str]:
         """Evaluate the node, and return the devices whose verdict did not come from the cache."""
         before = self.state.verdict_cache.devices
         self.next()
@@ -159,7 +159,7 @@ def test_unchanged_evaluation_reuses_declared_verdicts() -> None:
     node = node_with_cache()
     assert cached_names(node) == {*PARTS} - NEVER_CACHED
     before = {device.key: device for device in node.state.devices.values()}
-    assert node.reevaluated() == set()
+    assert node.reevaluated_devices() == set()
     for device in node.state.devices.values():
         assert (
             device.verified > before[device.key].verified or device.kind in BUS_SOURCES
@@ -188,14 +188,14 @@ def test_change_during_pause_is_evaluated_afterwards() -> None:
 def test_offline_cpu_invalidates_devices_on_its_core() -> None:
     node = node_with_cache()
     node.cpus = node.cpus._replace(online=ALL & ~0b10)
-    assert node.reevaluated() == {"core-1", "cores-1-2", "no-cpus"}
+    assert node.reevaluated_devices() == {"core-1", "cores-1-2", "no-cpus"}
 
 
 def test_changed_declaration_invalidates_only_its_device() -> None:
     node = node_with_cache()
     first, *others = node.files[0].devices
     node.files = (DeclaredFile(DRIVER, (first._replace(lease_s=90), *others)),)
-    assert node.reevaluated() == {first.name}
+    assert node.reevaluated_devices() == {first.name}
 
 
 def test_removed_throttle_counters_invalidate_their_devices() -> None:
@@ -203,7 +203,7 @@ def test_removed_throttle_counters_invalidate_their_devices() -> None:
     node.throttle = dict.fromkeys(CPUS, 0)
     node.next(2)
     node.throttle = {}
-    assert node.reevaluated() >= {"core-0", "core-1", "core-2"}
+    assert node.reevaluated_devices() >= {"core-0", "core-1", "core-2"}
 
 
 def test_removed_machine_check_counts_invalidate_all_cpus() -> None:
@@ -212,7 +212,7 @@ def test_removed_machine_check_counts_invalidate_all_cpus() -> None:
     node.change(cores=tuple(only))
     node.next(2)
     node.change(cores=(core_counting(0, EIO), *only[1:]))
-    assert node.reevaluated() >= {"core-0", "core-1", "core-2"}
+    assert node.reevaluated_devices() >= {"core-0", "core-1", "core-2"}
 
 
 def core_counting(cpu: int, checks: Reading) -> PerCpuSample:
@@ -223,13 +223,13 @@ def test_removed_source_invalidates_all_devices() -> None:
     node = node_with_cache()
     names = cached_names(node)
     node.machine = None
-    assert node.reevaluated() == names
+    assert node.reevaluated_devices() == names
 
 
 def test_restarted_source_invalidates_its_devices() -> None:
     node = node_with_cache()
     node._beats["cpus"] = (0, node.now_ns)
-    assert node.reevaluated() >= {"core-0", "half-core"}
+    assert node.reevaluated_devices() >= {"core-0", "half-core"}
 
 
 def test_cache_holds_only_declared_devices() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 import trio
-from claim_samples import prepared, source_answers
+from claim_samples import listed_prepared, source_answers
 from paper import PaperNode
 from patience import PATIENCE_S
 from prepare_samples import health
@@ -238,7 +238,7 @@ class Agent:
             self.publish()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run_core(self) -> AsyncIterator[None]:
         """Run the core and the sessions, after a first report."""
         self.publish()
         async with trio.open_nursery() as nursery:
@@ -258,7 +258,7 @@ def claim(driver: str, name: str = "a") -> Claim:
     return Claim("ns", name, f"uid-{name}", devices=(ClaimDevice("r", driver, NODE, "dev-0"),))
 
 
-def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
+def record_failures(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
     return session.record_prepares(
         [ReportedClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)]
     )
@@ -293,8 +293,8 @@ def test_reloaded_configuration_reaches_open_and_opening_sessions(agent: Agent) 
 
 @pytest.mark.usefixtures("patient")
 def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> None:
-    failed(agent.sessions.open(A), A)
-    failed(agent.sessions.open(B), B)
+    record_failures(agent.sessions.open(A), A)
+    record_failures(agent.sessions.open(B), B)
     again = Agent(agent.config.runtime_dir, host)
     again.sessions.restore()
     assert [device.health for device in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
@@ -333,9 +333,9 @@ async def test_hung_opening_delays_no_other_driver_and_no_report(agent: Agent) -
     agent.held[A] = threading.Event()
     thread = threading.Thread(target=agent.sessions.open, args=(A,))
     thread.start()
-    async with agent.running():
+    async with agent.run_core():
         other = await trio.to_thread.run_sync(agent.sessions.open, B)
-        [verdict] = await trio.to_thread.run_sync(failed, other, B)
+        [verdict] = await trio.to_thread.run_sync(record_failures, other, B)
         assert verdict is not None
         assert verdict.code == "fpga.dead"
         agent.held[A].set()
@@ -349,7 +349,7 @@ async def eventually_async(condition: Callable[[], bool]) -> None:
 
 
 async def test_new_session_gets_the_current_report(agent: Agent) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await eventually_async(lambda: session.taints.peek()[0] == 1)
     taints = session.taints.peek()[1]
@@ -359,17 +359,17 @@ async def test_new_session_gets_the_current_report(agent: Agent) -> None:
 
 async def test_session_opened_before_the_loop_runs(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    async with agent.running():
+    async with agent.run_core():
         await eventually_async(lambda: session.taints.peek()[0] == 1)
 
 
 def test_session_can_be_opened_after_the_loop_has_ended(agent: Agent) -> None:
     async def run() -> None:
-        async with agent.running():
+        async with agent.run_core():
             pass
 
     trio.run(run)
-    [verdict] = failed(agent.sessions.open(A), A)
+    [verdict] = record_failures(agent.sessions.open(A), A)
     assert verdict is not None
     assert verdict.code == "fpga.dead"
 
@@ -390,9 +390,9 @@ def test_taints_are_decided_before_the_report_is_published(agent: Agent) -> None
 async def test_failed_prepare_returns_after_health_and_taint_are_published(
     agent: Agent,
 ) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        [verdict] = await trio.to_thread.run_sync(failed, session, A)
+        [verdict] = await trio.to_thread.run_sync(record_failures, session, A)
         found = session.health_of(DeviceRef(A, NODE, "dev-0"))
         assert found is not None
         assert found.health is Health.UNHEALTHY
@@ -411,9 +411,9 @@ def is_tainted(session: DriverSession) -> bool:
 async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) -> None:
     async def report(driver: str) -> None:
         session = await trio.to_thread.run_sync(agent.sessions.open, driver)
-        await trio.to_thread.run_sync(failed, session, driver)
+        await trio.to_thread.run_sync(record_failures, session, driver)
 
-    async with agent.running():
+    async with agent.run_core():
         async with trio.open_nursery() as nursery:
             for driver in (A, B):
                 nursery.start_soon(report, driver)
@@ -423,9 +423,9 @@ async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) 
 
 
 async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) -> None:
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        await trio.to_thread.run_sync(failed, session, A)
+        await trio.to_thread.run_sync(record_failures, session, A)
         assert session.record_prepares([ReportedClaimResult(claim(A, "b"), None)]) == [None]
         ref = DeviceRef(A, NODE, "dev-0")
         await eventually_async(lambda: agent.hub.health_of(ref).health is Health.HEALTHY)  # type: ignore[union-attr]
@@ -466,9 +466,9 @@ async def test_failed_prepare_of_host_device_returns_after_health_and_taint(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = Agent(tmp_path, host, declares=False)
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
-        await trio.to_thread.run_sync(failed, session, A)
+        await trio.to_thread.run_sync(record_failures, session, A)
         found = session.health_of(DeviceRef(A, NODE, "dev-0"))
         assert found is not None
         assert found.health is Health.UNHEALTHY
@@ -484,7 +484,7 @@ async def test_device_without_verdict_is_not_waited_for(
     agent = Agent(tmp_path, host, declares=False)
     named = DEAD._replace(device="dev-9")
     of_other = replace(claim(A), devices=(ClaimDevice("r", A, NODE, "dev-9"),))
-    async with agent.running():
+    async with agent.run_core():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         result = ReportedClaimResult(of_other, (named,))
         [verdict] = await trio.to_thread.run_sync(session.record_prepares, [result])
@@ -495,7 +495,7 @@ async def test_device_without_verdict_is_not_waited_for(
 
 def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.publish()
-    failed(agent.sessions.open(A), A, "a", "b", "c")  # without a core
+    record_failures(agent.sessions.open(A), A, "a", "b", "c")  # without a core
     assert [record.message for record in caplog.records if "fault not delivered" in record.message] == [
         f"device {A}/{NODE}/dev-0: fault not delivered to all health streams within 1.5 s; the prepare returns"  # noqa: E501
     ]
@@ -508,7 +508,11 @@ def other_failures(agent: Agent, driver: str, name: str) -> list[tuple[str, str]
 
 def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> None:
     """Claims a and b are of one pod, claim c is of another one; claim d has devices of both drivers."""
-    of_pods = [prepared("uid-a", pods=["p"]), prepared("uid-b", pods=["p"]), prepared("uid-c", pods=["q"])]
+    of_pods = [
+        listed_prepared("uid-a", pods=["p"]),
+        listed_prepared("uid-b", pods=["p"]),
+        listed_prepared("uid-c", pods=["q"]),
+    ]
     first, second = agent.sessions.open(A), agent.sessions.open(B)
     first.record_prepares([ReportedClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
     second.record_prepares([ReportedClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
@@ -534,7 +538,7 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
 
 def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     session = agent.sessions.open(A)
-    failed(session, A)
+    record_failures(session, A)
     assert session.record_unprepares([ReportedClaimResult(claim(A), None)]) == [None]
     agent.sessions.close(in_s(PATIENCE_S))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
@@ -592,7 +596,7 @@ def test_driver_fault_ends_when_its_device_is_declared_with_other_hardware(
     for declared in (rows(0), [*rows(0), *rows(1, "dev-1")]):
         session.sync(declared)
         agent.read_declarations()
-    failed(session, A, "a")
+    record_failures(session, A, "a")
     assert active_faults(agent) == ["dev-0"]
     if is_removed_before:
         session.sync(rows(1, "dev-1"))
@@ -605,7 +609,7 @@ def test_driver_fault_ends_when_its_device_is_declared_with_other_hardware(
         agent.read_declarations()
     session.sync(rows(1))
     assert active_faults(agent) == []
-    failed(session, A, "a")
+    record_failures(session, A, "a")
     assert active_faults(agent) == ["dev-0"], "a fault of the new hardware"
 
 
@@ -679,7 +683,7 @@ def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
 def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> None:
     agent.publish()
     with hanging_disk(agent, A):
-        thread = threading.Thread(target=failed, args=(agent.sessions.open(A), A))
+        thread = threading.Thread(target=record_failures, args=(agent.sessions.open(A), A))
         thread.start()
         eventually(agent.host.is_woken, "the core is woken without the disk")
         agent.source.close()

@@ -350,7 +350,7 @@ class BrokenClock:
         return Instant(time.monotonic_ns(), time.time())
 
 
-def failed(monitor: Monitor) -> None:
+def wait_until_failed(monitor: Monitor) -> None:
     eventually(lambda: monitor.failure is not None, "the core fails")
 
 
@@ -365,7 +365,7 @@ def test_failed_core_makes_every_device_unknown() -> None:
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         clock.broken = True
-        failed(monitor)
+        wait_until_failed(monitor)
         for name in ("d-0", "d-1"):
             found = until(monitor, name, Health.UNKNOWN, "agent.failed")
             assert found.message.startswith("agent.failed: OSError. Advice: ")
@@ -414,7 +414,7 @@ def test_unopenable_sources_are_a_failure_without_exception(hardware: Any) -> No
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         monitor.start()
-        failed(monitor)
+        wait_until_failed(monitor)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "Too many open files" in str(monitor.failure)
@@ -426,7 +426,7 @@ def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> No
         raise SystemExit(1)
 
     with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
-        failed(monitor)
+        wait_until_failed(monitor)
         eventually(
             lambda: any("on_error raised" in record.getMessage() for record in caplog.records), "it is logged"
         )

@@ -67,7 +67,7 @@ def claim_of(asked: ClaimRef) -> Claim:
     return Claim(*asked, devices=(ClaimDevice("r", DRIVER, NODE, "gpu-0"),))
 
 
-def prepared(of: Claim) -> list[PreparedDevice]:
+def prepared_devices(of: Claim) -> list[PreparedDevice]:
     return [
         PreparedDevice(pool=device.pool, device=device.device, cdi_ids=(f"example.com/gpu={of.uid}",))
         for device in of.devices
@@ -88,7 +88,7 @@ class Driver:
         self.threads.add(threading.current_thread().name)
         if behaviour := self.behaviour.get(of.name):
             behaviour()
-        return prepared(of)
+        return prepared_devices(of)
 
     def unprepare(self, asked: ClaimRef) -> None:
         self.unprepared.append(asked.name)
@@ -96,7 +96,7 @@ class Driver:
             behaviour()
 
 
-def raising(error: BaseException) -> Callable[[], object]:
+def error_raiser(error: BaseException) -> Callable[[], object]:
     def behave() -> object:
         raise error
 
@@ -149,7 +149,7 @@ def server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> Iterator[Plug
 
 
 @contextmanager
-def serving(
+def serve_driver(
     monitor: Monitor,
     driver: Any,
     kubelet_dir: Path,
@@ -199,9 +199,9 @@ def test_health_and_prepares_use_the_same_device_names(
 
 def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour = {
-        "bad": raising(BadConfigError("no such mode")),
-        "bug": raising(KeyError("mode")),
-        "busy": raising(TransientError("is busy", retry_after_s=3600)),
+        "bad": error_raiser(BadConfigError("no such mode")),
+        "bug": error_raiser(KeyError("mode")),
+        "busy": error_raiser(TransientError("is busy", retry_after_s=3600)),
     }
     answers = kubelet.prepare(claim("bad"), claim("bug"), claim("busy"), claim("good"))
     assert "class=bad-config code=config.invalid" in answers["uid-bad"].error
@@ -218,7 +218,7 @@ def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Drive
 
 
 def test_cached_failure_is_answered_without_calling_the_driver(driver: Driver, kubelet: Kubelet) -> None:
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
     first, second = (kubelet.prepare(claim("bad"))["uid-bad"].error for _ in range(2))
     assert first == second
     assert driver.prepared == ["bad"]
@@ -241,7 +241,7 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
 ) -> None:
     """On one connection the order of frames is the order of delivery."""
     until(monitor, "gpu-0", Health.HEALTHY)
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     request = encode_field(1, encode_field(1, b"ns") + encode_field(2, b"uid-a") + encode_field(3, b"a"))
     with RawClient(server.paths.service) as client:
         client.call(1)
@@ -262,8 +262,8 @@ def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir:
     published: list[set[str]] = []
     driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=10))
     monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         eventually(lambda: published, "the first call, which no later one may follow at once")
         assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
@@ -276,9 +276,9 @@ def test_hung_taint_callback_delays_the_error_within_its_limit(
     release = threading.Event()
     driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=0.1))
     monitor.on_taints(lambda taints: release.wait())
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     try:
-        with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+        with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
             until(monitor, "gpu-0", Health.HEALTHY)
             assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
             assert f"device {DRIVER}/{NODE}/gpu-0: taint not published within 0.1 s" in caplog.text
@@ -319,7 +319,7 @@ def test_fault_that_the_engine_is_about_to_find_is_in_the_first_text(
 
     driver.behaviour["a"] = break_link
     monitor = checked_monitor(kubelet_dir, link)
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         first, second = (kubelet.prepare(claim("a"))["uid-a"].error for _ in range(2))
     assert "class=failed-device code=card.link" in first
@@ -336,7 +336,7 @@ def test_unconfirmed_fault_of_a_check_keeps_the_failures_class(kubelet_dir: Path
 
     driver.behaviour["a"] = disturb_link
     monitor = checked_monitor(kubelet_dir, link)
-    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+    with monitor, serve_driver(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         assert "code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
         assert link.states == ["up"], "the check ran until the fault was not confirmed"
@@ -349,11 +349,11 @@ def tainted_devices(taints: Taints) -> set[str]:
 
 def test_dead_device_does_not_block_the_unprepare(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     kubelet.prepare(claim("a"))
-    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
+    driver.behaviour["a"] = error_raiser(FailedDeviceError("gpu-0", "it smokes"))
     assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
-    driver.behaviour["b"] = raising(TransientError("is busy"))
+    driver.behaviour["b"] = error_raiser(TransientError("is busy"))
     kubelet.prepare(claim("c"))
-    driver.behaviour["c"] = raising(OSError("no idea"))
+    driver.behaviour["c"] = error_raiser(OSError("no idea"))
     assert kubelet.unprepare(claim("b"))["uid-b"].error != "", "the ledger has no dead device of it"
 
 
@@ -365,7 +365,7 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
             raise BadConfigError("no such mode", code="config.conflict")
 
     driver = Judging()
-    with serving(monitor, driver, kubelet_dir) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir) as kubelet:
         assert "code=config.conflict" in kubelet.prepare(claim("a"))["uid-a"].error
     (outcome,) = monitor.tracker.outcomes()
     assert outcome.verdict is not None
@@ -393,7 +393,7 @@ def test_invalid_answer_is_a_driver_bug(
         def prepare(self, of: Claim) -> Any:
             return answer
 
-    with serving(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
+    with serve_driver(monitor, DriverWithInvalidAnswer(), kubelet_dir) as kubelet:
         error = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver.bug.answer" in error
     assert words in error
@@ -409,7 +409,7 @@ def test_exceptions_of_the_claims_function_are_classified(
             return claim_of(asked._replace(uid="another"))
         return "no claim"  # type: ignore[return-value]
 
-    with serving(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
         answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"))
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
@@ -445,12 +445,12 @@ async def refuse_all_addresses() -> None:
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
-        (raising(HttpError(404)), "claim.not_found"),
-        (raising(HttpError(429)), "api.429"),
-        (raising(HttpError(503)), "api.5xx"),
-        (raising(TimeoutError()), "api.timeout"),
-        (raising(ConnectionResetError()), "api.unreachable"),
-        (raising(socket.gaierror(-2, "Name or service not known")), "api.unreachable"),
+        (error_raiser(HttpError(404)), "claim.not_found"),
+        (error_raiser(HttpError(429)), "api.429"),
+        (error_raiser(HttpError(503)), "api.5xx"),
+        (error_raiser(TimeoutError()), "api.timeout"),
+        (error_raiser(ConnectionResetError()), "api.unreachable"),
+        (error_raiser(socket.gaierror(-2, "Name or service not known")), "api.unreachable"),
         (refuse_connection, "api.unreachable"),
         (refuse_async_connection, "api.unreachable"),
         (refuse_all_addresses, "api.unreachable"),
@@ -462,8 +462,8 @@ def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
     def fetch(asked: ClaimRef) -> Any:
         return failure() if asked.name == "unread" else claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfigError("ends the retries"))
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    driver.behaviour["bad"] = error_raiser(BadConfigError("ends the retries"))
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         error = kubelet.prepare(claim("unread"), claim("bad"))["uid-unread"].error
     assert f"class=transient code={code} " in error
 
@@ -471,14 +471,16 @@ def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
 def test_failed_fetch_with_a_missing_permission_is_permanent(
     monitor: Monitor, driver: Driver, kubelet_dir: Path
 ) -> None:
-    with serving(monitor, driver, kubelet_dir, lambda _: raising(HttpError(403))()) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, lambda _: error_raiser(HttpError(403))()) as kubelet:
         assert "class=permanent code=api.forbidden " in kubelet.prepare(claim("a"))["uid-a"].error
 
 
 def test_exception_in_get_claim_is_classified_as_a_driver_bug(
     monitor: Monitor, driver: Driver, kubelet_dir: Path
 ) -> None:
-    with serving(monitor, driver, kubelet_dir, lambda _: raising(KeyError("metadata"))()) as kubelet:
+    with serve_driver(
+        monitor, driver, kubelet_dir, lambda _: error_raiser(KeyError("metadata"))()
+    ) as kubelet:
         assert "class=unknown code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
 
 
@@ -490,7 +492,7 @@ def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, ku
             raise left.pop()
         return claim_of(asked)
 
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
@@ -498,7 +500,7 @@ def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, ku
 def test_no_handler_ends_the_server(
     driver: Driver, server: PluginServer, kubelet: Kubelet, error: Any
 ) -> None:
-    driver.behaviour["a"] = raising(error)
+    driver.behaviour["a"] = error_raiser(error)
     text = kubelet.prepare(claim("a"))["uid-a"].error
     assert "class=unknown code=driver." in text
     assert type(error).__name__ in text
@@ -548,8 +550,8 @@ def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Ku
 def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
     """The pod cannot start: a retry would only delay the error that says what to change."""
     driver.behaviour = {
-        "bad": raising(BadConfigError("no such mode")),
-        "busy": raising(TransientError("is busy", code="cpu.overlap")),
+        "bad": error_raiser(BadConfigError("no such mode")),
+        "busy": error_raiser(TransientError("is busy", code="cpu.overlap")),
     }
     answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"), timeout_s=20)
     assert answers["uid-good"].error == ""
@@ -559,7 +561,7 @@ def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Ku
 
 
 def test_invalid_claim_of_a_call_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
-    driver.behaviour["busy"] = raising(TransientError("is busy", code="cpu.overlap"))
+    driver.behaviour["busy"] = error_raiser(TransientError("is busy", code="cpu.overlap"))
     answers = kubelet.prepare(claim("busy"), ClaimRef("ns", "", "uid-nameless"), timeout_s=20)
     assert "code=cpu.overlap" in answers["uid-busy"].error
     assert "name: is empty" in answers["uid-nameless"].error
@@ -573,8 +575,8 @@ def test_failure_in_a_fetch_ends_with_the_other_claims(
             raise TransientError("too many requests", code="api.429")
         return claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         answers = kubelet.prepare(claim("unread"), claim("bad"), timeout_s=20)
     assert "code=api.429" in answers["uid-unread"].error
 
@@ -588,7 +590,7 @@ def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, 
         if not release.is_set():
             raise TransientError("is busy", code="cpu.overlap")
 
-    driver.behaviour = {"busy": overlap, "bad": raising(BadConfigError("no such mode"))}
+    driver.behaviour = {"busy": overlap, "bad": error_raiser(BadConfigError("no such mode"))}
     waiting = kubelet.prepare_async(claim("busy"), claim("good"))
     eventually(lambda: "busy" in driver.prepared, "the first try")
     other = kubelet.prepare_async(claim("busy"), claim("bad"))
@@ -608,7 +610,7 @@ def test_unfetchable_claim_delays_no_other(monitor: Monitor, driver: Driver, kub
             release.wait()
         return claim_of(asked)
 
-    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir, fetch) as kubelet:
         slow = kubelet.prepare_async(claim("slow"))
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         release.set()
@@ -681,7 +683,7 @@ class AsyncDriver:
         await self._note()
         if of.name == "bad":
             raise BadConfigError("no such mode")
-        return prepared(of)
+        return prepared_devices(of)
 
     async def unprepare(self, asked: ClaimRef) -> None:
         await self._note()
@@ -760,7 +762,7 @@ def test_async_functions_without_a_loop_get_a_new_one(kubelet_dir: Path) -> None
 
 
 def test_plain_functions_run_in_claim_threads_in_any_program(kubelet_dir: Path, driver: Driver) -> None:
-    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["bad"] = error_raiser(BadConfigError("no such mode"))
 
     async def main() -> None:
         monitor = new_monitor(kubelet_dir)
@@ -799,7 +801,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
         async def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
             self.begun = True
             release.wait()  # noqa: ASYNC251, RUF100  # on purpose: it holds up its whole loop
-            return prepared(of)
+            return prepared_devices(of)
 
     driver = Blocking(lambda: asyncio.sleep(0))
 
@@ -1026,7 +1028,7 @@ def test_state_is_saved_below_the_kubelets_directory(
     kubelet_dir: Path, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kubelet's directory is given once, to the monitor."""
-    driver.behaviour["a"] = raising(BadConfigError("no such mode"))
+    driver.behaviour["a"] = error_raiser(BadConfigError("no such mode"))
     with (
         Monitor(DRIVER, hardware=False, kubelet_dir=kubelet_dir) as monitor,
         PluginServer(monitor, driver, get_claim=claim_of) as server,
@@ -1154,7 +1156,7 @@ def test_process_state_is_unchanged(monitor: Monitor, driver: Driver, kubelet_di
         return (signals, logging_, type(event_loop_policy()), sys.getswitchinterval())
 
     before = state()
-    with serving(monitor, driver, kubelet_dir) as kubelet:
+    with serve_driver(monitor, driver, kubelet_dir) as kubelet:
         kubelet.prepare(claim("a"))
         assert state() == before
     assert state() == before

@@ -134,11 +134,11 @@ def run_pod(
 def wait_for_pod_message(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
     """The message of a pod's only device, once its status has it as that."""
 
-    def found() -> list[str]:
+    def find_messages() -> list[str]:
         entries = kubelet.pod_status(pod).resources.get("main", {}).get("claim:it", ())
         return [f"{entry.message}." for entry in entries if entry.health == health]
 
-    return kubelet.wait_for(found, f"{health} in the status of {pod.uid}")[0][:-1]
+    return kubelet.wait_for(find_messages, f"{health} in the status of {pod.uid}")[0][:-1]
 
 
 def nothing_is_left(root: Path) -> None:
@@ -272,7 +272,7 @@ def test_driver_with_all_its_work_at_the_api_server(
     for name, device in (("a", "card-0"), ("b", "card-1")):
         kube_api.add_claim(allocate(root, name, device))
 
-    def tainted() -> list[str]:
+    def tainted_devices() -> list[str]:
         devices = [device for obj in kube_api.slices(CARD) for device in obj["spec"]["devices"]]
         return [device["name"] for device in devices if device.get("taints")]
 
@@ -285,13 +285,13 @@ def test_driver_with_all_its_work_at_the_api_server(
         failed = run_pod(kubelet, "b", "card-1")
         [event] = kubelet.wait_for(lambda: kubelet.events_of(failed), "an event")
         assert "class=failed-device code=card.link" in event.message
-        kubelet.wait_for(lambda: tainted() == ["card-1"], "taint")  # the prepare waits 2 s for it
+        kubelet.wait_for(lambda: tainted_devices() == ["card-1"], "taint")  # the prepare waits 2 s for it
         kube_api.wipe(CARD)
-        kubelet.wait_for(lambda: tainted() == ["card-1"], "slice is published again")
+        kubelet.wait_for(lambda: tainted_devices() == ["card-1"], "slice is published again")
         code, errors = driver.end()
         assert (code, "Traceback" in errors, "Warning" in errors) == (0, False, False), errors
     nothing_is_left(root)
-    assert tainted() == ["card-1"]
+    assert tainted_devices() == ["card-1"]
     assert {call.token for call in kube_api.calls} == {"Bearer driver"}
 
 
@@ -312,7 +312,7 @@ def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: Fak
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def generated_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the kubelet's proto files with protoc, as a driver's author does."""
     out = tmp_path_factory.mktemp("generated")
     plugin = Path(sys.executable).with_name("protoc-gen-grpclib_python")
@@ -323,9 +323,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_server_serves_health_next_to_its_own_messages(
-    root: Path, kubelet: FakeKubelet, generated: Path
+    root: Path, kubelet: FakeKubelet, generated_code: Path
 ) -> None:
-    with Program(root, "own_server_driver.py", path=generated) as driver:
+    with Program(root, "own_server_driver.py", path=generated_code) as driver:
         kubelet.wait_registered(CARD)
         pod = run_pod(kubelet, "a", "card-0")
         kubelet.wait_running(pod)

@@ -10,7 +10,7 @@ import pytest
 from agents import HEALTHY, UNHEALTHY, UNKNOWN, short_tmp, stream_end
 from embedding import DRIVER, Hosting, until
 from patience import PATIENCE_S
-from test_embed_monitor import BAD, BrokenClock, failed, fault, hardware, monitor_of, sysfs
+from test_embed_monitor import BAD, BrokenClock, fault, hardware, monitor_of, sysfs, wait_until_failed
 from wire.google import Watcher, names, watch_health
 from wire.serving import eventually
 
@@ -121,7 +121,7 @@ def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
     ):
         hear(kubelet, "d-0", HEALTHY)
         clock.broken = True
-        failed(monitor)
+        wait_until_failed(monitor)
         hear(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
 
 

@@ -169,7 +169,7 @@ def test_thousand_real_groups_change_no_verdict(short_tmp: Path, thousand: Any) 
         assert empty.core.groups_dropped == 0
         healths = {device.health for device in empty.devices if not is_stalled(device)}
         assert healths <= {HEALTHY}
-        while kubelet.pending():
+        while kubelet.pending_count():
             assert {device.health for device in without_stalls(kubelet.next())} <= {HEALTHY}
         assert agent.process.poll() is None
 

@@ -67,7 +67,7 @@ class PaperSource:
         if self.blank:
             return None
         if self.hangs and not self.node.passes:
-            return self.node.starting()
+            return self.node.starting_snapshot()
         if trio.current_time() < self.stopped_until_s:
             return self.node.snapshot()
         while self.node.now_ns + NS <= trio.current_time() * NS or not self.node.passes:

@@ -655,7 +655,7 @@ def test_absent_source_does_not_stall() -> None:
 
 
 def test_clearing_condition_without_readings_schedules_nothing() -> None:
-    def clearing() -> PaperNode:
+    def clearing_node() -> PaperNode:
         node = node_with_pool()
         node.next()
         node.pool(pool_sample(9))
@@ -665,7 +665,7 @@ def test_clearing_condition_without_readings_schedules_nothing() -> None:
         assert node.state.due_ns is not None
         return node
 
-    unreadable, stalled = clearing(), clearing()
+    unreadable, stalled = clearing_node(), clearing_node()
     unreadable.pool(pool_sample(EIO))
     stalled.stuck = {"hugepages"}
     for node in (unreadable, stalled):

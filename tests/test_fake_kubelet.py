@@ -25,7 +25,7 @@ import pytest
 from agents import short_tmp
 from kubelet import FakeKubelet, Pace, Pod, PreparedDevice, ResourceHealth, allocated_claim
 from kubelet.calls import Calls
-from kubelet.health import cut_message, shown
+from kubelet.health import cut_message, message_in_status
 from kubelet.history import (
     Cleared,
     Connected,
@@ -45,7 +45,7 @@ from kubelet.history import (
 )
 from kubelet.pace import NS
 from kubelet.plugins import Plugins
-from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeping
+from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleep_for
 from kubelet.versions import VERSIONS, plugin_service
 from kubelet_real.implementations import implementations
 from patience import PATIENCE_S
@@ -209,11 +209,11 @@ def test_getinfo_has_a_deadline_and_is_retried(short_tmp: Path, make_kubelet: Ma
     """e2e: registration after GetInfo failure"""
     kubelet = make_kubelet(get_info_s=0.2)
     sample = SamplePlugin(short_tmp, DRIVER)
-    sample.get_info = sleeping(kubelet.pace.get_info_s + 0.3)
+    sample.get_info = sleep_for(kubelet.pace.get_info_s + 0.3)
     with sample:
         assert "using RPC GetInfo" in registration_error(kubelet)
         assert "code = DeadlineExceeded" in registration_error(kubelet)
-        sample.get_info = sleeping(0)
+        sample.get_info = sleep_for(0)
         kubelet.wait_registered(DRIVER)
         kubelet.wait_for(lambda: sample.statuses == [(True, "")], "the registration status")
 
@@ -421,7 +421,7 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
     plugin.stop()
     kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped, since=seen), "slices wiped")
-    entries = kubelet.history.timed()[seen:]
+    entries = kubelet.history.timed_entries()[seen:]
     # A kubelet that connects again before the socket is closed loses that connection, too.
     lost_s = [at_s for at_s, entry in entries if isinstance(entry, Disconnected)][-1]
     ((wiped_s, wiped),) = (timed for timed in entries if isinstance(timed.entry, SlicesWiped))
@@ -665,7 +665,7 @@ def test_message_in_the_status_is_cut_at_1024_bytes(
     send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": UNHEALTHY, "message": text})
     assert kubelet.health(DRIVER, "node-a", "gpu-0").message.encode(errors="surrogateescape").decode(
         errors="replace"
-    ) == shown(cut_message(text))
+    ) == message_in_status(cut_message(text))
 
 
 def test_repeated_list_is_no_change_and_contradictions_are(
@@ -1094,16 +1094,16 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_ku
         kubelet.run_pod(pod)
         kubelet.wait_running(pod)
 
-        def shown() -> str:
+        def shown_health() -> str:
             return kubelet.pod_status(pod).resources["main"]["claim:my-gpu-0"][0].health
 
         kubelet.pass_time(lease_s + 0.5)
-        assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
+        assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown_health()) == ("Unknown", "Healthy")
         one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.pass_time(lease_s + 0.5)
         kubelet.sync_pod(pod)
-        kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
+        kubelet.wait_for(lambda: shown_health() == "Unknown", "Unknown in the status")
 
 
 # --- stop and start of the kubelet ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import pytest
 from kubelet import Pod, PreparedDevice, ResourceHealth, allocated_claim
 from kubelet.claims import ClaimInfo, ClaimInfos, new_claim_info
-from kubelet.health import DeviceHealth, HealthCache, read_device, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status, read_device
 from kubelet.history import History, NotificationDropped, PodsNotified
 from kubelet.pace import NS
 from kubelet.status import allocated_resources, resource_health
@@ -54,8 +54,8 @@ class Manager(Protocol):
     def clear(self, driver: str) -> None: ...
     def receive(self, driver: str, entries: Sequence[Any]) -> None: ...
     def end_stream(self, driver: str) -> None: ...
-    def notified(self) -> list[frozenset[str]]: ...
-    def dropped(self) -> list[frozenset[str]]: ...
+    def notified_pods(self) -> list[frozenset[str]]: ...
+    def dropped_notifications(self) -> list[frozenset[str]]: ...
     def status(self, pod: Pod) -> dict[str, tuple[ResourceHealth, ...]]: ...
     def claim(self, name: str) -> ClaimInfo: ...
 
@@ -73,7 +73,7 @@ class FakeManager:
     def restart(self, *claims: ClaimInfo) -> None:
         if claims:
             kept = ClaimInfos(self._directory / "claims")
-            with kept.locked() as infos:
+            with kept.lock_infos() as infos:
                 infos.update({(claim.namespace, claim.name): claim for claim in claims})
                 kept.save()
         self._history = History()
@@ -105,24 +105,24 @@ class FakeManager:
     def end_stream(self, driver: str) -> None:
         self._manager.clear(driver)
 
-    def notified(self) -> list[frozenset[str]]:
+    def notified_pods(self) -> list[frozenset[str]]:
         return [entry.pods for entry in self._history.of(PodsNotified)]
 
-    def dropped(self) -> list[frozenset[str]]:
+    def dropped_notifications(self) -> list[frozenset[str]]:
         return [entry.pods for entry in self._history.of(NotificationDropped)]
 
     def status(self, pod: Pod) -> dict[str, tuple[ResourceHealth, ...]]:
         (uses,) = pod.containers.values()
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             claims = {local: infos["default", name] for local, name in pod.claims.items()}
             return allocated_resources(uses, claims, self._cache, messages=self._version.reads_message)
 
     def claim(self, name: str) -> ClaimInfo:
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             return infos["default", name]
 
 
-def encoded(entries: Sequence[Any]) -> bytes:
+def encode_list(entries: Sequence[Any]) -> bytes:
     """Return a list of health as its driver sends it."""
     return bytes(message_class("v1", "NodeWatchResourcesResponse")(devices=entries).SerializeToString())
 
@@ -153,7 +153,7 @@ def manager(
 ) -> Manager:
     version, is_real = request.param
     if is_real:
-        return RealManager(programs(version), tmp_path, encoded)
+        return RealManager(programs(version), tmp_path, encode_list)
     return FakeManager(version, tmp_path)
 
 
@@ -339,7 +339,7 @@ def test_message_cut_within_a_character_differs_after_a_restart(manager: Manager
 def stored_message(manager: Manager, text: str) -> str:
     """Return a device's message as the kubelet keeps it; bytes of a cut character are replaced."""
     manager.update(DRIVER, [entry(message=text)])
-    return shown(manager.get(DRIVER, "pool", "gpu-0").message)
+    return message_in_status(manager.get(DRIVER, "pool", "gpu-0").message)
 
 
 @pytest.mark.parametrize(
@@ -440,14 +440,14 @@ def test_change_of_an_allocated_device_notifies_its_pod(manager: Manager) -> Non
     """TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice"""
     manager.restart(claim("c", "pod"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_change_of_an_unused_device_notifies_no_pod(manager: Manager) -> None:
     """TestHandleWatchResourcesStream/NonAllocatedDeviceChange"""
     manager.restart(claim("c", "pod", device="gpu-1"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == []
+    assert manager.notified_pods() == []
     assert health(manager) == "Unhealthy"
 
 
@@ -456,21 +456,21 @@ def test_repeated_list_notifies_no_pod(manager: Manager) -> None:
     manager.restart(claim("c", "pod"))
     for _ in range(3):
         manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_share_of_a_device_is_ignored(manager: Manager) -> None:
     """TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID"""
     manager.restart(claim("c", "pod", share_id="one"), claim("d", "other", share_id="two"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod", "other"}]
+    assert manager.notified_pods() == [{"pod", "other"}]
 
 
 def test_change_notifies_all_pods_of_a_shared_claim_together(manager: Manager) -> None:
     """TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice"""
     manager.restart(claim("c", "pod", "other"))
     manager.receive(DRIVER, [unhealthy()])
-    assert manager.notified() == [{"pod", "other"}]
+    assert manager.notified_pods() == [{"pod", "other"}]
 
 
 def test_end_of_a_stream_clears_and_notifies_no_pod(manager: Manager) -> None:
@@ -479,15 +479,15 @@ def test_end_of_a_stream_clears_and_notifies_no_pod(manager: Manager) -> None:
     assert health(manager) == "Unhealthy"
     manager.end_stream(DRIVER)
     assert health(manager) == "Unknown"
-    assert manager.notified() == [{"pod"}]
+    assert manager.notified_pods() == [{"pod"}]
 
 
 def test_101st_queued_notification_is_lost(manager: Manager) -> None:
     manager.restart(claim("c", "pod"))
     for number in range(NOTIFICATIONS + 1):
         manager.receive(DRIVER, [entry(message=f"{number}")])
-    assert len(manager.notified()) == NOTIFICATIONS
-    assert manager.dropped() == [{"pod"}]
+    assert len(manager.notified_pods()) == NOTIFICATIONS
+    assert manager.dropped_notifications() == [{"pod"}]
 
 
 def test_expired_device_is_a_change_of_the_next_list(manager: Manager) -> None:
@@ -495,7 +495,7 @@ def test_expired_device_is_a_change_of_the_next_list(manager: Manager) -> None:
     manager.receive(DRIVER, [healthy()])
     manager.pass_time(LEASE_S + 1)
     manager.receive(DRIVER, [healthy("gpu-1")])
-    assert manager.notified() == [{"pod"}, {"pod"}]
+    assert manager.notified_pods() == [{"pod"}, {"pod"}]
 
 
 # --- in a pod's status ----------------------------------------------------------------------------------

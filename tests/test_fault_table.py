@@ -96,9 +96,9 @@ def test_soak_fails_for_a_resource_that_grows_after_the_warm_up(growth: Sample, 
 
 def test_answered_prepare_that_no_ledger_has_is_lost(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
-    assert kept.lost() == []
+    assert kept.find_losses() == []
     kept.add_prepare("c-1")
-    assert kept.lost() == ["prepare of claim c-1"]
+    assert kept.find_losses() == ["prepare of claim c-1"]
 
 
 def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:

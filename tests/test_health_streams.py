@@ -88,7 +88,7 @@ class Instance:
             [DeviceHealth(POOL, DEVICE, "gpu", health, Severity.OK, "", at, at, lease_s, driver=DRIVER)]
         )
 
-    def pending(self, *, repeats=False):
+    def next_messages(self, *, repeats=False):
         """Return what the stream sends now."""
         self._pending = []
         self.feed.pending_messages(0 if repeats else self.sent_number, self.extra_s)
@@ -145,7 +145,7 @@ class HealthStreams(RuleBasedStateMachine):
         one.evaluate(self.now_s, self.stalled)
         if not one.has_stream or (self.messages.only_newest_sends and one is not self.newest):
             return
-        for device in one.pending(repeats=repeats):
+        for device in one.next_messages(repeats=repeats):
             one.last, one.has_sent = (NAMES[device.health], self.now_s), True
             if self.kubelet_fixes.authority and one is not self.newest:
                 continue

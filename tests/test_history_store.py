@@ -216,7 +216,7 @@ def overwrite_with_garbage(path: Path) -> None:
     path.write_bytes(b"no database at all, " * 500)
 
 
-def damaged(path: Path) -> None:
+def write_damaged_file(path: Path) -> None:
     """Overwrite pages of a valid file."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
@@ -277,7 +277,7 @@ def with_a_schema_that_is_no_text(path: Path) -> None:
             "corrupt",
         ),
         (overwrite_with_garbage, "history file cannot be parsed: file is not a database", "corrupt"),
-        (damaged, "", "corrupt"),
+        (write_damaged_file, "", "corrupt"),
         (of_another_application, "file is not a history file of drahealth", "foreign"),
         (with_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (without_a_column, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
@@ -305,7 +305,7 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     "make",
     [
         overwrite_with_garbage,
-        damaged,
+        write_damaged_file,
         with_an_empty_value,
         with_a_changed_text,
         with_a_schema_that_is_no_text,
@@ -615,7 +615,7 @@ def test_database_in_wal_mode_is_converted_back(history: HistoryFile, path: Path
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def hold_read_transaction(path: Path) -> Iterator[None]:
     """Hold a read transaction open."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN")
@@ -626,7 +626,7 @@ def reading(path: Path) -> Iterator[None]:
 def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(), wait_s=0.05)
     write_uses_at(history, device_usage(1))
-    with reading(path), pytest.raises(HistoryError, match="database is locked"):
+    with hold_read_transaction(path), pytest.raises(HistoryError, match="database is locked"):
         write_uses_at(history, device_usage(2))
     write_uses_at(history, device_usage(2))
     assert [one.id for one in read_history(path).ended] == ["run-2", "run-1"]

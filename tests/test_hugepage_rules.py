@@ -71,13 +71,13 @@ def pool(
     return PoolRuleInput(pool_sample(nr, surplus), MIB2, 0, expected, is_configured, max_seen=expected)
 
 
-def declared(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolRuleInput:
+def declared_pool(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolRuleInput:
     return PoolRuleInput(
         pool_sample(nr), MIB2, 0, pages, declared=DeclaredPageTotal(pages, devices), max_seen=max_seen
     )
 
 
-def booted(nr: Reading, asked: int, got: int) -> PoolRuleInput:
+def booted_pool(nr: Reading, asked: int, got: int) -> PoolRuleInput:
     return pool(nr, expected=nr)._replace(boot=IncompleteBootAllocation(asked, got, machine_wide=False))
 
 
@@ -122,27 +122,27 @@ CASES: Final[list[tuple[str, PoolRuleInput, RuleResult]]] = [
     (SHRUNK, pool(0, is_configured=True)._replace(max_seen=0),
      bad(SHRUNK, "never any pages of 2mi, 10 configured")),
     # the sum of declarations
-    (SHRUNK, declared(1024, 1024, 2), OK),
-    (SHRUNK, declared(600, 1024, 2), bad(SHRUNK,
+    (SHRUNK, declared_pool(1024, 1024, 2), OK),
+    (SHRUNK, declared_pool(600, 1024, 2), bad(SHRUNK,
      "600 pages of 2mi on NUMA node 0, 1024 declared by 2 devices")),
-    (SHRUNK, declared(600, 1024), bad(SHRUNK, "600 pages of 2mi on NUMA node 0, 1024 declared")),
-    (SHRUNK, declared(600, 1024, max_seen=600),
+    (SHRUNK, declared_pool(600, 1024), bad(SHRUNK, "600 pages of 2mi on NUMA node 0, 1024 declared")),
+    (SHRUNK, declared_pool(600, 1024, max_seen=600),
      bad(SHRUNK, "never more than 600 pages of 2mi on NUMA node 0, 1024 declared")),
-    (SHRUNK, declared(EIO, 1024), RuleInputUnreadable("nr_hugepages", EIO)),
-    (SHRUNK, declared(1, 1024)._replace(pool=None), OK),
+    (SHRUNK, declared_pool(EIO, 1024), RuleInputUnreadable("nr_hugepages", EIO)),
+    (SHRUNK, declared_pool(1, 1024)._replace(pool=None), OK),
     # no pool at all
-    (MISSING, declared(0, 1), OK),
+    (MISSING, declared_pool(0, 1), OK),
     (MISSING, NO_POOL._replace(declared=DeclaredPageTotal(4, 1)), bad(MISSING,
      "no pool of 1gi pages on NUMA node 3")),
     # fewer than requested on the kernel's command line
     (SHORT, pool(10), OK),
-    (SHORT, booted(600, 1024, 600), bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated")),
-    (SHORT, booted(1023, 1024, 600),
+    (SHORT, booted_pool(600, 1024, 600), bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated")),
+    (SHORT, booted_pool(1023, 1024, 600),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
-    (SHORT, booted(1024, 1024, 600), OK),
-    (SHORT, booted(600, 1024, 600)._replace(is_configured=True), OK),
-    (SHORT, booted(EIO, 1024, 600), UNREAD),
-    (SHORT, booted(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
+    (SHORT, booted_pool(1024, 1024, 600), OK),
+    (SHORT, booted_pool(600, 1024, 600)._replace(is_configured=True), OK),
+    (SHORT, booted_pool(EIO, 1024, 600), UNREAD),
+    (SHORT, booted_pool(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
     # surplus pages
     (SURPLUS, pool(10, 0), OK),
@@ -187,7 +187,7 @@ def test_advice_differs_for_pages_that_never_existed() -> None:
     assert isinstance(never, Finding)
     assert not went.advice, "that of the row"
     assert "at boot" in never.advice
-    found = ROWS[SHRUNK].evaluate(declared(600, 1024, max_seen=600))
+    found = ROWS[SHRUNK].evaluate(declared_pool(600, 1024, max_seen=600))
     assert isinstance(found, Finding)
     assert found.advice == f"declare fewer pages, or {never.advice}"
 

@@ -167,7 +167,7 @@ def edac(seq: int) -> str:
     return f"EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1 slot:0 page:{seq:#x} offset:0x0 grain:32)"
 
 
-def checked(cpu: int) -> str:
+def machine_check_line(cpu: int) -> str:
     return f"mce: [Hardware Error]: CPU {cpu}: Machine Check: 0 Bank 5: be00000000800400"
 
 
@@ -181,7 +181,7 @@ def flood_of_one_fault(path: str) -> None:
         with Path(path).open("w") as f:
             for start in range(0, FLOOD, CHUNK):
                 lines = [
-                    edac(seq) if seq % 10_000 else checked(seq // 10_000)
+                    edac(seq) if seq % 10_000 else machine_check_line(seq // 10_000)
                     for seq in range(start, start + CHUNK)
                 ]
                 f.write("".join(record(start + i, text) for i, text in enumerate(lines)))
@@ -204,7 +204,7 @@ def flood_of_faults(path: str) -> None:
     """100,000 cgroups run out of memory: far more than fit into the reader and the facts."""
     with listener(Path(path)) as one:
         with Path(path).open("w") as f:
-            f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
+            f.write("".join(record(cpu, machine_check_line(cpu)) for cpu in range(10)))
             f.flush()
             one.until(KernelLogCode.MACHINE_CHECK, "cpu9")
             for start in range(10, FLOOD, CHUNK):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, sealed
+from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, with_checksum
 from kubernetes_samples import CHECKPOINT, EMPTY_CHECKPOINT
 
 from agent.model.claim import ClaimRef, DeviceRef
@@ -205,7 +205,7 @@ def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
     assert (
-        parse_error(sealed('{"kind":"CPUCheckpoint"}'))
+        parse_error(with_checksum('{"kind":"CPUCheckpoint"}'))
         == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
     )
 
@@ -221,7 +221,7 @@ def test_other_json_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
 def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
     with pytest.raises(ValueError, match="key Data cannot be parsed: ") as caught:
-        parse_claims_checkpoint(sealed(text))
+        parse_claims_checkpoint(with_checksum(text))
     assert not isinstance(caught.value, IncompleteCheckpoint)
 
 
@@ -303,13 +303,13 @@ def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
     path.write_bytes(whole[:-9])
     pauses: list[float] = []
 
-    def replaced(seconds: float) -> None:
+    def replace_file(seconds: float) -> None:
         pauses.append(seconds)
         new = tmp_path / ".state"
         new.write_bytes(whole)
         new.rename(path)
 
-    answer = read_claims_checkpoint(path, NOW, replaced)
+    answer = read_claims_checkpoint(path, NOW, replace_file)
     assert [item.pods for item in answer.items] == [("p",)]
     assert pauses == [RETRY_PAUSE_S]
 
@@ -327,7 +327,7 @@ def test_file_that_stays_torn_is_unreadable_and_not_empty(tmp_path: Path) -> Non
 
 def test_permanent_error_is_not_retried(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    path.write_bytes(sealed('{"kind":"CPUCheckpoint"}'))
+    path.write_bytes(with_checksum('{"kind":"CPUCheckpoint"}'))
     assert "CPUCheckpoint" in read_claims_checkpoint(path, NOW, no_pause).reason
 
 

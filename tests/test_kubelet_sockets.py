@@ -17,7 +17,7 @@ from wire.kubelet_apis import (
     ListingApi,
     RefuseCall,
     WatchApi,
-    deleted,
+    deleted_event,
     event,
     listed_claim,
     listed_container,
@@ -63,10 +63,10 @@ def clock() -> Instant:
 
 
 def ask(read: Read, socket: Path) -> SourceAnswer[Any]:
-    async def asked() -> SourceAnswer[Any]:
+    async def read_once() -> SourceAnswer[Any]:
         return await read(socket, clock)
 
-    return asyncio.run(asked())
+    return asyncio.run(read_once())
 
 
 @pytest.fixture
@@ -212,10 +212,10 @@ def test_server_without_the_service_is_absent(read: Read, method: str, socket: P
 
 @both
 def test_starting_kubelet_is_unreadable_with_reason(read: Read, method: str, socket: Path) -> None:
-    def starting() -> Any:
+    def raise_starting() -> Any:
         raise STARTING
 
-    with ListingApi(socket, method, starting):
+    with ListingApi(socket, method, raise_starting):
         answer = ask(read, socket)
     assert answer.absence is Absence.UNREADABLE
     assert answer.reason == f"{socket}: FAILED_PRECONDITION: Kubelet is initializing"
@@ -312,7 +312,7 @@ class Watching:
                 return answer
 
 
-def watched(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]) -> None:
+def run_watch(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]) -> None:
     """Run a scenario while a watch runs."""
 
     async def run() -> None:
@@ -351,11 +351,16 @@ def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
         stream = await open_stream(api)
         say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-1", "u-2"])).is_complete
-        say(stream, event("MODIFIED", pod("u-1", phase="Failed")), deleted("u-2"), event("ADDED", pod("u-3")))
+        say(
+            stream,
+            event("MODIFIED", pod("u-1", phase="Failed")),
+            deleted_event("u-2"),
+            event("ADDED", pod("u-3")),
+        )
         answer = await watching.until(lambda answer: uids(answer) == ["u-1", "u-3"])
         assert parse_pods(answer).items[0].phase == "Failed"
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> None:
@@ -372,14 +377,14 @@ def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> Non
         say(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
         await watching.until(lambda answer: answer.items[0]["status"]["phase"] == "Succeeded")
         assert watching.changes == 2
-        say(stream, deleted("u-1"))
+        say(stream, deleted_event("u-1"))
         await watching.until(lambda answer: not answer.items)
         assert watching.changes == 3
         say(stream, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         assert (watching.changes, watching.watch.is_current) == (3, False)
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Path) -> None:
@@ -389,7 +394,7 @@ def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Pat
         _, first = await watching.latest.wait_newer(0)
         assert len(first.items) == 50
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) -> None:
@@ -408,7 +413,7 @@ def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) ->
         answer = await watching.until(lambda answer: answer.is_complete and uids(answer) == ["u-2"])
         assert answer.provenance.read_at > before.provenance.read_at
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_stream_broken_during_initial_list_replaces_nothing(socket: Path) -> None:
@@ -424,7 +429,7 @@ def test_stream_broken_during_initial_list_replaces_nothing(socket: Path) -> Non
         await watching.until(lambda answer: seen.append(uids(answer)) or uids(answer) == ["u-3"])
         assert ["u-9"] not in seen
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
@@ -457,7 +462,7 @@ def test_watch_waits_out_a_rate_limit_and_keeps_the_pods(socket: Path) -> None:
         say(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-2"])).is_complete
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -> None:
@@ -487,7 +492,7 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
             "event: a pod in the kubelet's answer has no metadata.uid",
         )
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
@@ -496,7 +501,7 @@ def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
         say(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert uids(await watching.until(lambda answer: answer.absence is None)) == ["u-2"]
 
-    watched(socket, story)
+    run_watch(socket, story)
 
 
 def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> None:
@@ -513,4 +518,4 @@ def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> 
         version, _ = watching.latest.peek()
         assert version < 1000  # events are coalesced: of 0.1 s each
 
-    watched(socket, story)
+    run_watch(socket, story)

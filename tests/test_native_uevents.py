@@ -34,7 +34,7 @@ class Listener(ThreadReader[UeventCounts]):
         self.thread = UeventListener(self.fd, [self.poke_fd])
         self.thread.start()
 
-    def poked(self) -> bool:
+    def was_poked(self) -> bool:
         return bool(select.select([self.poke_fd], [], [], PATIENCE_S)[0])
 
 
@@ -90,7 +90,7 @@ def test_real_machine_events_arrive_and_request_rescans(injector: Injector) -> N
     with listener() as one:
         trigger.write_text("change\n")
         one.until(has_changed(Subsystem.CPU))
-        assert one.poked()
+        assert one.was_poked()
 
 
 def test_cpu_going_offline_is_counted(injector: Injector) -> None:
@@ -99,7 +99,7 @@ def test_cpu_going_offline_is_counted(injector: Injector) -> None:
         counted = one.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
         cpu.set_online(True)
         one.until(has_changed(Subsystem.CPU, counted + 1))
-        assert one.poked()
+        assert one.was_poked()
 
 
 # --- what is not --------------------------------------------------------------------------------------------

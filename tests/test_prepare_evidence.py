@@ -250,7 +250,7 @@ def test_path_determines_the_operation_without_a_mark(path: str, operation: Oper
 
 def test_mark_applies_to_the_causes() -> None:
     """A wrapper that was raised in the block, from what was caught in the block."""
-    error = wrapped(RuntimeError("not kept"), OSError(errno.EROFS, "no"))
+    error = chain_errors(RuntimeError("not kept"), OSError(errno.EROFS, "no"))
     with pytest.raises(RuntimeError), doing(Operation.STATE):
         raise error
     assert only(error) == (
@@ -355,14 +355,14 @@ def test_number_of_another_kind_is_ignored(status: object) -> None:
 # --- several exceptions ------------------------------------------------------------------------------------
 
 
-def wrapped(error: BaseException, cause: BaseException) -> BaseException:
+def chain_errors(error: BaseException, cause: BaseException) -> BaseException:
     """Return the error as ``raise error from cause`` leaves it."""
     error.__cause__ = cause
     return error
 
 
 def test_cause_is_evidence_of_the_same_failure() -> None:
-    assert only(wrapped(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
+    assert only(chain_errors(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
         UnclassifiedException("RuntimeError", is_programming_error=False, text="not written"),
         ErrnoEvidence(errno.ENOSPC, None, "", "full"),
     )
@@ -413,7 +413,9 @@ def test_mark_of_a_group_applies_to_unmarked_members() -> None:
 
 
 def test_wrapper_of_a_group_is_evidence_of_each_member() -> None:
-    error = wrapped(TransientError("some failed"), ExceptionGroup("", [ValueError("a"), ValueError("b")]))
+    error = chain_errors(
+        TransientError("some failed"), ExceptionGroup("", [ValueError("a"), ValueError("b")])
+    )
     assert [(chain[0].code, chain[1].text) for chain in extract_evidence_chains(error)] == [
         ("driver.transient", "a"),
         ("driver.transient", "b"),
@@ -422,12 +424,12 @@ def test_wrapper_of_a_group_is_evidence_of_each_member() -> None:
 
 def test_cycles_long_chains_and_deep_groups_are_bounded() -> None:
     circle = ValueError("a")
-    wrapped(circle, wrapped(RuntimeError("b"), circle))
+    chain_errors(circle, chain_errors(RuntimeError("b"), circle))
     assert len(only(circle)) == 2
 
     chain: BaseException = ValueError("end")
     for _ in range(1000):
-        chain = wrapped(RuntimeError("link"), chain)
+        chain = chain_errors(RuntimeError("link"), chain)
     assert 0 < len(only(chain)) <= CHAIN_LENGTH_MAX + 2
 
     deep: Exception = ValueError("a")

@@ -69,7 +69,7 @@ class DriverRuns:
         self.trackers.append(tracker)
         return tracker
 
-    def saved(self) -> dict[str, PrepareVerdict | None]:
+    def saved_verdicts(self) -> dict[str, PrepareVerdict | None]:
         """Return the verdicts in the file, by the claim's name."""
         book, problem = load_ledger(self.directory, DRIVER)
         assert problem == ""
@@ -127,12 +127,12 @@ def test_broken_device_is_saved_reported_delivered_and_tainted(driver):
     assert engine.seen == [engine.faults]
     (fault,) = engine.faults
     assert (fault.device, fault.code, fault.evidence) == (ref(), "fpga.dead", "no answer")
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
 
 
 def test_failure_is_saved_before_the_call_returns(driver):
     verdict = fails(driver.open(), BadConfigError("no"))
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
     assert driver.engine.events == []
 
 
@@ -155,7 +155,7 @@ def test_success_is_saved_soon_by_a_thread_that_ends(driver):
     tracker = driver.open()
     before = ledger_threads()
     tracker.record_success(A)
-    until(lambda: driver.saved() == {"a": None})
+    until(lambda: driver.saved_verdicts() == {"a": None})
     until(lambda: ledger_threads() <= before)
 
 
@@ -175,7 +175,7 @@ def test_concurrent_failures_are_all_saved(driver):
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(driver.saved()) == {claim.name for claim in claims}
+    assert set(driver.saved_verdicts()) == {claim.name for claim in claims}
 
 
 # --- answers -----------------------------------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_unprepare_of_healthy_devices_fails_with_a_recorded_verdict(driver):
     tracker.record_success(A)
     verdict = tracker.unprepare_failed(A.ref, OSError(errno.EBUSY, "Device or resource busy"))
     assert verdict.error_class is ErrorClass.TRANSIENT
-    assert driver.saved() == {"a": verdict}
+    assert driver.saved_verdicts() == {"a": verdict}
     assert tracker.cached_failure(A) is None
 
 
@@ -556,7 +556,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog, monkeypatch):
     assert not tracker.close(0.05)
     hanging.close()
     assert tracker.close(PATIENCE_S)
-    assert set(driver.saved()) == {"a", "0", "1", "2", "3", "4"}
+    assert set(driver.saved_verdicts()) == {"a", "0", "1", "2", "3", "4"}
 
 
 def test_write_error_is_logged_once(driver, caplog):
@@ -583,7 +583,7 @@ def test_close_saves_what_could_not_be_written_before(driver):
     fails(tracker, BadConfigError("no"))
     driver.directory.unlink()
     assert tracker.close(PATIENCE_S)
-    assert set(driver.saved()) == {"a"}
+    assert set(driver.saved_verdicts()) == {"a"}
 
 
 def test_corrupt_file_is_set_aside_and_logged(driver, caplog):
@@ -659,7 +659,7 @@ def test_closed_tracker_still_saves_changes(driver):
     tracker = driver.open()
     assert tracker.close(PATIENCE_S)
     fails(tracker, BadConfigError("no"))
-    assert set(driver.saved()) == {"a"}
+    assert set(driver.saved_verdicts()) == {"a"}
 
 
 def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from agents import short_tmp
-from http_agents import full_agent, serving
+from http_agents import full_agent, serve_app
 from prometheus import Prometheus, need
 from test_docs_site import listed_pages
 from wire.serving import device, unhealthy
@@ -176,7 +176,7 @@ def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
     fake = full_agent()
     shown = fake.view.report()
     assert shown is not None
-    with serving(create_app(fake.view, clock=read_clocks)) as server:
+    with serve_app(create_app(fake.view, clock=read_clocks)) as server:
         host, port = server.addresses[0]
         target = f"{host}:{port}"
         with Prometheus(short_tmp, [target], rule_files=[fast, PROMETHEUS / "alerts.yml"]) as prometheus:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from patience import PATIENCE_S
-from wire.google import described, message_class, watch_health
+from wire.google import load_descriptors, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
 from wire.raw import DATA, END_STREAM, RawClient, frame, request_headers
 from wire.raw import message as raw_message
@@ -74,7 +74,7 @@ TYPES = {
 
 def contract() -> set[str]:
     """Return everything that the other side may rely on, a line each."""
-    file = described()[API]
+    file = load_descriptors()[API]
     lines = set()
     for one in file.message_types_by_name.values():
         for field in one.fields:
@@ -359,7 +359,7 @@ def unsent_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_servers, "UnsentMessages", partial(UnsentMessages, 64 << 10))
 
 
-def ended(client: RawClient, stream: int) -> tuple[str, str]:
+def read_status(client: RawClient, stream: int) -> tuple[str, str]:
     """Return status and text of a call that has ended."""
     headers = client.next_headers(stream)
     while "grpc-status" not in headers:
@@ -379,7 +379,7 @@ def test_stalled_taint_streams_above_the_limit_end_the_longest_wait(tmp_path: Pa
             with RawClient(serving.socket) as reader:  # the stream before has got the message, too
                 reader.call(path=f"/{API}/WatchTaints")
                 reader.next_of(DATA, 1)
-        status, text = ended(client, 1)
+        status, text = read_status(client, 1)
         assert status == "8"
         assert "limit 65536; connect again" in text
 
@@ -393,7 +393,7 @@ def test_unread_replies_above_the_limit_end_the_longest_wait(tmp_path: Path) -> 
         for stream in range(1, 17, 2):
             client.headers(stream, request_headers(f"/{API}/CheckClaims"))
             client.send(frame(DATA, END_STREAM, stream, raw_message(request)))
-        status, text = ended(client, 1)
+        status, text = read_status(client, 1)
         assert status == "8"
         assert "limit 65536; connect again" in text
 

@@ -289,7 +289,7 @@ def test_publishing_thread_sends_while_the_event_loop_is_blocked(serving: Servin
         eventually(lambda: serving.latest.is_delivered(), "the event loop has the last report")
         serving.publish(device("first", verified=9))
         assert watcher.next().devices[0].last_updated_time == int(at(9).wall_s)
-        assert watcher.pending() == 0
+        assert watcher.pending_count() == 0
 
 
 def test_failed_sending_at_once_is_repeated_by_the_event_loop(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_device_without_new_reading_is_not_sent_by_the_publishing_thread(serving
             serving.publish(device("first"), device("other"))
             serving.publish(device("first"), device("other", verified=2))
             assert names(watcher.next()) == ["other"]
-        assert watcher.pending() == 0
+        assert watcher.pending_count() == 0
 
 
 def test_windows_are_kept_and_newest_list_follows_their_opening(serving: Serving) -> None:

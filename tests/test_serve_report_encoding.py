@@ -83,13 +83,13 @@ def note(device: str) -> NonDeviceCause:
     return NonDeviceCause("pod a", cause, (device,))
 
 
-def encoded(report: Report) -> bytes:
+def encode_whole(report: Report) -> bytes:
     return b"".join(encode_report(report))
 
 
 @given(REPORT)
 def test_decoded_report_equals_encoded_report(report: Report) -> None:
-    assert decode_report(Codec().decode(encoded(report), v1.Report)) == report
+    assert decode_report(Codec().decode(encode_whole(report), v1.Report)) == report
 
 
 @given(STATUS)
@@ -99,7 +99,7 @@ def test_decoded_status_equals_encoded_status(status: AgentStatus) -> None:
 
 @given(REPORT)
 def test_google_protobuf_encodes_report_to_the_same_bytes(report: Report) -> None:
-    data = encoded(report)
+    data = encode_whole(report)
     assert message_class("drahealth.v1", "Report").FromString(data).SerializeToString() == data
 
 
@@ -117,7 +117,7 @@ def test_status_before_first_report_has_no_time() -> None:
 
 def test_invalid_unicode_is_replaced() -> None:
     report = Report("node-a", at(1), (device("a", message="\udcff is not a string"),), (note("\udcff"),))
-    read = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    read = message_class("drahealth.v1", "Report").FromString(encode_whole(report))
     assert (read.devices[0].message, read.notes[0].devices) == ("? is not a string", ["?"])
 
 
@@ -128,7 +128,7 @@ def test_google_protobuf_reads_joined_chunks_as_one_report() -> None:
     cause = replace(cause, repair=Repair.REBOOT_NODE)
     gpu = device("b")._replace(attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
     report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
-    message = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    message = message_class("drahealth.v1", "Report").FromString(encode_whole(report))
     assert [item.name for item in message.devices] == ["a", "b"]
     assert (message.node, message.groups, message.at.mono_ns) == ("node-a", 7, at(3).mono_ns)
     assert message.devices[0].causes[0].evidence == "CPU 1 is offline"

@@ -123,7 +123,7 @@ def compare(paths: Sequence[Path], change: ChangeSettings) -> bool:
     return with_cgroups
 
 
-def written(directory: Path, steps: Sequence[Any]) -> list[Path]:
+def write_record(directory: Path, steps: Sequence[Any]) -> list[Path]:
     """Write the record of a day in two segments that follow each other."""
     half = len(steps) // 2
     write_segment(segment_path(directory, 1), steps[:half])
@@ -132,15 +132,15 @@ def written(directory: Path, steps: Sequence[Any]) -> list[Path]:
 
 
 @pytest.fixture
-def repeated() -> Iterator[list[None]]:
+def repeated_evaluations() -> Iterator[list[None]]:
     """List with an item for each evaluation that a replay repeats."""
     found: list[None] = []
 
-    def counted(*args: Any, **options: Any) -> Any:
+    def count_and_step(*args: Any, **options: Any) -> Any:
         found.append(None)
         return step(*args, **options)
 
-    with patch.object(replay, "step", counted):
+    with patch.object(replay, "step", count_and_step):
         yield found
 
 
@@ -149,7 +149,7 @@ def repeated() -> Iterator[list[None]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_verdicts_of_a_random_day_are_those_of_all_evaluations(seed: int, tmp_path: Path) -> None:
-    paths = written(tmp_path, mixed_day(seed))
+    paths = write_record(tmp_path, mixed_day(seed))
     names = list(CHANGES)
     for at in (seed, seed + 3):
         compare(paths, CHANGES[names[at % len(names)]])
@@ -163,7 +163,7 @@ def _replays(node: MixedNode) -> None:
     count(node, GpuField.PCIE_REPLAY, 20)
 
 
-def _torn(node: MixedNode) -> None:
+def _interrupt_pass(node: MixedNode) -> None:
     """Change a counter of a GPU whose pass has not finished."""
     node.frozen.add(0)
     count(node, GpuField.ECC_CORRECTABLE, 50)
@@ -179,7 +179,7 @@ def count(node: MixedNode, field: GpuField, more: int) -> None:
     node.gpus = [replace(first, readings={**first.readings, field: reading + more}), *others]
 
 
-@pytest.mark.parametrize("happens", [_pause, _replays, _torn])
+@pytest.mark.parametrize("happens", [_pause, _replays, _interrupt_pass])
 def test_event_in_a_steady_state_leaves_the_state_of_all_evaluations(
     happens: Callable[[MixedNode], None], tmp_path: Path
 ) -> None:
@@ -191,12 +191,12 @@ def test_event_in_a_steady_state_leaves_the_state_of_all_evaluations(
         happens(node)
     for _ in range(40):
         node.heartbeat(10.0)
-    compare(written(tmp_path, node.steps), CHANGES["same"])
+    compare(write_record(tmp_path, node.steps), CHANGES["same"])
 
 
 @pytest.mark.parametrize("day", [gpu_day, host_day])
 def test_verdicts_of_a_day_with_many_faults_are_those_of_all_evaluations(day: Any, tmp_path: Path) -> None:
-    paths = written(tmp_path, day(5, 16))
+    paths = write_record(tmp_path, day(5, 16))
     for name in ("limits", "windows"):
         compare(paths, CHANGES[name])
 
@@ -208,20 +208,24 @@ def test_verdicts_of_a_committed_record_are_those_of_all_evaluations(path: Path)
 
 
 def test_record_in_which_cgroups_change_verdicts_is_evaluated_with_cgroups(tmp_path: Path) -> None:
-    assert compare(written(tmp_path, mixed_day(3)), CHANGES["same"])
+    assert compare(write_record(tmp_path, mixed_day(3)), CHANGES["same"])
     (tmp_path / "other").mkdir()
-    assert not compare(written(tmp_path / "other", mixed_day(4)), CHANGES["same"])
+    assert not compare(write_record(tmp_path / "other", mixed_day(4)), CHANGES["same"])
 
 
-def test_few_evaluations_of_a_quiet_hour_are_repeated(tmp_path: Path, repeated: list[None]) -> None:
-    paths = written(tmp_path, list(quiet_steps(3600)))
+def test_few_evaluations_of_a_quiet_hour_are_repeated(
+    tmp_path: Path, repeated_evaluations: list[None]
+) -> None:
+    paths = write_record(tmp_path, list(quiet_steps(3600)))
     few, _ = few_verdicts(paths, CHANGES["same"], with_cgroups=False)
     assert len(few) > 350
-    assert len(repeated) < 12
+    assert len(repeated_evaluations) < 12
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
 
-def test_lasting_fault_does_not_repeat_all_evaluations(tmp_path: Path, repeated: list[None]) -> None:
+def test_lasting_fault_does_not_repeat_all_evaluations(
+    tmp_path: Path, repeated_evaluations: list[None]
+) -> None:
     def day() -> Iterator[Any]:
         state = EngineState(EngineSettings("node-a"))
         for _, snapshot, report, use in quiet_steps(1800):
@@ -233,10 +237,10 @@ def test_lasting_fault_does_not_repeat_all_evaluations(tmp_path: Path, repeated:
             state, report = step(before, snapshot, report.at)
             yield before, snapshot, report, use
 
-    paths = written(tmp_path, list(day()))
+    paths = write_record(tmp_path, list(day()))
     few, _ = few_verdicts(paths, CHANGES["same"], with_cgroups=False)
     assert any(one.causes for one in few[-1][3])
-    assert len(repeated) < 30
+    assert len(repeated_evaluations) < 30
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
 
@@ -323,7 +327,7 @@ def test_change_of_a_source_other_than_a_pass_ends_a_steady_state(name: str, tmp
     first = first._replace(**{name: changed})
     report = step(before, replace(snapshot, sources=(first, *others)), report.at)[1]
     steps[-1] = (before, replace(snapshot, sources=(first, *others)), report, use)
-    (path,) = written(tmp_path, steps)[1:]
+    (path,) = write_record(tmp_path, steps)[1:]
     reader = SegmentReader(path)
     inputs = list(reader.inputs())
     snapshot = reader.snapshot(inputs[0].difference)

@@ -72,7 +72,7 @@ def publisher(
 
 
 @asynccontextmanager
-async def running(one: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
+async def run_publisher(one: TaintCallbackPublisher) -> AsyncIterator[TaintCallbackPublisher]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.run)
         await trio.testing.wait_all_tasks_blocked()  # it listens to other threads
@@ -97,7 +97,7 @@ class Driver:
             await self._answers.pop(0)()
 
 
-def failing(text: str) -> Callable[[], Awaitable[object]]:
+def failing_callback(text: str) -> Callable[[], Awaitable[object]]:
     async def answer() -> None:
         raise RuntimeError(text)
 
@@ -115,7 +115,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_first_call_comes_without_any_taint(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, [])]
@@ -123,7 +123,7 @@ async def test_first_call_comes_without_any_taint(autojump_clock: MockClock) -> 
 
 async def test_no_call_comes_before_a_complete_report(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79", starting=True), clock())
         await trio.sleep(1000)
     assert driver.calls == []
@@ -131,7 +131,7 @@ async def test_no_call_comes_before_a_complete_report(autojump_clock: MockClock)
 
 async def test_concurrent_changes_are_published_together(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         for codes in (["a"], ["a", "b"], ["a", "b", "c"]):
             one.update(report(*codes), clock())
             await trio.sleep(DEBOUNCE_S / 4)
@@ -143,7 +143,7 @@ async def test_calls_are_5_s_apart_and_the_last_has_the_newest_taints(
     autojump_clock: MockClock,
 ) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         for number in range(100):
             one.update(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
             await trio.sleep(0.25)
@@ -159,7 +159,7 @@ async def test_calls_are_5_s_apart_and_the_last_has_the_newest_taints(
 
 async def test_unchanged_taints_are_not_published_again(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         for _ in range(100):
             one.update(report("gpu.xid.79"), clock())
             await trio.sleep(10)
@@ -168,7 +168,7 @@ async def test_unchanged_taints_are_not_published_again(autojump_clock: MockCloc
 
 async def test_quiet_time_ends_without_a_report(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79"), clock())
         await trio.sleep(10)
         one.update(report(), clock())
@@ -177,7 +177,7 @@ async def test_quiet_time_ends_without_a_report(autojump_clock: MockClock) -> No
 
 
 async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) -> None:
-    async with running(publisher(None)) as one:
+    async with run_publisher(publisher(None)) as one:
         one.update(report("gpu.xid.79"), clock())
         assert one.taints == Taints({GPU: (XID,)})
         one.update(report(), clock())
@@ -190,7 +190,7 @@ async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) 
 
 async def test_changed_policy_applies_to_the_next_report(autojump_clock: MockClock) -> None:
     one = publisher(None)
-    async with running(one):
+    async with run_publisher(one):
         one.update(report("gpu.xid.79"), clock())
         one.set_policy(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
         one.update(report("gpu.xid.79"), clock())
@@ -200,7 +200,9 @@ async def test_changed_policy_applies_to_the_next_report(autojump_clock: MockClo
 
 async def test_plain_callback_is_called_in_a_thread(autojump_clock: MockClock) -> None:
     calls: list[tuple[threading.Thread, Taints]] = []
-    async with running(publisher(lambda taints: calls.append((threading.current_thread(), taints)))) as one:
+    async with run_publisher(
+        publisher(lambda taints: calls.append((threading.current_thread(), taints)))
+    ) as one:
         one.update(report("gpu.xid.79"), clock())
         await until(lambda: calls)
     [(thread, taints)] = calls
@@ -210,7 +212,7 @@ async def test_plain_callback_is_called_in_a_thread(autojump_clock: MockClock) -
 
 async def test_awaitable_of_a_plain_callback_is_awaited(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(lambda taints: driver.publish(taints))) as one:
+    async with run_publisher(publisher(lambda taints: driver.publish(taints))) as one:
         one.update(report("gpu.xid.79"), clock())
         await until(lambda: driver.calls)
 
@@ -221,8 +223,8 @@ async def test_awaitable_of_a_plain_callback_is_awaited(autojump_clock: MockCloc
 async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver = Driver(*[failing("no API server")] * 9)
-    async with running(publisher(driver.publish)) as one:
+    driver = Driver(*[failing_callback("no API server")] * 9)
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("a"), clock())
         await trio.sleep(30)
         one.update(report("a", "b"), clock())
@@ -242,9 +244,9 @@ async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
 
 
 async def test_success_resets_the_backoff_and_the_log(autojump_clock: MockClock) -> None:
-    fail = failing("no")
+    fail = failing_callback("no")
     driver = Driver(fail, fail, fail, trio.lowlevel.checkpoint, fail)
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report(), clock())
         await trio.sleep(100)
         one.update(report("a"), clock())
@@ -256,8 +258,10 @@ async def test_different_failure_is_logged_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agent.driver.taint_callback_publisher")
-    driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
-    async with running(publisher(driver.publish)) as one:
+    driver = Driver(
+        failing_callback("one"), failing_callback("two"), failing_callback("two"), failing_callback("one")
+    )
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report(), clock())
         await trio.sleep(1000)
     assert [record.getMessage().rpartition("failed: ")[2] for record in caplog.records] == [
@@ -267,8 +271,8 @@ async def test_different_failure_is_logged_again(
 
 
 async def test_retry_never_comes_before_the_debounce_time(autojump_clock: MockClock) -> None:
-    driver = Driver(*[failing("no")] * 3)
-    async with running(publisher(driver.publish, jitter=lambda: 0.0)) as one:
+    driver = Driver(*[failing_callback("no")] * 3)
+    async with run_publisher(publisher(driver.publish, jitter=lambda: 0.0)) as one:
         one.update(report(), clock())
         await trio.sleep(1000)
     assert [at for at, _ in driver.calls] == [1, 2, 3, 4]
@@ -277,8 +281,8 @@ async def test_retry_never_comes_before_the_debounce_time(autojump_clock: MockCl
 async def test_failed_callback_is_retried_even_if_taints_are_as_before(
     autojump_clock: MockClock,
 ) -> None:
-    driver = Driver(trio.lowlevel.checkpoint, *[failing("half done")] * 6)
-    async with running(publisher(driver.publish)) as one:
+    driver = Driver(trio.lowlevel.checkpoint, *[failing_callback("half done")] * 6)
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report(), clock())
         await trio.sleep(10)
         one.update(report("a"), clock())
@@ -299,7 +303,7 @@ async def test_no_exception_of_a_plain_callback_ends_the_publisher(
             raise errors.pop()
         taken.append(taints)
 
-    async with running(publisher(callback)) as one:
+    async with run_publisher(publisher(callback)) as one:
         one.update(report("gpu.xid.79"), clock())
         await until(lambda: taken)
     assert taken == [Taints({GPU: (XID,)})]
@@ -326,7 +330,7 @@ async def test_no_exception_of_an_async_callback_ends_the_publisher(
             raise errors.pop()
         taken.append(taints)
 
-    async with running(publisher(callback)) as one:
+    async with run_publisher(publisher(callback)) as one:
         one.update(report("gpu.xid.79"), clock())
         await until(lambda: taken)
     assert taken == [Taints({GPU: (XID,)})]
@@ -336,7 +340,7 @@ async def test_hung_async_callback_is_cancelled_and_retried(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(trio.sleep_forever)
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("a"), clock())
         await trio.sleep(10)
         one.update(report("a", "b"), clock())
@@ -363,7 +367,7 @@ async def test_hung_plain_callback_is_logged_and_not_called_twice(
         calls.append(keys(taints))
         go_on.wait()
 
-    async with running(publisher(callback)) as one:
+    async with run_publisher(publisher(callback)) as one:
         try:
             one.update(report("a"), clock())
             await until(lambda: messages() and calls)  # the clock does not wait for a thread to begin
@@ -391,7 +395,7 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
         returned.set()
 
     try:
-        async with running(publisher(callback)) as one:
+        async with run_publisher(publisher(callback)) as one:
             one.update(report("a"), clock())
             await until(called.is_set)
         assert not returned.is_set()
@@ -410,7 +414,7 @@ async def wait_until_published(one: TaintCallbackPublisher, timeout_s: float = P
 async def test_waiting_prepare_gets_its_taint_published_at_once(mock_clock: MockClock) -> None:
     """The fake clock does not run, so no pause can have ended."""
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report(), clock())
         assert await wait_until_published(one)
         one.update(report("gpu.xid.79"), clock())
@@ -420,8 +424,8 @@ async def test_waiting_prepare_gets_its_taint_published_at_once(mock_clock: Mock
 
 
 async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_clock: MockClock) -> None:
-    driver = Driver(*[failing("no API server")] * 3)
-    async with running(publisher(driver.publish)) as one:
+    driver = Driver(*[failing_callback("no API server")] * 3)
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79"), clock())
         for number in range(1, 4):
             assert not await wait_until_published(one, 0.0)
@@ -435,14 +439,14 @@ async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_cl
 
 async def test_hung_callback_ends_the_wait_at_its_limit(mock_clock: MockClock) -> None:
     driver = Driver(trio.sleep_forever)
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("gpu.xid.79"), clock())
         assert not await wait_until_published(one, 0.05)
 
 
 async def test_pause_after_a_hastened_call_is_the_usual_one(autojump_clock: MockClock) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish)) as one:
+    async with run_publisher(publisher(driver.publish)) as one:
         one.update(report("a"), clock())
         assert await wait_until_published(one)
         published_s = driver.calls[0][0]
@@ -466,7 +470,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock) -> None:
-    async with running(publisher(None, path=path)) as one:
+    async with run_publisher(publisher(None, path=path)) as one:
         one.update(report("gpu.xid.79"), clock())
         await until(lambda: load_taints(path)[0] == Taints({GPU: (XID,)}))
         one.update(report(), clock())
@@ -491,7 +495,7 @@ async def test_taints_that_change_back_during_a_save_are_saved(
                 await trio.sleep(0.01)
 
     one = TaintCallbackPublisher(None, driver=DRIVER, policy=TaintPolicy(quiet_s=0), path=path, clock=clock)
-    async with running(one):
+    async with run_publisher(one):
         one.update(report("gpu.xid.79"), clock())
         await until_in_real_time(begun.is_set)
         one.update(report(), clock())
@@ -502,7 +506,7 @@ async def test_taints_that_change_back_during_a_save_are_saved(
 
 
 async def test_taints_decided_right_before_the_end_are_saved(path: Path, mock_clock: MockClock) -> None:
-    async with running(publisher(None, path=path)) as one:
+    async with run_publisher(publisher(None, path=path)) as one:
         one.update(report("gpu.xid.79"), clock())
     assert load_taints(path)[0] == Taints({GPU: (XID,)})
 
@@ -514,7 +518,7 @@ async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -
     async def callback(taints: Taints) -> None:
         taken.append(taints)
 
-    async with running(publisher(callback, path=path)) as one:
+    async with run_publisher(publisher(callback, path=path)) as one:
         assert one.taints == Taints({GPU: (OLD_XID,)})
         one.update(report("gpu.xid.79"), clock())
         await trio.sleep(1000)
@@ -524,7 +528,7 @@ async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -
 async def test_saved_taints_without_a_cause_are_removed(path: Path, autojump_clock: MockClock) -> None:
     save_taints(path, Taints({GPU: (OLD_XID,)}))
     driver = Driver()
-    async with running(publisher(driver.publish, path=path)) as one:
+    async with run_publisher(publisher(driver.publish, path=path)) as one:
         one.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["xid"]), (60 + DEBOUNCE_S, [])]
@@ -534,7 +538,7 @@ async def test_write_error_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver()
-    async with running(publisher(driver.publish, path=path)) as one:
+    async with run_publisher(publisher(driver.publish, path=path)) as one:
         path.parent.write_text("a file")
         for codes in (["a"], ["a", "b"]) * 5:
             one.update(report(*codes), clock())

@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "taints.json"
 
 
-def changed(**values: object) -> bytes:
+def changed_file(**values: object) -> bytes:
     """Return the file with changed values in its first taint."""
     document = json.loads(encode_taints(TAINTS))
     document["devices"][0]["taints"][0] |= values
@@ -71,16 +71,16 @@ def test_saved_taints_are_loaded_from_a_private_file(path: Path) -> None:
 
 
 def test_field_of_a_later_release_is_ignored() -> None:
-    assert decode_taints(changed(until=3)) == TAINTS
+    assert decode_taints(changed_file(until=3)) == TAINTS
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (changed(effect="NoFun"), "invalid enum value 'NoFun' - at `$.devices[0].taints[0].effect`"),
-        (changed(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
-        (changed(added_wall_s=10**12), "expected `int` <= 253402300799"),
-        (changed(added_wall_s=1.5), "expected `int`, got `float`"),
+        (changed_file(effect="NoFun"), "invalid enum value 'NoFun' - at `$.devices[0].taints[0].effect`"),
+        (changed_file(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
+        (changed_file(added_wall_s=10**12), "expected `int` <= 253402300799"),
+        (changed_file(added_wall_s=1.5), "expected `int`, got `float`"),
         (b'{"version": 2}', "state file has format version 2, this agent reads up to 1"),
         (b"", "state file cannot be parsed"),
     ],

@@ -111,7 +111,7 @@ class TaintTimeline:
         self.state = decide_taints(self.state, current_report, DRIVER, self.policy, at(seconds))
         return self.state.taints.devices.get(GPU, ())
 
-    def restarted(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
+    def restart(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
         policy = policy or self.policy
         return TaintTimeline(policy, restore_taints(self.state.stored_taints, DRIVER, policy))
 
@@ -363,7 +363,7 @@ def test_code_of_removed_devices_is_that_of_the_rule() -> None:
 def test_restart_keeps_the_time_a_taint_was_added() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     assert restarted.state.taints == Taints({GPU: first})
     assert restarted.decide(500, UNKNOWN) == first
     assert restarted.decide(510, XID) == first
@@ -372,7 +372,7 @@ def test_restart_keeps_the_time_a_taint_was_added() -> None:
 def test_taint_without_cause_after_a_restart_stays_the_quiet_time() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     assert restarted.decide(500, NO_CAUSES) == first
     assert restarted.decide(559, NO_CAUSES) == first
     assert restarted.decide(560, NO_CAUSES) == ()
@@ -381,7 +381,7 @@ def test_taint_without_cause_after_a_restart_stays_the_quiet_time() -> None:
 def test_device_found_late_after_a_restart_keeps_its_taints() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, XID)
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     restarted.decide(500)
     assert restarted.decide(503, XID) == first
 
@@ -390,7 +390,7 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
     before = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
     host_gpu = report(device_with(XID, driver=""), declaring=())
     (evicting,) = before.apply(0, host_gpu)
-    timeline = before.restarted()
+    timeline = before.restart()
     nvml = SourceSample(GPU_LIBRARY, SourceState.STALLED, 0, 1, 0, "")
     unlisted = replace(report(declaring=()), sources=(nvml,))
     assert timeline.apply(500, unlisted) == (evicting,)
@@ -403,14 +403,14 @@ def test_gpu_not_listed_by_nvml_after_a_restart_keeps_its_taints() -> None:
 def test_restart_drops_taints_the_new_policy_does_not_allow() -> None:
     timeline = TaintTimeline()
     timeline.decide(0, [*XID, ("gpu.ecc.off", Severity.DEGRADED)])
-    assert timeline.restarted(SILENT).state.taints == Taints({GPU: (taint("xid", "79"),)})
-    assert timeline.restarted(TaintPolicy(domain="other.example.com")).state == TaintState()
+    assert timeline.restart(SILENT).state.taints == Taints({GPU: (taint("xid", "79"),)})
+    assert timeline.restart(TaintPolicy(domain="other.example.com")).state == TaintState()
 
     timeline = TaintTimeline()
     timeline.decide(0, UNKNOWN)
     timeline.decide(60, UNKNOWN)
-    assert timeline.restarted().state.taints.devices
-    assert timeline.restarted(TaintPolicy(report_unknown=False)).state == TaintState()
+    assert timeline.restart().state.taints.devices
+    assert timeline.restart(TaintPolicy(report_unknown=False)).state == TaintState()
 
 
 def test_stored_taints_of_another_driver_are_ignored() -> None:
@@ -421,7 +421,7 @@ def test_stored_taints_of_another_driver_are_ignored() -> None:
 def test_unpublished_taint_keeps_its_time_over_a_restart() -> None:
     timeline = TaintTimeline()
     timeline.decide(0, bad(*CODES[:17]))
-    restarted = timeline.restarted()
+    restarted = timeline.restart()
     restarted.decide(10, bad(CODES[16]))
     assert taint(CODES[16]) in restarted.decide(70, bad(CODES[16]))
 
@@ -445,7 +445,7 @@ def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
     causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *bad("gpu.xid.79")]
     expected = [taint("xid", "79"), *(taint(code, effect=NONE) for code in CODES[:14])]
     assert timeline.decide(0, causes) == (*expected, taint(MORE_CAUSES, effect=NONE))
-    assert timeline.restarted().decide(10, causes) == timeline.state.taints.devices[GPU]
+    assert timeline.restart().decide(10, causes) == timeline.state.taints.devices[GPU]
 
 
 def test_published_taint_stays_before_new_ones_of_equal_effect() -> None:
@@ -538,7 +538,7 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
         assert len(taints) <= TAINTS_MAX
         assert len({(taint.key, taint.value) for taint in taints}) == len(taints)
         assert policy.inform or all(taint.effect is not NONE for taint in taints)
-        assert timeline.restarted().state.taints.devices.get(GPU, ()) == taints
+        assert timeline.restart().state.taints.devices.get(GPU, ()) == taints
         due_ns = timeline.state.due_ns
         assert due_ns is None or due_ns > at(seconds).mono_ns
         assert timeline.decide(seconds, causes) == taints

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from claim_samples import at, known_pod, prepared, use
+from claim_samples import at, known_pod, listed_prepared, use
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from usage_samples import UNREADABLE, checkpoint_map
@@ -33,11 +33,14 @@ NO_PODS = checkpoint_map()
 def train(*numbers: int) -> ConsumerMap:
     """Return a map with one claim and one device for each of these pods."""
     return checkpoint_map(
-        *(prepared(f"c-{n}", use(f"gpu-{n}", "gpus"), pods=[f"p-{n}"], name=f"gpus-{n}") for n in numbers)
+        *(
+            listed_prepared(f"c-{n}", use(f"gpu-{n}", "gpus"), pods=[f"p-{n}"], name=f"gpus-{n}")
+            for n in numbers
+        )
     )
 
 
-def reported(*sick: str, starting: bool = False) -> Report:
+def report_of(*sick: str, starting: bool = False) -> Report:
     devices = (
         DeviceHealth(
             "node-1",
@@ -67,7 +70,7 @@ class Agent:
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
         self.second += after_s
-        self.recorder.record(map_, reported(*sick), now or at(self.second))
+        self.recorder.record(map_, report_of(*sick), now or at(self.second))
 
     @property
     def record(self) -> HistoryContent:
@@ -110,7 +113,7 @@ def test_unchanged_uses_cause_one_write_in_five_minutes(agent: Agent) -> None:
 
 
 def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
-    agent.recorder.record(train(1), reported(starting=True), at(1))
+    agent.recorder.record(train(1), report_of(starting=True), at(1))
     assert not agent.path.exists()
 
 
@@ -147,7 +150,7 @@ def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
 
 
 def test_failed_pod_is_recorded_once_over_agent_restarts(agent: Agent, state: Path) -> None:
-    claim = prepared("c-1", use("gpu-1"), pods=["p-1"], name="gpus")
+    claim = listed_prepared("c-1", use("gpu-1"), pods=["p-1"], name="gpus")
     failed = checkpoint_map(claim, pods=[known_pod("p-1", "gpus", phase="Failed")])
     agent.take(failed)
     for life in range(3):

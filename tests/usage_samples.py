@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from claim_samples import NAMESPACE, answer, at, device, prepared, source_answers, use
+from claim_samples import NAMESPACE, answer, at, device, listed_prepared, source_answers, use
 
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.usage import UsageState, UsageUpdate, update_usages
@@ -18,7 +18,7 @@ GOOD = DeviceState(Health.HEALTHY, Severity.OK, since_s=1.0)
 SLOW = DeviceState(Health.HEALTHY, Severity.DEGRADED, "gpu.heat", "91 C, 90 allowed", 2.0)
 LOST = DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "gpu.xid.79", "1 time", 3.0)
 
-TRAIN = prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
+TRAIN = listed_prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
 """A claim with one device, prepared for one pod."""
 
 

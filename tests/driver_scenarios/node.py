@@ -121,7 +121,7 @@ class Node:
         whose = ("--claims", str(self.claims), "--node-name", NODE, "--cpus-each", "1")
         return self._start("hostdev_driver", *places, *whose, *(() if real else roots), *flags, within=within)
 
-    def failing(self, *words: str) -> Program:
+    def start_failing_driver(self, *words: str) -> Program:
         """Start the driver of ``failing_driver.py``."""
         places = (str(self.kubelet.root), str(self.claims), str(self.fates))
         return self._start("driver_scenarios.failing_driver", *places, *words)
@@ -173,7 +173,7 @@ class Node:
         self.kubelet.run_pod(pod)
         return pod
 
-    def running(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
+    def run_and_wait(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
         """Create a bound pod and wait until its claims are prepared."""
         pod = self.run(name, *asks, driver=driver)
         self.kubelet.wait_running(pod)

@@ -36,7 +36,7 @@ def test_pod_runs_from_prepare_to_unprepare(
     node.hostdev()
     (plugin,) = node.kubelet.wait_registered(HOSTDEV)
     node.wait_healthy(PAGES, CPU_1)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
 
     (spec,) = [json.loads(path.read_text()) for path in node.cdi.iterdir()]
     ids = [f"{HOSTDEV}/device={device['name']}" for device in spec["devices"]]
@@ -76,7 +76,7 @@ def test_unhealthy_device_is_shown_in_its_pods_status_only(
     messages = node.kubelet.version.reads_message
     node.hostdev()
     node.wait_healthy(PAGES, CPU_1)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
     node.sysfs.resize(7)
     text = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared" + ADVICE
     node.wait_resources(pod, [("Unhealthy", text if messages else ""), ("Healthy", "")])
@@ -90,7 +90,7 @@ def test_pods_run_without_the_health_feature_gate(make_node: Callable[..., Node]
     node = make_node(version=version)
     node.hostdev()
     node.kubelet.wait_registered(HOSTDEV)
-    pod = node.running("it", BOTH)
+    pod = node.run_and_wait("it", BOTH)
     assert node.kubelet.pod_status(pod).resources == {}
     assert node.kubelet.history.of(StreamOpened) == []
     assert node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Unknown"
@@ -103,7 +103,7 @@ def test_strict_kubelet_accepts_the_driver(
     node = make_node(version="1.38")
     node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
     node.kubelet.wait_registered(HOSTDEV)
-    node.end(node.running("it", BOTH))
+    node.end(node.run_and_wait("it", BOTH))
 
 
 @pytest.mark.parametrize(("kubelet", "_"), KUBELETS[2:])

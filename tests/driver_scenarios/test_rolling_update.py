@@ -60,7 +60,7 @@ def test_only_the_newest_instance_sends_and_the_old_stream_stays(update: Update)
     update.wait_all_known("Healthy")
     assert update.speakers(since, NEW_POD) == {f"dra-{NEW_POD}.sock"}
     assert node.kubelet.history.of(StreamEnded) == []
-    pod = node.running("it", Ask("it", {"cpu": CPU_0}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0}))
     assert [call.endpoint.rpartition("/")[2] for call in node.calls()] == [f"dra-{NEW_POD}.sock"]
     node.end(pod)
 
@@ -94,7 +94,7 @@ def test_new_instance_resends_everything_after_the_old_one_ends(
 ) -> None:
     """The kubelet forgets the driver's health with the old one's stream."""
     node = update.node
-    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    pod = node.run_and_wait("it", Ask("it", {"pages": PAGES}))
     node.sysfs.resize(7)
     update.wait_all_known("Unhealthy")
     begun = len(node.kubelet.history)
@@ -111,7 +111,7 @@ def test_new_instance_resends_everything_after_the_old_one_ends(
 def test_old_instance_sends_again_after_the_new_one_is_killed(update: Update) -> None:
     """The old instance also prepares, with the shared ledger."""
     node = update.node
-    pod = node.running("it", Ask("it", {"cpu": CPU_0}))
+    pod = node.run_and_wait("it", Ask("it", {"cpu": CPU_0}))
     begun = len(node.kubelet.history)
     update.new.end(signal.SIGKILL)
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")

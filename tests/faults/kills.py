@@ -130,7 +130,7 @@ class Kept:
         self._prepared.add(uid)
         self.answered += 1
 
-    def lost(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Return what the files lack, or why a file is damaged."""
         ledger, damaged = load_ledger(self._state / "drivers" / DRIVER, DRIVER)
         faults, unreadable = load_gpu_faults(self._state / "gpu-faults.json")
@@ -211,7 +211,7 @@ def kill_agents(kills: int, seed: int) -> Run:
                     kill_one(node, forks, kept, chance)
                 except RuntimeError as error:
                     raise RuntimeError(f"kill {number}: {error}: {log.read_text()[-4000:]}") from None
-                problems = kept.lost()
+                problems = kept.find_losses()
                 if "Traceback" in (text := log.read_text()):
                     problems.append(text[-4000:])
                 if problems:

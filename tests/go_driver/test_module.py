@@ -142,7 +142,7 @@ func main() {{ println((&one.GpuPart{{Pci: "a"}}).String(), (&other.GpuPart{{Pci
 
 def test_library_can_be_fetched_with_go_get(library: GoModule, tmp_path: Path) -> None:
     """From a module proxy, as of its tag; the program is the example of the package's documentation."""
-    user = library.published(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
+    user = library.publish_version(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
         USER, tmp_path / "driver", replaced=False
     )
     fetched = user.go("get", f"{LIBRARY_PATH}/drahealth@v0.1.0")

@@ -78,12 +78,12 @@ def _stream(
     return StreamRecord(opened_s, whole, end, closed_s, goaway)
 
 
-def _ended(status: str, text: str = "", at_s: float = 3.0) -> StreamRecord:
+def _ended_stream(status: str, text: str = "", at_s: float = 3.0) -> StreamRecord:
     return StreamRecord(0.0, (), StreamEnd(at_s, status, text), at_s)
 
 
 SILENT: Final = StreamRecord(0.0, (), None, WINDOW_S)
-UNIMPLEMENTED: Final = _ended("UNIMPLEMENTED", at_s=0.01)
+UNIMPLEMENTED: Final = _ended_stream("UNIMPLEMENTED", at_s=0.01)
 GOOD: Final = SessionRecord(
     SOCKET,
     len(SOCKET),
@@ -124,7 +124,7 @@ def _registry(*records: RegistrationRecord) -> SessionRecord:
     return _with(GOOD, (DIRECTORY, RegistrationDirRecord(REGISTRY, KUBELET_DIR, records)))
 
 
-def _introduced(*fields: tuple[int, Any]) -> SessionRecord:
+def _session_with_info(*fields: tuple[int, Any]) -> SessionRecord:
     return _registry(_with(REGISTERED, (0, _with(REGISTRATION, *fields))))
 
 
@@ -207,7 +207,7 @@ OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
     "silent": _streams(SILENT, SILENT),
     "unimplemented": _streams(UNIMPLEMENTED, UNIMPLEMENTED),
     "old version only": _streams(UNIMPLEMENTED, _stream()),
-    "ends": _streams(_ended("UNAVAILABLE", "going"), _ended("OK")),
+    "ends": _streams(_ended_stream("UNAVAILABLE", "going"), _ended_stream("OK")),
     "floods": _both(_list(0.01), end=StreamEnd(3.0, "INTERNAL", "x", 5 << 20, True)),
     "says goodbye": _both(*map(_list, TIMES), goaway="too_many_pings"),
     "leaver ends all": _with(
@@ -215,17 +215,21 @@ OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
     ),
     "reader blocks all": _with(_both(_list(0.1)), (STOPPED, StoppedReader(_stream(_list(0.1)), 0.1, 24.0))),
     "not opened again": _with(
-        GOOD, (REOPENINGS, (ReopenedStream("close", _ended("UNAVAILABLE")), ReopenedStream("cancel", SILENT)))
+        GOOD,
+        (
+            REOPENINGS,
+            (ReopenedStream("close", _ended_stream("UNAVAILABLE")), ReopenedStream("cancel", SILENT)),
+        ),
     ),
     "odd methods": _with(GOOD, (UNKNOWN, (OK, LATE))),
     "not registered": _registry(),
-    "no socket": _introduced((1, False)),
-    "no answer": _introduced((3, LATE), (4, None)),
-    "other type": _introduced((4, _with(INFO, (0, "CSIPlugin")))),
-    "odd name": _introduced((4, _with(INFO, (1, "Not A Driver")))),
-    "no version": _introduced((4, _with(INFO, (3, ())))),
-    "versions without service": _introduced((4, _with(INFO, (3, ("1.0.0",))))),
-    "no health service": _introduced((4, _with(INFO, (3, SERVICES[:2])))),
+    "no socket": _session_with_info((1, False)),
+    "no answer": _session_with_info((3, LATE), (4, None)),
+    "other type": _session_with_info((4, _with(INFO, (0, "CSIPlugin")))),
+    "odd name": _session_with_info((4, _with(INFO, (1, "Not A Driver")))),
+    "no version": _session_with_info((4, _with(INFO, (3, ())))),
+    "versions without service": _session_with_info((4, _with(INFO, (3, ("1.0.0",))))),
+    "no health service": _session_with_info((4, _with(INFO, (3, SERVICES[:2])))),
     **{
         f"endpoint {name}": _registry(_with(REGISTERED, (1, _with(ENDPOINT, field))))
         for name, field in {

@@ -287,7 +287,7 @@ def _declaration() -> tuple[Any, ...]:
     return parse_declaration((RELEASE / DECLARATION).read_bytes(), DRIVER, "node-a")
 
 
-def declared() -> Steps:
+def declare_devices() -> Steps:
     """Devices that a driver declares: judged as parts of the host, by checks, by audits and by prepares."""
     node = Host()
     node.next(2)
@@ -482,7 +482,7 @@ def _codes(report: Report) -> list[Any]:
     return [[cause.code, cause.severity.value] for device in report.devices for cause in device.causes]
 
 
-def announced() -> Steps:
+def announce_events() -> Steps:
     """Each event of NVML, each state of its library, and what the host knows of its GPUs."""
     for event in GpuEvent:
         node = GpuNode(1)
@@ -583,23 +583,23 @@ def ledger() -> Steps:
     assert bug is not None
     known = ledgers.PrepareLedger()
 
-    def written() -> Any:
+    def encode_known() -> Any:
         return load_json(driver_files.encode_ledger(driver_files.LedgerFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
     well = ledgers.health_fingerprint([_unhealthy_device("gpu-0")])
     sick = ledgers.health_fingerprint([_unhealthy_device("gpu-0", "gpu.xid.79", "gpu.lost"), None])
     known = ledgers.with_success(known, a, well, now_s, "1.2")
-    yield "succeeded", written()
+    yield "succeeded", encode_known()
     for number in range(3):
         known, _ = ledgers.with_failure(known, a, well, failed, now_s + number, "1.2")
-    yield "failed three times", written()
+    yield "failed three times", encode_known()
     known, _ = ledgers.with_failure(known, b, sick, later, now_s + 10, "1.2")
     known, _ = ledgers.with_failure(
         known, c, sick, bug, now_s + 11, "1.3", [DeviceRef(DRIVER, values.POOL, "gpu-0")]
     )
     known, _ = ledgers.with_failure(known, d, "", wrong, now_s + 12, "1.2")
-    yield "others failed", written()
+    yield "others failed", encode_known()
     answers = {}
     for claim in (a, b, c, d):
         for version in ("1.2", "1.3"):
@@ -610,7 +610,7 @@ def ledger() -> Steps:
     yield "answered without trying", answers
     known, _ = ledgers.with_unprepare_failure(known, a, later, now_s + 20, "1.2")
     known = ledgers.with_unprepare(known, b.ref, now_s + 21)
-    yield "unprepared", written()
+    yield "unprepared", encode_known()
     yield (
         "aged",
         load_json(
@@ -628,7 +628,7 @@ def ledger() -> Steps:
     yield "fingerprints", [claim.fingerprint for claim in (a, b, c, d)]
 
 
-def tainted() -> Steps:
+def publish_taints() -> Steps:
     """The taints of each code, of several causes, over time and over a restart."""
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     policies = {
@@ -668,17 +668,17 @@ STORIES: Final[Mapping[str, Callable[[], Steps]]] = {
     "host": host,
     "expectations": expectations,
     **{f"chance-{seed}": lambda seed=seed: chance(seed) for seed in range(8)},
-    "declared": declared,
+    "declared": declare_devices,
     "gpus": gpus,
     "gpus-released": lambda: gpus_released(FIRST_BOOT),
     "gpus-released-booted": lambda: gpus_released(SECOND_BOOT),
     "misfits": misfits,
     "audits": audits,
     "gpu-readings": readings,
-    "gpu-announced": announced,
+    "gpu-announced": announce_events,
     "xids": xids,
     "ledger": ledger,
-    "tainted": tainted,
+    "tainted": publish_taints,
 }
 """Stories by the name of their golden file."""
 

@@ -227,7 +227,7 @@ def _is_read(document: Document) -> bool:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def suspend_process(pid: int) -> Iterator[None]:
     """Stop a process for the duration of the context."""
     process = psutil.Process(pid)
     process.suspend()

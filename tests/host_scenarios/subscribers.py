@@ -106,7 +106,7 @@ class Kubelet:
 
     def catch_up(self) -> None:
         """Process all pending messages."""
-        while self._watcher.pending():
+        while self._watcher.pending_count():
             self._take(self._watcher.next())
 
     def _entries_text(self) -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_corrected_machine_checks_count_from_a_limit(paper: Paper) -> None:
     paper.stage.expect_health("cpu-node4", HEALTHY, text)
 
 
-@pytest.mark.usefixtures("poisoned")  # another node has one in its counter, which is read later
+@pytest.mark.usefixtures("poisoned_page")  # another node has one in its counter, which is read later
 def test_poisoned_page_in_the_log_counts_for_uncounted_memory(paper: Paper) -> None:
     paper.stage.cause(LINE + "hwpoison", EMULATED)
     paper.host.kernel("Memory failure: 0x40fa6: recovery action for dirty LRU page: Recovered")

@@ -117,7 +117,7 @@ class ClaimInfos:
                 self._infos[info.namespace, info.name] = info
 
     @contextmanager
-    def locked(self) -> Iterator[dict[tuple[str, str], ClaimInfo]]:
+    def lock_infos(self) -> Iterator[dict[tuple[str, str], ClaimInfo]]:
         """Yields all claims by namespace and name, and holds the lock meanwhile."""
         with self._lock:
             yield self._infos

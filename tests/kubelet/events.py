@@ -83,14 +83,14 @@ class Recorder:
         """Records a Warning event for a pod."""
         with self._lock:
             now_ns = self._now_ns()
-            key, message = self._combined(pod, reason, message, now_ns)
+            key, message = self._combine_event(pod, reason, message, now_ns)
             count, first_ns = self._counts.get(key, (0, now_ns))
             self._counts[key] = count + 1, first_ns  # events that are not written count too
             if self._may_write(pod, now_ns):
                 event = Event(pod, reason, message, count + 1, first_ns, now_ns)
                 self._store.write((self, key), event)  # a restarted kubelet creates new events
 
-    def _combined(self, pod: str, reason: str, message: str, now_ns: int) -> tuple[tuple[str, ...], str]:
+    def _combine_event(self, pod: str, reason: str, message: str, now_ns: int) -> tuple[tuple[str, ...], str]:
         similar = self._similar.setdefault((pod, reason), _Similar())
         if now_ns - similar.last_ns > SIMILAR_NS:
             similar.texts.clear()

@@ -197,13 +197,13 @@ class FakeKubelet:
     def wait_registered(self, driver: str, *, count: int = 1) -> list[Plugin]:
         """Waits until a driver has that many plugins, each connected and notified of its registration."""
 
-        def registered() -> list[Plugin] | None:
+        def registered_plugins() -> list[Plugin] | None:
             found = [plugin for plugin in self.plugins if plugin.driver == driver]
-            notified = self._running.notified()
+            notified = self._running.notified_plugins()
             ready = all(one.connected and (driver, one.endpoint) in notified for one in found)
             return found if ready and len(found) == count else None
 
-        return self.wait_for(registered, f"{count} connected plugins of {driver}")
+        return self.wait_for(registered_plugins, f"{count} connected plugins of {driver}")
 
     def wait_health(self, driver: str, pool: str, device: str, health: str) -> DeviceHealth:
         """Waits until a device has that health."""
@@ -217,11 +217,11 @@ class FakeKubelet:
     def wait_running(self, pod: Pod) -> PodStatus:
         """Waits until a pod's claims are prepared and returns its status."""
 
-        def running() -> PodStatus | None:
+        def running_status() -> PodStatus | None:
             status = self.pod_status(pod)
             return status if status.phase == "Running" else None
 
-        return self.wait_for(running, f"pod {pod.uid} running")
+        return self.wait_for(running_status, f"pod {pod.uid} running")
 
     def wait_gone(self, pod: Pod) -> None:
         """Waits until a deleted pod is unprepared and gone."""
@@ -253,7 +253,7 @@ class KubeletProcess(Protocol):
     def preparer(self) -> PodPreparer:
         """Prepares claims in the caller's thread."""
 
-    def notified(self) -> set[tuple[str, str]]:
+    def notified_plugins(self) -> set[tuple[str, str]]:
         """Returns driver and endpoint of each plugin that was notified of its registration."""
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
@@ -312,13 +312,13 @@ class _FakeProcess:
         """The registered plugins."""
         return self._plugins.all()
 
-    def notified(self) -> set[tuple[str, str]]:
+    def notified_plugins(self) -> set[tuple[str, str]]:
         """Returns driver and endpoint of each plugin that was notified of its registration."""
-        return self.registry.registered()
+        return self.registry.registered_plugins()
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
         """Returns the stored state of a claim, or None without one."""
-        with self.infos.locked() as infos:
+        with self.infos.lock_infos() as infos:
             return infos.get((namespace, name))
 
     def start_worker(self, record: PodRecord) -> None:
@@ -344,7 +344,7 @@ class _FakeProcess:
     def _resources(self, pod: Pod) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
         if not self._kubelet.health_on:
             return {}
-        with self.infos.locked() as infos:
+        with self.infos.lock_infos() as infos:
             claims = {
                 local_name: infos[pod.namespace, name]
                 for local_name, name in pod.claims.items()
@@ -374,7 +374,7 @@ class _FakeProcess:
         """Unprepares the claims of pods that were deleted while the kubelet was stopped."""
         while not self._ended.wait(self._kubelet.pace.inactive_s):
             found: dict[tuple[str, str], list[str]] = {}
-            with self.infos.locked() as infos:
+            with self.infos.lock_infos() as infos:
                 for (namespace, name), info in infos.items():
                     for pod in info.pods - self._kubelet.pods.keys():
                         found.setdefault((pod, namespace), []).append(name)

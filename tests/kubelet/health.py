@@ -60,7 +60,7 @@ def read_device(entry: Any, version: Version) -> DeviceHealth:
         pool=entry.device.pool_name,
         device=entry.device.device_name,
         health=HEALTH.get(entry.health, "Unknown"),
-        lease_ns=_wrapped(seconds * NS) if seconds > 0 else LEASE_NS,
+        lease_ns=_wrap_int64(seconds * NS) if seconds > 0 else LEASE_NS,
         message=cut_message(entry.message) if version.reads_message else "",
     )
 
@@ -169,7 +169,7 @@ class HealthCache:
             new.rename(self._file)
 
 
-def _wrapped(number: int) -> int:
+def _wrap_int64(number: int) -> int:
     """Wraps a number to a signed 64-bit integer. Assumed: a lease above 292 years is negative, so always
     expired.
     """
@@ -187,7 +187,7 @@ def _to_json(drivers: dict[str, dict[str, DeviceHealth]]) -> str:
                         "Health": device.health,
                         "LastUpdated": _write_time(device.updated_ns),
                         "HealthCheckTimeout": device.lease_ns,
-                        "Message": shown(device.message),
+                        "Message": message_in_status(device.message),
                     }
                     for key, device in devices.items()
                 }
@@ -214,7 +214,7 @@ def _from_json(data: bytes) -> dict[str, dict[str, DeviceHealth]]:
     }
 
 
-def shown(message: str) -> str:
+def message_in_status(message: str) -> str:
     """Returns a message as JSON and the pod status show it: a cut character becomes the replacement
     character.
     """

@@ -29,7 +29,7 @@ class Inotify:
     """Inotify watches on directories."""
 
     def __init__(self) -> None:
-        self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._fd = _check_result(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._paths: dict[int, Path] = {}
 
@@ -40,7 +40,7 @@ class Inotify:
             OSError: the directory cannot be watched, for example because it is gone.
         """
         mask = IN_CREATE | IN_MOVED_TO | IN_DELETE
-        self._paths[_checked(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
+        self._paths[_check_result(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
 
     def wait(self) -> list[PathEvent] | None:
         """Waits for events and returns them, or None after :meth:`stop`."""
@@ -66,7 +66,7 @@ class Inotify:
         os.close(self._stop)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -60,7 +60,7 @@ class Preparer:
         found = [self._look_up(pod, namespace, name) for name in claims]
         batches: dict[Plugin, list[ClaimInfo]] = {}
         new: list[ClaimInfo] = []
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for new_info, plugins in found:
                 info = infos.setdefault((new_info.namespace, new_info.name), new_info)
                 if info.uid != new_info.uid:
@@ -77,15 +77,15 @@ class Preparer:
                 new.append(info)
                 for driver in info.drivers:
                     batches.setdefault(plugins[driver], []).append(info)
-        for plugin, batch in self._shuffled(batches.items()):
+        for plugin, batch in self._shuffle(batches.items()):
             response = self._call("NodePrepareResources", plugin, batch)
             for info, result in self._results("NodePrepareResources", batch, response):
-                with self._infos.locked():
+                with self._infos.lock_infos():
                     devices = info.drivers.setdefault(plugin.driver, [])
                     if self._version.replaces_devices:
                         devices.clear()
                     devices.extend(map(_device, result.devices))
-        with self._infos.locked():
+        with self._infos.lock_infos():
             for info in new:
                 info.prepared = True
             self._infos.save()
@@ -103,7 +103,7 @@ class Preparer:
         """
         batches: dict[str, list[ClaimInfo]] = {}
         last: list[ClaimInfo] = []
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for name in claims:
                 info = infos.get((namespace, name))
                 if info is None or (self._version.checks_pod and pod not in info.pods):
@@ -115,11 +115,11 @@ class Preparer:
                 info.unpreparing = True
                 for driver in info.drivers:
                     batches.setdefault(driver, []).append(info)
-        for driver, batch in self._shuffled(batches.items()):
+        for driver, batch in self._shuffle(batches.items()):
             response = self._call("NodeUnprepareResources", self._plugins.get(driver), batch)
             for _ in self._results("NodeUnprepareResources", batch, response):
                 pass  # the iterator raises an error of the driver
-        with self._infos.locked() as infos:
+        with self._infos.lock_infos() as infos:
             for info in last:
                 infos.pop((info.namespace, info.name), None)
             self._infos.save()
@@ -160,7 +160,7 @@ class Preparer:
     ) -> Iterator[tuple[ClaimInfo, Any]]:
         """Yields each claim with its result. The claims before a failing one are stored."""
         requested = {info.uid: info for info in batch}
-        for uid, result in self._shuffled(response.claims.items()):
+        for uid, result in self._shuffle(response.claims.items()):
             if uid not in requested:
                 raise ValueError(f"{method} returned result for unknown claim UID {uid}")
             if result.error:
@@ -169,7 +169,7 @@ class Preparer:
         if skipped := len(batch) - len(response.claims):
             raise ValueError(f"{method} skipped {skipped} ResourceClaims")
 
-    def _shuffled(self, items: Any) -> list[Any]:
+    def _shuffle(self, items: Any) -> list[Any]:
         shuffled = list(items)
         self._rng.shuffle(shuffled)
         return shuffled

@@ -99,7 +99,7 @@ class Registry:
         for thread in self._threads:
             thread.join()
 
-    def registered(self) -> set[tuple[str, str]]:
+    def registered_plugins(self) -> set[tuple[str, str]]:
         """Returns driver and endpoint of each registered plugin that was notified."""
         with self._lock:
             return {(plugin.driver, plugin.endpoint) for plugin in self._notified.values()}

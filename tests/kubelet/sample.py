@@ -280,6 +280,6 @@ def _handler(
     return grpc.method_handlers_generic_handler(f"{package}.{service}", handlers)
 
 
-def sleeping(seconds: float) -> Callable[..., Any]:
+def sleep_for(seconds: float) -> Callable[..., Any]:
     """Returns a function that sleeps."""
     return lambda *_: time.sleep(seconds)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kubelet.claims import ClaimInfo, PreparedDevice
-from kubelet.health import DeviceHealth, HealthCache, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status
 
 
 class ResourceHealth(NamedTuple):
@@ -62,4 +62,4 @@ def resource_health(
 ) -> ResourceHealth:
     """Returns the entry of one device, under its first CDI id if it has one."""
     name = device.cdi_ids[0] if device.cdi_ids else f"{driver}/{device.pool}/{device.device}"
-    return ResourceHealth(name, health.health, shown(health.message) if messages else "")
+    return ResourceHealth(name, health.health, message_in_status(health.message) if messages else "")

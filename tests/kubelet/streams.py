@@ -11,7 +11,7 @@ import grpc
 from wire.google import message_class
 
 from kubelet.claims import ClaimInfos
-from kubelet.health import DeviceHealth, HealthCache, read_device, shown
+from kubelet.health import DeviceHealth, HealthCache, message_in_status, read_device
 from kubelet.history import (
     Changed,
     Cleared,
@@ -49,7 +49,7 @@ class HealthManager:
 
         def record(changed: list[DeviceHealth]) -> None:
             for device in changed:
-                text = shown(device.message)
+                text = message_in_status(device.message)
                 self._history.add(Changed(driver, device.pool, device.device, device.health, text))
             self._history.add(HealthChanged(driver, len(changed)))
 
@@ -57,7 +57,7 @@ class HealthManager:
         devices = [read_device(entry, self._version) for entry in message.devices]
         changed = self._cache.update(driver, devices, record)
         names = {(device.pool, device.device) for device in changed}
-        with self._claims.locked() as infos:
+        with self._claims.lock_infos() as infos:
             pods = frozenset(
                 pod
                 for info in infos.values()

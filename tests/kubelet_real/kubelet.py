@@ -215,7 +215,7 @@ class _RealProcess:
         """Prepares claims in the caller's thread: :meth:`prepare`, :meth:`unprepare`."""
         return self
 
-    def notified(self) -> set[tuple[str, str]]:
+    def notified_plugins(self) -> set[tuple[str, str]]:
         """Returns the registered plugins: the kubelet keeps no others, and logs no notification."""
         return set(self._services)
 
@@ -259,14 +259,16 @@ class _RealProcess:
         """Prepares the claims of a pod."""
         active = [{"metadata": {"uid": uid}} for uid in {*self._kubelet.pods, pod}]
         given = pod_object(pod, namespace, {name: name for name in claims}, {})
-        _unprefixed(
+        _run_without_prefix(
             "prepare dynamic resources: ", lambda: self._program.call("prepare", Pod=given, Pods=active)
         )
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
         """Unprepares the claims of a pod."""
         given = pod_object(pod, namespace, {name: name for name in claims}, {})
-        _unprefixed("unprepare dynamic resources: ", lambda: self._program.call("unprepare", Pod=given))
+        _run_without_prefix(
+            "unprepare dynamic resources: ", lambda: self._program.call("unprepare", Pod=given)
+        )
 
     def warn(self, pod: str, reason: str, message: str) -> None:
         """Records a Warning event for a pod."""
@@ -387,7 +389,7 @@ class _RealProcess:
         }
 
 
-def _unprefixed(prefix: str, call: Callable[[], object]) -> None:
+def _run_without_prefix(prefix: str, call: Callable[[], object]) -> None:
     """Run a command and raise its error without the prefix that the kubelet must give it."""
     try:
         call()

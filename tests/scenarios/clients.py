@@ -124,10 +124,10 @@ class Clients:
         ``briefly``: whether the cause counts that a device has had since the last action and has no more.
         """
 
-        def known() -> bool:
+        def is_known() -> bool:
             return all(self.has_cause(name, severity, text, briefly=briefly) for name in names)
 
-        self.until(known, f"{' '.join(names)}, among others: {SEVERITY_WORDS[severity]} {text}")
+        self.until(is_known, f"{' '.join(names)}, among others: {SEVERITY_WORDS[severity]} {text}")
 
     def has_cause(self, name: str, severity: int, text: str, *, briefly: bool = False) -> bool:
         """Return whether a device has a cause, or ``briefly`` has had it since the last action."""
@@ -170,8 +170,8 @@ class Clients:
         self._read()
         self.settle_beginning()
         for name, entries in self._listed.items():
-            healths = list(_collapsed(entry.health for entry in entries))
-            expected = list(_collapsed(iter(self._expected[name])))
+            healths = list(_collapse_repeats(entry.health for entry in entries))
+            expected = list(_collapse_repeats(iter(self._expected[name])))
             assert healths == expected, f"{name} was {_words(healths)}, expected {_words(expected)}"
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ class Clients:
         if self._open is None:
             return
         kubelet, reader = self._open
-        while kubelet.pending():
+        while kubelet.pending_count():
             for entry in kubelet.next().devices:
                 self._add_listed(
                     entry.device.device_name, ListedEntry(self._agent_number, entry.health, entry.message)
                 )
-        while reader.pending():
+        while reader.pending_count():
             self.report = reader.next()
             for device in self.report.devices:
                 assert all(cause.code and cause.evidence and cause.advice for cause in device.causes), device
@@ -249,7 +249,7 @@ def _index(entries: Sequence[Any], start: int, condition: Callable[[Any], bool])
     return next((at for at in range(start, len(entries)) if condition(entries[at])), None)
 
 
-def _collapsed(values: Iterator[int]) -> Iterator[int]:
+def _collapse_repeats(values: Iterator[int]) -> Iterator[int]:
     return (value for value, _ in groupby(values))
 
 
