@@ -395,7 +395,7 @@ def _has_quota_lifted(pod: Pod, container: PodContainer, exclusive: Sequence[Exc
 
     A container that shares the CPUs of its whole pod keeps its quota (gate PodLevelResourceManagers).
     """
-    is_given = any(one.by_kubelet and one.container == container.name for one in exclusive)
+    is_given = any(cpus.by_kubelet and cpus.container == container.name for cpus in exclusive)
     limits = container.limits
     own = all(limits.get(name) and limits[name] == container.requests.get(name) for name in (CPU, MEMORY))
     return is_given and (not pod.has_pod_level_resources or (own and limits[CPU].milli % 1000 == 0))

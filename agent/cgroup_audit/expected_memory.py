@@ -282,8 +282,8 @@ def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory
     text = f"1000 - 1000 * {format_bytes(requested)} (request) / {format_bytes(memory)}"
     score = 1000 - 1000 * requested // memory
     if container.role is ContainerRole.SIDECAR:
-        apps = [_scored_memory(pod, one, facts) for one in pod.containers if one.role is ContainerRole.APP]
-        least = min(one for one in apps if isinstance(one, int)) + share  # all are known, like `own`
+        apps = [_scored_memory(pod, app, facts) for app in pod.containers if app.role is ContainerRole.APP]
+        least = min(app for app in apps if isinstance(app, int)) + share  # all are known, like `own`
         if (of_apps := 1000 - 1000 * least // memory) < score:
             score, origin = of_apps, "least of the app containers"
             text = f"1000 - 1000 * {format_bytes(least)} ({origin}) / {format_bytes(memory)}"

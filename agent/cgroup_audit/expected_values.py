@@ -156,12 +156,12 @@ def container_hugepages(pod: Pod, container: PodContainer, resource: str, *, wit
 def add_amounts(amounts: Iterable[Amount]) -> Amount:
     """Add amounts of one resource, such as those of one hugepage size under several resource names."""
     found: ResourceSum | None = None
-    for one in amounts:
-        if isinstance(one, UnknownAmount):
-            return one
-        if one is not None:
+    for new in amounts:
+        if isinstance(new, UnknownAmount):
+            return new
+        if new is not None:
             found = (
-                one if found is None else ResourceSum(found.total + one.total, f"{found.text} + {one.text}")
+                new if found is None else ResourceSum(found.total + new.total, f"{found.text} + {new.text}")
             )
     return found
 
@@ -211,7 +211,7 @@ def _containers_terms(
         if resource in resources:
             found[container.name] = resources
     stages = [
-        tuple(SumTerm(found[one.name][resource], _term_label(one)) for one in stage if one.name in found)
+        tuple(SumTerm(found[part.name][resource], _term_label(part)) for part in stage if part.name in found)
         for stage in _stages(pod)
     ]
     return max(stages, key=_total) if found else None  # the first of equal stages: the app containers

@@ -188,10 +188,10 @@ def _report_differences(differences: list[VerdictDifference]) -> int:
     return DIFFERENT
 
 
-def format_difference(one: VerdictDifference) -> str:
+def format_difference(difference: VerdictDifference) -> str:
     """Return the recorded verdict and the different verdict of the replay as one line of text."""
-    texts = [_format_verdict(verdict) for verdict in (one.recorded, one.replayed)]
-    return f"{rfc3339(one.at.wall_s)} {one.subject}: recorded {texts[0]}, replayed {texts[1]}"
+    texts = [_format_verdict(verdict) for verdict in (difference.recorded, difference.replayed)]
+    return f"{rfc3339(difference.at.wall_s)} {difference.subject}: recorded {texts[0]}, replayed {texts[1]}"
 
 
 def _format_verdict(verdict: DeviceVerdict | None) -> str:

@@ -326,7 +326,7 @@ class SentDeviceEvents:
         """
         wanted = {event.key: event for event in _wanted_events(report, consumers, served, node)}
         present = frozenset(wanted)
-        unknown = {key for key, one in wanted.items() if one.event.reason == REASONS[Severity.UNKNOWN]}
+        unknown = {key for key, due in wanted.items() if due.event.reason == REASONS[Severity.UNKNOWN]}
         self._unknown_ns = {key: self._unknown_ns.get(key, now.mono_ns) for key in unknown}
         for key in unknown:
             if now.mono_ns - self._unknown_ns[key] < UNKNOWN_S * NS:
@@ -339,7 +339,7 @@ class SentDeviceEvents:
                 recovered = _recovery_event(by_device[ref], ref, node)
                 wanted[recovered.key] = recovered
         self._forget(present | wanted.keys(), now)
-        return [one for key, one in wanted.items() if key not in self._sent]
+        return [event for key, event in wanted.items() if key not in self._sent]
 
     def mark_sent(self, key: EventKey, now: Instant) -> None:
         """Remember that the Kubernetes event about a fault was written, or cannot be written."""

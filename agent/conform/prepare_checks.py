@@ -183,7 +183,7 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
 
 def check_health_names(session: SessionRecord) -> CheckOutcome:
     """Searches the health lists for the pool and name of each device that the first prepare returned."""
-    reported = {device.key for stream in session.streams for one in stream.lists for device in one.devices}
+    reported = {device.key for stream in session.streams for sent in stream.lists for device in sent.devices}
     if not reported:
         return not_run("no device was reported in a health stream")
     devices = [device for _, device in _prepared_devices(_record(session), PrepareStage.FIRST)]

@@ -225,7 +225,7 @@ def update_inventory(
         numa = snapshot.machine.numa
         # a NUMA node with CPUs only has no memory device
         found.update(
-            memory_device(one.numa_node) for one in numa if one.total_kib and not is_absent(one.total_kib)
+            memory_device(node.numa_node) for node in numa if node.total_kib and not is_absent(node.total_kib)
         )
     found.update(pools_by_device(snapshot))
     if expected:

@@ -229,7 +229,7 @@ class DriverSession:
                 f"driver {self._driver}: declares {len(devices)} devices, other drivers {others}, limit "
                 f"{DEVICES_MAX} in total; declare fewer devices"
             )
-        before = [one for file in self._declarations() if file.driver == self._driver for one in file.devices]
+        before = [old for file in self._declarations() if file.driver == self._driver for old in file.devices]
         declared = write_declaration(self._declared_dir, self._driver, self._node, devices)
         self._end_faults_of_former_hardware(before, declared)
         file = DeclaredFile(self._driver, declared)
@@ -394,7 +394,7 @@ class DriverSession:
         Faults of devices that no report has are ignored.
         """
         named = [fault._replace(device=self._reported_device(fault.device)) for fault in faults]
-        return self._hub.wait_delivered([one for one in named if self._hub.health_of(one.device)], timeout_s)
+        return self._hub.wait_delivered([bad for bad in named if self._hub.health_of(bad.device)], timeout_s)
 
     def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
         """Return at once, because a driver waits only half a second for an answer over its socket."""

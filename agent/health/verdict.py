@@ -142,7 +142,7 @@ def kubelet_message(causes: Sequence[Cause]) -> str:
     urgent = most_needed_first(causes)
     if not urgent:
         return ""
-    facts = "; ".join(f"{one.code}: {one.evidence}" for one in causes if one.severity > Severity.INFO)
+    facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in causes if cause.severity > Severity.INFO)
     return truncate_utf8(f"{facts}. Advice: {urgent[0].advice}" if urgent[0].advice else facts)
 
 
@@ -425,20 +425,20 @@ class VerdictChangeLog:
             stored: Newest change of each device in earlier runs.
         """
         first = next(period for period in self.periods.values() if period.id.startswith(self.run_id))
-        reported = {one.device for one in self.pending if one.period == first.id and one.before is None}
-        newest = {ref: one.verdict for ref, one in stored.items()}
+        reported = {new.device for new in self.pending if new.period == first.id and new.before is None}
+        newest = {ref: old.verdict for ref, old in stored.items()}
         for number, ref in enumerate(sorted(newest), 1):
             if ref not in reported:
                 at_s = first.ended_s - first.lasted_s
                 yield VerdictChange(first.id, -number, ref, newest[ref].state, GONE, at_s, 0.0)
                 newest[ref] = GONE
-        for one in self.pending:  # the first report of each period has all devices
-            known = newest.get(one.device) if one.before is None else None
-            newest[one.device] = one.verdict
+        for change in self.pending:  # the first report of each period has all devices
+            known = newest.get(change.device) if change.before is None else None
+            newest[change.device] = change.verdict
             if known is None:
-                yield one
-            elif not one.verdict.is_same(known):
-                yield one._replace(before=known.state)
+                yield change
+            elif not change.verdict.is_same(known):
+                yield change._replace(before=known.state)
 
     def _queue(
         self,
@@ -474,7 +474,7 @@ class VerdictChangeLog:
 
 
 def _verdicts(seen: SeenVerdicts) -> dict[DeviceRef, RecordedVerdict]:
-    return {ref: one.verdict for ref, one in seen.items()}
+    return {ref: entry.verdict for ref, entry in seen.items()}
 
 
 def _end_boot_s(period: ObservedPeriod) -> float:

@@ -320,7 +320,7 @@ def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
 def _device_rows(scrape: _Scrape) -> Iterator[Rows]:
     shown, totals = scrape.shown, scrape.totals.devices
     states = {
-        severity: {str(one): one is state for one in STATES} for severity, state in STATE_OF_SEVERITY.items()
+        severity: {str(key): key is state for key in STATES} for severity, state in STATE_OF_SEVERITY.items()
     }
     yield _rows(families.DEVICE_HEALTH, ((device.key, states[device.severity]) for device in shown))
     yield _rows(families.DEVICE_INFO, ((_identity(device), 1) for device in shown))
@@ -394,7 +394,7 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
     states = [((source.name,), source.state) for source in sources]
     yield _rows(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
     yield _rows(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
-    yield _rows(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
+    yield _rows(families.SOURCE_STALLS, (((src.name,), totals.stalls.get(src.name, 0)) for src in sources))
     yield _rows(families.SOURCE_PASSES, (((source.name,), source.passes) for source in sources))
     yield _rows(families.SOURCE_FAILURES, (((source.name,), source.failures) for source in sources))
     at = report.at

@@ -273,7 +273,7 @@ def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[
 
 
 def _pod(affected: AffectedPod) -> PagePod:
-    names = [one.name if one.is_certain else f"{one.name}?" for one in affected.containers]
+    names = [use.name if use.is_certain else f"{use.name}?" for use in affected.containers]
     containers = f"container{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
     owner, state = pod_owner(affected.pod, affected.group), pod_state(affected.pod)
     facts = filter(None, (f"claim {affected.claim}", containers, owner, state))

@@ -231,11 +231,11 @@ class VerdictRecorder:
         A later call means that the file was removed or damaged: queue each device's newest change again.
         """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
-            changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._log.pending)}
+            changes = {(row.period, row.number): row for row in (*self._stored.values(), *self._log.pending)}
             self._log.pending = list(changes.values())
             return
         self._stored = {change.device: change for change in stored.changes}
-        gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
+        gone = {ref for ref, old in self._stored.items() if old.verdict == GONE}
         for ref in gone:
             del self._stored[ref]
         if stored.periods:  # with its end from the mark

@@ -119,7 +119,7 @@ class ValueEncoder:
 
     def __init__(self, classes: Iterable[ValueClass]) -> None:
         self._classes = list(classes)
-        self._tags = {one.type: FIRST_CLASS_TAG + at for at, one in enumerate(self._classes)}
+        self._tags = {known.type: FIRST_CLASS_TAG + at for at, known in enumerate(self._classes)}
         self._getters = {class_.type: _getter(class_) for class_ in self._classes if not class_.is_enum}
 
     def description(self) -> list[list[Any]]:
@@ -218,15 +218,15 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _getter(one: ValueClass) -> Any:
-    if issubclass(one.type, tuple):
+def _getter(known: ValueClass) -> Any:
+    if issubclass(known.type, tuple):
         return tuple.__iter__
-    if not one.names:
+    if not known.names:
         return lambda _: ()
-    if len(one.names) == 1:
-        (name,) = one.names
+    if len(known.names) == 1:
+        (name,) = known.names
         return lambda value: (getattr(value, name),)
-    return attrgetter(*one.names)
+    return attrgetter(*known.names)
 
 
 def _large(value: int) -> bytes:
@@ -276,20 +276,20 @@ class ValueDecoder:
             description: Names and fields of the classes in the file, in the order of their tags.
             known: Classes of this release.
         """
-        by_name = {one.type.__name__: one for one in known}
+        by_name = {known.type.__name__: known for known in known}
         self._readers: list[_ClassReader] = []
         self._changers: dict[type, _ClassReader] = {}
         self.changed_classes: set[str] = set()
         """Names of the classes whose fields differ between the file and this release, or that it lacks."""
         for written, *names in description:
             name = FORMER_NAMES.get(written, written)
-            one = by_name.get(name)
-            if one is None or tuple(names) != one.names:
+            known_class = by_name.get(name)
+            if known_class is None or tuple(names) != known_class.names:
                 self.changed_classes.add(name)
-            reader = _ClassReader(name, tuple(names), one)
+            reader = _ClassReader(name, tuple(names), known_class)
             self._readers.append(reader)
-            if one is not None:
-                self._changers[one.type] = reader
+            if known_class is not None:
+                self._changers[known_class.type] = reader
 
     def field_names(self, kind: type) -> tuple[str, ...]:
         """Return the names of the recorded fields of a class, in the order of the record."""

@@ -88,7 +88,7 @@ def parse_mixed_object_file(path: Path, content: FileContent, kind: str, now: In
     except ValueError as error:
         raise UsageError(f"file {path}: {error}; create it with: {_COMMANDS[kind]}") from None
     found = tuple(obj for obj, its_kind in objects if its_kind == kind)
-    others = tuple(one for one in objects if one[1] != kind)
+    others = tuple(pair for pair in objects if pair[1] != kind)
     if others and not found:
         counts = Counter(other[:64] or "without a kind" for _, other in others)
         held = ", ".join(f"{count} {other}" for other, count in sorted(counts.items()))

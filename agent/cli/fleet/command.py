@@ -301,13 +301,13 @@ def _device(device: FleetDeviceId) -> dict[str, str]:
     return {"node": device.node, "driver": device.driver, "pool": device.pool, "device": device.device}
 
 
-def _sick_document(one: SickDevice) -> dict[str, Any]:
+def _sick_document(sick: SickDevice) -> dict[str, Any]:
     return {
-        **_device(one.device),
-        "state": _state(one.severity),
-        "since": rfc3339(one.since_s) if one.since_s else None,
+        **_device(sick.device),
+        "state": _state(sick.severity),
+        "since": rfc3339(sick.since_s) if sick.since_s else None,
         "causes": [
             {"code": cause.code, "severity": cause.severity.name.lower(), "repair": cause.repair}
-            for cause in one.causes
+            for cause in sick.causes
         ],
     }

@@ -357,9 +357,9 @@ def _severity(sample: MetricSample) -> Severity:
 
 def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDeviceId, list[SickDeviceCause]]:
     found: dict[FleetDeviceId, list[SickDeviceCause]] = {}
-    for one in findings:
-        cause = SickDeviceCause(one.labels.get("code", ""), _severity(one), one.labels.get("repair", ""))
-        found.setdefault(_device(one, node_label), []).append(cause)
+    for row in findings:
+        cause = SickDeviceCause(row.labels.get("code", ""), _severity(row), row.labels.get("repair", ""))
+        found.setdefault(_device(row, node_label), []).append(cause)
     for causes in found.values():
         causes.sort(key=lambda cause: (-cause.severity, cause.code))
     return found
@@ -420,12 +420,12 @@ def group_sick_devices(
             name,
             Counter(device.severity for device in devices),
             max(device.since_s for device in devices),
-            tuple(code for code, _ in Counter(c.code for one in devices for c in one.causes).most_common()),
+            tuple(code for code, _ in Counter(c.code for dev in devices for c in dev.causes).most_common()),
         )
         for name, devices in members.items()
     ]
     order = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED)
     return sorted(
         groups,
-        key=lambda group: (*(-group.by_severity.get(one, 0) for one in order), -group.newest_s, group.name),
+        key=lambda group: (*(-group.by_severity.get(sev, 0) for sev in order), -group.newest_s, group.name),
     )

@@ -400,14 +400,14 @@ def _render_parameters(checked: Iterable[CheckedParameters], style: TextStyle) -
     from agent.prepare.kubelet_message import kubelet_text
 
     blocks = []
-    for one in checked:
-        result = style.paint("ok", "green") if one.verdict is None else style.paint(one.verdict.code, "red")
-        lines = [GAP.join([style.paint(clean(one.subject), "bold"), clean(one.path), result])]
-        if one.verdict is not None:
+    for row in checked:
+        result = style.paint("ok", "green") if row.verdict is None else style.paint(row.verdict.code, "red")
+        lines = [GAP.join([style.paint(clean(row.subject), "bold"), clean(row.path), result])]
+        if row.verdict is not None:
             facts = {
-                "error": one.verdict.summary,
-                "detail": one.verdict.detail,
-                "kubelet": kubelet_text(one.verdict),
+                "error": row.verdict.summary,
+                "detail": row.verdict.detail,
+                "kubelet": kubelet_text(row.verdict),
             }
             lines += format_entries([ListEntry(*fact) for fact in facts.items() if fact[1]], style)
         blocks.append("\n".join(lines))
@@ -421,7 +421,7 @@ def _parameters_document(
     return {
         "apiVersion": API_VERSION,
         "parameters": [
-            {**one._asdict(), "verdict": None if one.verdict is None else verdict_document(one.verdict)}
-            for one in checked
+            {**row._asdict(), "verdict": None if row.verdict is None else verdict_document(row.verdict)}
+            for row in checked
         ],
     }

@@ -228,7 +228,7 @@ def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Prove
     found = set(objects)
     if len(found) < 2:  # the usual case; sorting by the object's text is slow
         return tuple(found)
-    return tuple(sorted(found, key=lambda one: (provenance_order(one[1]), repr(one[0]))))
+    return tuple(sorted(found, key=lambda pair: (provenance_order(pair[1]), repr(pair[0]))))
 
 
 def _pods(
@@ -249,7 +249,7 @@ def _pods(
         for answer in answers.pods
         for item in answer.items
     )
-    live = _group_by_key((names.pod_by_uid(one.uid), one) for answer in answers.live for one in answer.items)
+    live = _group_by_key((names.pod_by_uid(pod.uid), pod) for answer in answers.live for pod in answer.items)
     return {
         ref: PodView(
             ref=ref,
@@ -266,10 +266,10 @@ def _pods(
 
 def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[PodRef, ...]]:
     found = {
-        ((one.ref.namespace, one.group), ref)
+        ((obj.ref.namespace, obj.group), ref)
         for ref, view in pods.items()
-        for one, _ in view.objects
-        if one.group
+        for obj, _ in view.objects
+        if obj.group
     }
     return {group: tuple(refs) for group, refs in _group_by_key(sorted(found)).items()}
 
@@ -299,7 +299,7 @@ def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
 
 def _complete_sources(answers: SourceAnswers) -> frozenset[Origin]:
     whole = {answer.provenance.origin for answer in _all_answers(answers) if answer.is_complete}
-    return frozenset(whole - {one.provenance.origin for one in _all_answers(answers) if not one.is_complete})
+    return frozenset(whole - {src.provenance.origin for src in _all_answers(answers) if not src.is_complete})
 
 
 def _all_answers(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:

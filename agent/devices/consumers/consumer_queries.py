@@ -56,8 +56,8 @@ USE_ON_THIS_NODE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
 
 def affected_pods(known: ConsumerMap, device: DeviceRef) -> tuple[AffectedPod, ...]:
     """Return the pods that use or may use a device; the pods that certainly use it come first."""
-    found = [one for ref in known.devices.get(device, ()) for one in _affected_by_claim(known, ref, device)]
-    return tuple(sorted(found, key=lambda one: (not one.is_certain, one.pod.ref, one.claim)))
+    found = [pod for ref in known.devices.get(device, ()) for pod in _affected_by_claim(known, ref, device)]
+    return tuple(sorted(found, key=lambda use: (not use.is_certain, use.pod.ref, use.claim)))
 
 
 def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[AffectedPod]:
@@ -171,7 +171,7 @@ def containers_using_device(
         by_name.setdefault(edge.container, []).append(edge.requests)
     for name, requests_by_source in sorted(by_name.items()):
         known = [request for request in requests_by_source if request is not None]
-        if any(not one or requests & set(one) for one in known):
+        if any(not names or requests & set(names) for names in known):
             yield ContainerUse(name, is_certain=True)
         elif not known or not requests:
             yield ContainerUse(name, is_certain=_has_one_device(claim))
@@ -195,8 +195,8 @@ def group_members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodV
 def is_group_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
     """Return True if a pod belongs to a pod group in the claim's namespace, and uses or may use the claim."""
     return any(
-        one.ref.namespace == claim.namespace and one.group == group and may_name_claim(one, claim.name)
-        for one, _ in pod.objects
+        obj.ref.namespace == claim.namespace and obj.group == group and may_name_claim(obj, claim.name)
+        for obj, _ in pod.objects
     )
 
 
@@ -240,7 +240,7 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[PredictedPodRefusa
     }
     nodes = _names_of_this_node(known) | ({node} - {""})
     found = (refused for claim in known.claims.values() for refused in _refused_running(known, claim, newer))
-    pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes, held))
+    pending = (pod for claim in known.claims.values() for pod in _refused_pending(known, claim, nodes, held))
     return tuple(sorted({*found, *pending}))
 
 
@@ -306,10 +306,10 @@ def _refusal(claim: ClaimView, pod: PodView) -> PredictedPodRefusal | None:
     obj = claim.objects[0][0]
     if pod.known is None:
         return find_refusal_by_uid(pod.ref.uid, obj) if pod.ref.uid else None
-    for one, _ in pod.objects:  # the kubelet's object may lack the claim's name
-        for named in one.claims:
+    for pod_object, _ in pod.objects:  # the kubelet's object may lack the claim's name
+        for named in pod_object.claims:
             if named.claim == claim.ref.name:
-                return find_refusal(one, named, obj)
+                return find_refusal(pod_object, named, obj)
     return None
 
 

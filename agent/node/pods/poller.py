@@ -414,7 +414,7 @@ class PodPoller:
             return
         active = [pod for pod in pods.items if not pod.has_ended]
         with_claims = frozenset(pod.ref.uid for pod in active if pod.claims or pod.ref.uid in self._uses)
-        of_claims = (one for pod in active if pod.ref.uid in with_claims for one in pod.containers)
+        of_claims = (use for pod in active if pod.ref.uid in with_claims for use in pod.containers)
         running = frozenset(container.id for container in of_claims if container.running)
         if running - self._running:
             self._audit_ns = min(self._audit_ns, self._mono_ns_after(AUDIT_DELAY_S))

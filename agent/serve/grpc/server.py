@@ -344,7 +344,7 @@ class HardenedServer(server.Server):
         largest, most = largest_peers(served, lambda connection: connection.uid)
         idle = [connection for connection in largest if connection is not new and connection.requests.is_idle]
         if idle:
-            return min(idle, key=lambda one: one.requests.idle_since_s)
+            return min(idle, key=lambda other: other.requests.idle_since_s)
         if most > sum(connection.uid == new.uid for connection in served) + 1:
             return largest[-1]
         return new
