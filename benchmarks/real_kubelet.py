@@ -159,7 +159,7 @@ def durations_ms(node: Node, pod: Pod, switch: Switch, repetitions: int) -> list
 def shown(kubelet: RealKubelet, pod: Pod) -> set[str]:
     """Return the health of the devices in the pod's status."""
     resources = kubelet.pod_status(pod).resources
-    return {one.health for claims in resources.values() for found in claims.values() for one in found}
+    return {entry.health for claims in resources.values() for found in claims.values() for entry in found}
 
 
 def main(repetitions: int, version: str) -> None:

@@ -82,7 +82,7 @@ def listed_claim(name: str, *uses: AllocatedDevice) -> PodResourcesClaim:
 def known_pod(uid: str, *claims: str, name: str = "", **more: Any) -> PodObject:
     """Return a pod object whose only container uses all requests of the claims."""
     named = tuple(PodClaim(f"its-{claim}", claim) for claim in claims)
-    container = ContainerObject("main", tuple(ContainerClaim(one.name) for one in named), f"id-{uid}")
+    container = ContainerObject("main", tuple(ContainerClaim(claim.name) for claim in named), f"id-{uid}")
     default: dict[str, Any] = {"phase": "Running", "claims": named, "containers": (container,)}
     return PodObject(PodRef(NAMESPACE, name or f"pod-{uid}", uid), **{**default, **more})
 

@@ -162,7 +162,7 @@ class ClusterApi:
         """Delete the Node and create it again; the garbage collector deletes what the former one owned."""
         former = self.node["metadata"]["uid"]
         for path, obj in list(self.objects.items()):
-            if any(one["uid"] == former for one in obj["metadata"].get("ownerReferences", ())):
+            if any(owner["uid"] == former for owner in obj["metadata"].get("ownerReferences", ())):
                 del self.objects[path]
         self.put(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
 

@@ -204,7 +204,7 @@ def prepared_claim(name: str, *devices: str, pods: Sequence[str] = (), uid: str 
         uid or f"c-{name}",
         name=name,
         pods=pods,
-        drivers={DRIVER: {"Devices": [device(one) for one in devices]}},
+        drivers={DRIVER: {"Devices": [device(found_device) for found_device in devices]}},
     )
 
 

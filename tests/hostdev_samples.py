@@ -67,7 +67,7 @@ def host_of(paper: Path, **options: Any) -> Host:
 
 
 def parts(host: Host) -> dict[str, object]:
-    return {name: one.device.part for name, one in host.found.items()}
+    return {name: found.device.part for name, found in host.found.items()}
 
 
 def claim_of(

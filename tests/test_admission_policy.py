@@ -179,10 +179,12 @@ def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any
 
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_policy_refuses_objects_that_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
-    requests = {name: request(resource, config(one)) for name, one in PARAMETERS.items()}
+    requests = {name: request(resource, config(value)) for name, value in PARAMETERS.items()}
     results = evaluate(list(requests.values()))
     allowed = {name: set(result) == {"true"} for name, result in zip(requests, results, strict=True)}
-    assert allowed == {name: is_decodable(one["object"]) for name, one in requests.items()}
+    assert allowed == {
+        name: is_decodable(found_request["object"]) for name, found_request in requests.items()
+    }
     assert set(allowed.values()) == {True, False}
 
 
@@ -212,7 +214,7 @@ def test_policy_names_one_reason_for_each_mistake(evaluate: Evaluate) -> None:
 @pytest.fixture(scope="module")
 def agent_policy() -> Mapping[str, Any]:
     objects: Any = parse_yaml(AGENT_FILE.read_bytes())
-    (found,) = (one for one in objects if one["kind"] == "ValidatingAdmissionPolicy")
+    (found,) = (obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy")
     return dict(found)
 
 

@@ -94,7 +94,9 @@ def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
 def wrong_of(document: Any) -> list[tuple[str, str, str]]:
     knobs = [*document["classes"], *(knob for pod in document["pods"] for knob in pod["knobs"])]
     fine = {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
-    return [(one["container"], one["file"], one["verdict"]) for one in knobs if one["verdict"] not in fine]
+    return [
+        (knob["container"], knob["file"], knob["verdict"]) for knob in knobs if knob["verdict"] not in fine
+    ]
 
 
 @namings

@@ -163,7 +163,7 @@ def cause_codes(report: Report, lowest: Severity = Severity.INFO) -> dict[str, s
 
 
 def cause_of(report: Report, device: str, code: str) -> Cause:
-    (verdict,) = (one for one in report.devices if one.device == device)
+    (verdict,) = (found_device for found_device in report.devices if found_device.device == device)
     (cause,) = (cause for cause in verdict.causes if cause.code == code)
     return cause
 
@@ -425,7 +425,10 @@ def test_configured_and_declared_values_cannot_be_cleared(
     assert result.refusal is ClearRefusal.NOT_LATCHED
     assert evidence in result.reason
     report = node.next()
-    assert next(one for one in report.devices if one.device in subject.split("/")).health is Health.UNHEALTHY
+    assert (
+        next(device for device in report.devices if device.device in subject.split("/")).health
+        is Health.UNHEALTHY
+    )
 
 
 def test_unreadable_values_cannot_be_accepted() -> None:

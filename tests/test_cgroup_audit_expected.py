@@ -112,7 +112,10 @@ def test_pod_weight_is_linear_and_container_weight_quadratic_first() -> None:
     groups = expected_pod_cgroups(pod(FULL), V2)
     assert values(knob(groups, SettingKind.WEIGHT)) == [39]
     assert values(knob(groups, SettingKind.WEIGHT, "c1")) == [100, 39]
-    assert [one.note for one in knob(groups, SettingKind.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
+    assert [value.note for value in knob(groups, SettingKind.WEIGHT, "c1").accepted] == [
+        "quadratic",
+        "linear",
+    ]
 
 
 def test_quadratic_weight_of_a_pod_or_qos_class_is_not_accepted() -> None:
@@ -152,7 +155,9 @@ def test_init_container_without_limit_after_a_limited_sidecar_is_limited() -> No
     before = pod(container("c1", limits="cpu=2"), init=[*reversed(init)], qosClass="Burstable")
     no_app = pod(container("c1"), init=init, qosClass="Burstable")
     old = replace(V2, counts_earlier_sidecars=True)
-    found = [exact(expected_pod_cgroups(one, old), SettingKind.QUOTA) for one in (after, before, no_app)]
+    found = [
+        exact(expected_pod_cgroups(setting, old), SettingKind.QUOTA) for setting in (after, before, no_app)
+    ]
     assert found == [300_000, NO_LIMIT, NO_LIMIT]
 
 
@@ -163,7 +168,7 @@ def test_pod_with_every_limit_has_one_value_for_all_kubelets() -> None:
 
 def test_formulas_with_equal_results_give_one_accepted_value() -> None:
     weight = knob(expected_pod_cgroups(pod(container("c1")), V2), SettingKind.WEIGHT)
-    assert [(one.value, one.note) for one in weight.accepted] == [(1, "")]
+    assert [(value.value, value.note) for value in weight.accepted] == [(1, "")]
     assert weight.arithmetic == "BestEffort: the least -> shares 2 -> weight 1"
 
 
@@ -171,7 +176,10 @@ def test_hugepage_limit_rounded_down_to_whole_pages_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1 hugepages-2Mi=3Mi", "hugepages-2Mi=3Mi"))
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         expected = knob(expected_pod_cgroups(mine, V2), kind, "c1", SIZES[0])
-        assert [(one.value, one.is_rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
+        assert [(value.value, value.is_rounded) for value in expected.accepted] == [
+            (3 * MI, False),
+            (2 * MI, True),
+        ]
 
 
 def test_value_without_claims_is_explained_and_not_accepted() -> None:
@@ -350,7 +358,9 @@ def test_pending_resize_without_allocated_requests_is_unknown() -> None:
 def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
     for group in expected_qos_cgroups([pod(FULL)], V2):
         pages = [
-            one for one in group.settings if one.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
+            setting
+            for setting in group.settings
+            if setting.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
         ]
         assert [values(page) for page in pages] == [[NO_LIMIT]] * 4
         assert (group.cgroup.level, group.quiet_s) == (CgroupLevel.QOS, QOS_QUIET_S)
@@ -425,9 +435,9 @@ def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: N
 
 @given(sizes, sizes, grants, st.sampled_from([V1, V2, SYSTEMD]))
 def test_larger_request_never_lowers_an_expected_value(
-    one: tuple[int, int], other: tuple[int, int], granted: tuple[int, int, int, bool], facts: NodeFacts
+    value: tuple[int, int], other: tuple[int, int], granted: tuple[int, int, int, bool], facts: NodeFacts
 ) -> None:
-    less, more = (tuple(edge(pair) for pair in zip(one, other, strict=True)) for edge in (min, max))
+    less, more = (tuple(edge(pair) for pair in zip(value, other, strict=True)) for edge in (min, max))
     claims = [claim("x", "c1", f"cpu={granted[0]}m memory={granted[1]}Mi")]
 
     def groups(cpu: int, memory: int) -> tuple[ExpectedCgroup, ...]:
@@ -442,13 +452,13 @@ def test_larger_request_never_lowers_an_expected_value(
 
 @given(grants, grants, st.sampled_from([V1, V2, SYSTEMD]))
 def test_larger_claim_amount_never_lowers_an_expected_value(
-    one: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
+    value: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
 ) -> None:
     def groups(amount: tuple[int, ...]) -> tuple[ExpectedCgroup, ...]:
         granted = f"cpu={amount[0]}m memory={amount[1]}Mi hugepages-2Mi={amount[2] * 2}Mi"
         return expected_pod_cgroups(pod(FULL, claims=[claim("x", "c1", granted)]), facts)
 
-    less, more = (tuple(edge(pair) for pair in zip(one[:3], other[:3], strict=True)) for edge in (min, max))
+    less, more = (tuple(edge(pair) for pair in zip(value[:3], other[:3], strict=True)) for edge in (min, max))
     small, large = groups(less), groups(more)
     for name in ("", "c1"):
         for kind, size in (

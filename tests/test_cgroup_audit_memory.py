@@ -332,7 +332,7 @@ def test_claims_memory_is_shared_in_the_oom_score() -> None:
     mine = pod_of(container("c1", "memory=1Gi"), container("c2", "memory=1Gi"), claims=[given])
     assert score(mine) == [1000 - 1000 * (1024 + 1024 + 512 + 512) // 8192]
     explained = knob(groups_of(mine, facts_of(None)), SCORE, "c1").explained_wrong_values
-    assert [(one.value, one.note) for one in explained] == [
+    assert [(value.value, value.note) for value in explained] == [
         (875, "the value of a kubelet that does not count claims")
     ]
     uncounted = replace(facts_of(None), counts_claims=False)
@@ -372,7 +372,7 @@ def test_rest_of_a_pod_level_request_excludes_the_memory_of_claims() -> None:
 def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: AuditVerdict) -> None:
     groups = groups_of(pod_of(BURSTABLE, metadata={"generation": 2}), facts_of(None))
     actual = {groups[1].cgroup: ActualCgroup({CgroupSettingId(SCORE): score})}
-    (found,) = [one for one in compare_cgroups(groups[1:], actual, 2) if one.setting.kind is SCORE]
+    (found,) = [cgroup for cgroup in compare_cgroups(groups[1:], actual, 2) if cgroup.setting.kind is SCORE]
     assert found.verdict is verdict
 
 
@@ -396,9 +396,9 @@ def test_wrong_oom_score_is_no_finding_of_a_device_resource() -> None:
         for comparison in compare_cgroups(groups[1:], {groups[1].cgroup: actual}, 2)
         if comparison.setting.kind in {SCORE, HIGH}
     ]
-    assert {one.verdict for one in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
+    assert {comparison.verdict for comparison in compared} == {AuditVerdict.HIGHER, AuditVerdict.LIMITED}
     found = list(audit_findings(PodAudit(mine, tuple(compared), (), ())))
-    assert [(one.code, one.resource) for one in found] == [("cgroup.limited", Resource.MEMORY)]
+    assert [(risk.code, risk.resource) for risk in found] == [("cgroup.limited", Resource.MEMORY)]
 
 
 # --- QoS classes and the node ------------------------------------------------------------------------------

@@ -529,7 +529,9 @@ SUM_CASES: Final[Mapping[str, tuple[Object, str, str | None]]] = {
 
 def sums(pod: Pod, add: Any, claims: bool) -> dict[str, int]:
     found = {resource: add(pod, resource, with_claims=claims) for resource in ("cpu", "memory", PAGES)}
-    return {resource: one.total.nanos for resource, one in found.items() if isinstance(one, ResourceSum)}
+    return {
+        resource: amount.total.nanos for resource, amount in found.items() if isinstance(amount, ResourceSum)
+    }
 
 
 def nanos(text: str) -> dict[str, int]:

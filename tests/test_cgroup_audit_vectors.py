@@ -147,7 +147,7 @@ def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
     mine = pod(container("c1", limits="memory=1G cpu=1"))
     for page_bytes, read in ((4096, out["read_back_4k"]), (65536, out["read_back_64k"])):
         memory = knob(expected_pod_cgroups(mine, NodeFacts(page_bytes=page_bytes)), SettingKind.MEMORY)
-        assert [(one.value, one.is_rounded) for one in memory.accepted] == [
+        assert [(value.value, value.is_rounded) for value in memory.accepted] == [
             (out["written"], False),
             (read, True),
         ]

@@ -199,9 +199,9 @@ def declared_cpus(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...
     """Return CPU devices of one driver, ``cpuset-0`` and on."""
     devices = [
         DriverDevice(
-            "driver", "node-a", f"cpuset-{n}", DeclaredCpuDevice(parse_cpus(one), 0, exclusive, False), 0
+            "driver", "node-a", f"cpuset-{n}", DeclaredCpuDevice(parse_cpus(text), 0, exclusive, False), 0
         )
-        for n, one in enumerate(cpus)
+        for n, text in enumerate(cpus)
     ]
     return (DeclaredFile("driver", tuple(devices)),)
 

@@ -108,7 +108,7 @@ def create_limited_group(tree: Kubepods, sampler: Sampler, container: str = CONT
         tree, container, lambda group: (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
     )
     passes = until(sampler, says(container, mem_limit=LIMIT), woken=False).core.passes
-    until(sampler, lambda one: one.core.passes >= passes + SETTLED, woken=False)
+    until(sampler, lambda newest: newest.core.passes >= passes + SETTLED, woken=False)
     return group
 
 
@@ -152,7 +152,7 @@ def test_removed_group_removes_its_descendants_without_failure() -> None:
             tree.make(QOS, POD, CONTAINER)
             until(sampler, says(mem_oom_kill=0), woken=False)
             tree.remove(QOS, POD)  # the kernel writes to the eventfds of what is removed
-            snapshot = until(sampler, lambda one: not one.groups, woken=False)
+            snapshot = until(sampler, lambda newest: not newest.groups, woken=False)
             assert snapshot.core.unwatched == 0
             assert all(source.state is not SourceState.FAILING for source in snapshot.sources)
         assert snapshot.core.descriptors == held + 2, "the epoll in which the eventfds were, and its timer"
@@ -233,7 +233,9 @@ def test_memory_kill_is_a_note_without_a_sweep(short_tmp: Path) -> None:
             assert note.cause.evidence == "processes were killed: out of memory (limit 16 MiB)"
             tree.remove(QOS, POD)
             gone = wait_for_message(onlooker, lambda picture: picture.groups == 0, "no group any more")
-            assert note.cause.code in [one.cause.code for one in gone.notes if one.subject == note.subject]
+            assert note.cause.code in [
+                newest.cause.code for newest in gone.notes if newest.subject == note.subject
+            ]
 
 
 # --- descriptors that stay open between two reads ---------------------------------------------------------
@@ -299,9 +301,9 @@ def test_held_descriptors_of_removed_groups_are_closed() -> None:
         empty = until(sampler, lambda _: True).core.descriptors
         tree.make(QOS, POD, CONTAINER)
         eventfds = 3  # of the pod, and their epoll with its timer
-        until(sampler, lambda one: one.core.descriptors == empty + eventfds + 4, woken=False)
+        until(sampler, lambda newest: newest.core.descriptors == empty + eventfds + 4, woken=False)
         tree.remove(QOS, POD)
-        until(sampler, lambda one: one.core.descriptors == empty + eventfds - 1, woken=False)
+        until(sampler, lambda newest: newest.core.descriptors == empty + eventfds - 1, woken=False)
 
 
 def test_kernel_notifies_about_a_file_whose_descriptor_is_held() -> None:

@@ -74,7 +74,7 @@ def explain_device(stage: Stage, device: str) -> dict[str, Any]:
     def has_verdict() -> bool:
         """Return whether the agent answered in the two seconds that the command waits."""
         found[:] = json.loads(run(stage, "explain", device, "-o", "json").out)["devices"]
-        return [one["verdict"]["source"] for one in found if one["verdict"]] == ["agent"]
+        return [entry["verdict"]["source"] for entry in found if entry["verdict"]] == ["agent"]
 
     eventually(has_verdict, lambda: f"the agent's verdict on {device} in {found}")
     return dict(found[0])

@@ -588,7 +588,9 @@ def test_reserved_cgroup_is_compared_with_the_reservation(capsys, node):
     )
     code, found = document(capsys, node)
     assert code == 0
-    kube = [(one["file"], one["actual"]) for one in found["nodeCgroups"] if one["name"] == "kube-reserved"]
+    kube = [
+        (entry["file"], entry["actual"]) for entry in found["nodeCgroups"] if entry["name"] == "kube-reserved"
+    ]
     assert kube == [("cpu.weight", 20), ("memory.max", GI)]
 
 

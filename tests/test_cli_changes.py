@@ -164,7 +164,10 @@ def test_pod_name_that_comes_or_goes_is_no_change(container: str):
     assert changes_between_reports(report(notes=(named,)), report(notes=(unnamed,))) == []
     assert changes_between_reports(report(notes=(unnamed,)), report(notes=(named,))) == []
     other = NonDeviceCause(f"pod u-2 (team-a/train-0){container}", HUNG)
-    states = [one.state for one in changes_between_reports(report(notes=(named,)), report(notes=(other,)))]
+    states = [
+        found_report.state
+        for found_report in changes_between_reports(report(notes=(named,)), report(notes=(other,)))
+    ]
     assert states == ["Degraded", "over"]
 
 

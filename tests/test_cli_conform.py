@@ -372,7 +372,7 @@ def test_conform_page_has_a_row_for_every_check():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
     assert [code for row in rows for code in re.findall(r"^\| `(.*?)` \|", row)] == [
-        one.code for one in CHECKS
+        check.code for check in CHECKS
     ]
 
 

@@ -81,7 +81,7 @@ def train(node: Node) -> Node:
 
 
 def affected_pods(document: dict) -> list[tuple[str | None, str | None, bool]]:
-    return [(one["pod"]["name"], one["pod"]["uid"], one["sure"]) for one in document["hurt"]]
+    return [(pod["pod"]["name"], pod["pod"]["uid"], pod["sure"]) for pod in document["hurt"]]
 
 
 # --- from files alone --------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_pod_with_prepared_claim_is_affected_for_sure(train: Node) -> None:
     assert code == 2
     assert affected_pods(document) == [("pod-u-1", "u-1", True)]
     assert document["hurt"][0]["containers"] == [{"name": "main", "sure": True}]
-    assert {one["source"] for one in document["hurt"][0]["toldBy"]} == {
+    assert {source["source"] for source in document["hurt"][0]["toldBy"]} == {
         "checkpoint",
         "podresources",
         "pods-api",
@@ -537,7 +537,11 @@ def test_silent_sockets_time_out_in_parallel(train: Node, monkeypatch: pytest.Mo
         code, document = train.document("gpu-0")
     assert code == 2
     assert affected_pods(document) == [(None, "u-1", True)]
-    late = {one["place"] for one in document["sources"] if one["why"] and one["why"].endswith("within 2 s")}
+    late = {
+        source["place"]
+        for source in document["sources"]
+        if source["why"] and source["why"].endswith("within 2 s")
+    }
     assert late == {str(path) for path in hung}
 
 
@@ -570,7 +574,7 @@ def test_node_without_any_source_is_unreachable(node: Node) -> None:
 
 
 def test_every_source_has_a_consequence_text() -> None:
-    origins = {str(one) for one in Origin} - {"driver", "pods-file"}
+    origins = {str(origin) for origin in Origin} - {"driver", "pods-file"}
     assert set(CONSEQUENCES) == origins | {"agent", "driver socket", "prepares", "taints", "history"}
 
 
@@ -590,12 +594,12 @@ def test_shared_device_affects_all_hundred_pods(node: Node) -> None:
     ):
         code, document = node.document("switch")
         _, out, _ = node.explain("switch")
-        _, one = node.document("gpu-42-3")
+        _, entry = node.document("gpu-42-3")
         _, pod = node.document("pod", "team-a/pod-u-42")
     assert code == 2
     assert sorted(affected_pods(document)) == sorted((f"pod-u-{n}", f"u-{n}", True) for n in numbers)
     assert out.count("• team-a/all") == 100
-    assert affected_pods(one) == [("pod-u-42", "u-42", True)]
+    assert affected_pods(entry) == [("pod-u-42", "u-42", True)]
     assert [len({d["name"] for d in claim["devices"]}) for claim in pod["claims"]] == [1, 4]
     assert pod["severity"] == "unhealthy"
 
@@ -793,7 +797,7 @@ def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
     assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
     assert [pod["uid"] for pod in document["pods"]] == ["u-1", "u-2"]
     assert [device["name"] for device in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
-    assert {(one["device"]["name"], one["pod"]["uid"]) for one in document["hurt"]} == {
+    assert {(pod["device"]["name"], pod["pod"]["uid"]) for pod in document["hurt"]} == {
         ("gpu-0", "u-1"),
         ("gpu-1", "u-1"),
         ("nic-0", "u-1"),

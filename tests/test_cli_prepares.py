@@ -41,11 +41,11 @@ PASSES = replace(
 def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
     """Return a ledger with these claims, each with the verdict of its failure or None."""
     ledger = PrepareLedger()
-    for number, (name, one) in enumerate(results):
-        if one is None:
+    for number, (name, result) in enumerate(results):
+        if result is None:
             ledger = ledgers.with_success(ledger, claim(name), "", at + number, "1.2")
         else:
-            ledger, _ = ledgers.with_failure(ledger, claim(name), "", one, at + number, "1.2")
+            ledger, _ = ledgers.with_failure(ledger, claim(name), "", result, at + number, "1.2")
     return ledger
 
 
@@ -151,7 +151,7 @@ def test_lines_fit_the_terminal():
     ],
 )
 def test_worst_claim_decides_the_exit_code(results, code):
-    ledger = ledger_of(*((str(number), one) for number, one in enumerate(results)))
+    ledger = ledger_of(*((str(number), result) for number, result in enumerate(results)))
     assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == code
 
 
@@ -201,9 +201,9 @@ def test_driver_flag_selects_one_driver(node, capsys):
 def test_json_has_every_field(node, capsys):
     node.store(MANY)
     code, out, _ = node.run(capsys, "broken", "-o", "json")
-    (one,) = json.loads(out)["claims"]
+    (item,) = json.loads(out)["claims"]
     assert code == 2
-    assert one == {
+    assert item == {
         "driver": DRIVER,
         "driverVersion": "1.2",
         "namespace": "team",

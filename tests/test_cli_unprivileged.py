@@ -58,7 +58,7 @@ def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Node]:
         node.health_state("Unhealthy", "gpu-0")
         node.driver_stores(PrepareLedger(), time.time())
         node.run_dir.mkdir()
-        for path in (node.run_dir / "agent.sock", *(node.kubelet / one for one in SOCKETS)):
+        for path in (node.run_dir / "agent.sock", *(node.kubelet / found_path for found_path in SOCKETS)):
             server = stack.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(str(path))
             path.chmod(0o660)

@@ -132,7 +132,9 @@ def test_flapping_device_keeps_its_rule_without_a_write(api: ClusterApi) -> None
     api.requests.clear()
     agent.run_for(1800, lambda: [declared_device(*(SICK if next(flaps) % 2 else ("gpu-0",)))])
     assert set(rules(api)) == {"gpu-0"}
-    assert [one for one in api.requests if one.method != "GET" and "taintrules" in one.path] == []
+    assert [
+        request for request in api.requests if request.method != "GET" and "taintrules" in request.path
+    ] == []
 
 
 def test_restarted_agent_adopts_its_rules(api: ClusterApi) -> None:

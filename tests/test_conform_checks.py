@@ -161,9 +161,9 @@ def with_stopped_reader(
 
 
 def with_endpoint(**changes: object) -> SessionRecord:
-    one = registration()
-    assert one.endpoint is not None
-    return session_with_registrations(one._replace(endpoint=one.endpoint._replace(**changes)))
+    reported = registration()
+    assert reported.endpoint is not None
+    return session_with_registrations(reported._replace(endpoint=reported.endpoint._replace(**changes)))
 
 
 def with_info(**changes: object) -> SessionRecord:
@@ -1288,13 +1288,13 @@ ENTRY = st.builds(
 @given(st.lists(ENTRY, max_size=5))
 def test_read_list_returns_what_google_protobuf_wrote(devices):
     message = message_class("v1", "NodeWatchResourcesResponse")()
-    for one in devices:
+    for reported in devices:
         message.devices.add(
-            device={"pool_name": one.pool.decode(), "device_name": one.name.decode()},
-            health=one.health,
-            last_updated_time=one.updated_s,
-            health_check_timeout_seconds=one.lease_s,
-            message=one.message.decode(),
+            device={"pool_name": reported.pool.decode(), "device_name": reported.name.decode()},
+            health=reported.health,
+            last_updated_time=reported.updated_s,
+            health_check_timeout_seconds=reported.lease_s,
+            message=reported.message.decode(),
         )
     read = decode_health_list(message.SerializeToString(), 1.0, {})
     assert read.devices == tuple(devices)
@@ -1339,8 +1339,8 @@ def test_read_list_keeps_entries_without_device_or_utf8():
 def test_read_list_equal_entries_share_one_object():
     known: dict[bytes, object] = {}
     entry = b"\x0a\x02\x10\x01"
-    (one,), (other,) = (decode_health_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
-    assert one is other
+    (reported,), (other,) = (decode_health_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
+    assert reported is other
 
 
 def test_read_list_above_limits_is_cut():
@@ -1378,7 +1378,8 @@ GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("d
 
 def chosen_paths(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
     return [
-        one.path.removeprefix("/registry/") for one in choose_driver_files(found, socket, driver, "/registry")
+        file.path.removeprefix("/registry/")
+        for file in choose_driver_files(found, socket, driver, "/registry")
     ]
 
 

@@ -134,7 +134,11 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 def assert_passed(document: dict[str, Any], *areas: str) -> None:
     """Assert that all checks of some areas have passed that the options include."""
-    bad = {one["code"]: one["saw"] for one in document["results"] if one["result"] not in {"pass", "skipped"}}
+    bad = {
+        result["code"]: result["saw"]
+        for result in document["results"]
+        if result["result"] not in {"pass", "skipped"}
+    }
     assert not bad
     assert {
         result["code"].partition(".")[0] for result in document["results"] if result["result"] == "pass"
@@ -168,9 +172,9 @@ def test_claim_script_replaces_the_kubeconfig(runner: Runner) -> None:
     (saving,) = re.findall(r"after\s+`(kubectl get [^`]*)`", PAGE)
     runner.shell(" ".join(saving.split()))
     (step,) = (
-        one["run"]
-        for one in yaml.safe_load(block("yaml", "conform.json"))
-        if "--prepare" in one.get("run", "")
+        item["run"]
+        for item in yaml.safe_load(block("yaml", "conform.json"))
+        if "--prepare" in item.get("run", "")
     )
     assert "--kubeconfig $HOME/.kube/config" in step
     changed = step.replace("--kubeconfig $HOME/.kube/config", flags).replace("> conform", "--for 2s > script")

@@ -53,7 +53,7 @@ POD = PodRef("team-a", "pod-p", "p")
 
 def affected_names(consumers: ConsumerMap, gpu: str = "gpu-0") -> list[tuple[str, bool]]:
     """Return the pods that a device affects, each with whether that is sure."""
-    return [(str(one.pod.ref), one.is_certain) for one in affected_pods(consumers, device(gpu))]
+    return [(str(pod.pod.ref), pod.is_certain) for pod in affected_pods(consumers, device(gpu))]
 
 
 def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
@@ -70,13 +70,13 @@ def test_device_leads_to_its_claim_pod_and_container() -> None:
             pods_api=[known_pod("p", "claim-c")],
         )
     )
-    (one,) = affected_pods(consumers, device())
-    assert one.pod.ref == POD
-    assert one.claim == ref("c")
-    assert one.is_certain
-    assert one.containers == (ContainerUse("main", is_certain=True),)
-    assert {edge.provenance.origin for edge in one.edges} == {Origin.CHECKPOINT, Origin.PODS_API}
-    assert one.pod.known == known_pod("p", "claim-c")
+    (pod,) = affected_pods(consumers, device())
+    assert pod.pod.ref == POD
+    assert pod.claim == ref("c")
+    assert pod.is_certain
+    assert pod.containers == (ContainerUse("main", is_certain=True),)
+    assert {edge.provenance.origin for edge in pod.edges} == {Origin.CHECKPOINT, Origin.PODS_API}
+    assert pod.pod.known == known_pod("p", "claim-c")
 
 
 def test_checkpoint_alone_gives_pod_uids_without_names() -> None:
@@ -91,10 +91,10 @@ def test_podresources_alone_gives_pod_names_without_uids() -> None:
     consumers = build_consumer_map(
         source_answers(podresources=[listed_pod("train-0", listed_claim("gpus", use()))])
     )
-    (one,) = affected_pods(consumers, device())
-    assert (one.pod.ref, one.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
-    assert one.is_certain
-    assert all(edge.by_name for edge in one.edges)
+    (pod,) = affected_pods(consumers, device())
+    assert (pod.pod.ref, pod.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
+    assert pod.is_certain
+    assert all(edge.by_name for edge in pod.edges)
 
 
 def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
@@ -207,8 +207,8 @@ def test_group_member_with_unnamed_claims_is_unsure() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    (one,) = affected_pods(consumers, device())
-    assert (one.pod.ref.uid, one.is_certain, one.group) == ("p", False, "workers")
+    (pod,) = affected_pods(consumers, device())
+    assert (pod.pod.ref.uid, pod.is_certain, pod.group) == ("p", False, "workers")
 
 
 def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
@@ -219,11 +219,11 @@ def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
         )
     )
     reserved_for = {edge.consumer for edge in consumers.claims[ref("c")].consumers}
-    assert {(one.kind, one.resource) for one in reserved_for} == {
+    assert {(reservation.kind, reservation.resource) for reservation in reserved_for} == {
         (ConsumerKind.POD_GROUP, "podgroups.scheduling.k8s.io"),
         (ConsumerKind.OTHER, "jobs.batch"),
     }
-    assert all(one.pod is None for one in reserved_for)
+    assert all(reference.pod is None for reference in reserved_for)
     assert affected_names(consumers) == []
 
 
@@ -266,8 +266,8 @@ def test_containers_use_only_the_devices_of_their_requests() -> None:
 
 def test_container_from_podresources_alone_is_unsure() -> None:
     listing = [listed_pod("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
-    (one,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
-    assert one.containers == (ContainerUse("main", is_certain=False),)
+    (pod,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
+    assert pod.containers == (ContainerUse("main", is_certain=False),)
 
 
 def test_container_of_a_claim_with_one_device_is_sure() -> None:
@@ -313,7 +313,7 @@ def test_claim_from_a_template_is_known_by_its_generated_name(
             pods_api=[known_pod("p", claims=(of_template,), containers=(container,), lacks_claim_names=True)],
         )
     )
-    found = {one.pod.ref.uid: one.containers for one in affected_pods(consumers, device())}
+    found = {pod.pod.ref.uid: pod.containers for pod in affected_pods(consumers, device())}
     assert found["p"] == (ContainerUse("main", is_certain=is_certain),)
 
 
@@ -532,7 +532,7 @@ def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
             pods_api=[known_pod("p-1", "gpus", name="web-0"), known_pod("p-2", name="web-0")],
         )
     )
-    assert [(one.pod.ref.uid, one.is_certain) for one in affected_pods(consumers, device())] == [
+    assert [(pod.pod.ref.uid, pod.is_certain) for pod in affected_pods(consumers, device())] == [
         ("p-1", True)
     ]
 
@@ -662,7 +662,7 @@ def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    assert [one.kubelets for one in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
+    assert [pod.kubelets for pod in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
 
 
 def test_pod_of_another_node_is_not_refused() -> None:

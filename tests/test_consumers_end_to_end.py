@@ -136,18 +136,21 @@ def test_own_device_affects_one_pod_and_shared_device_all(known_consumers: Consu
     assert (known_consumers.conflicts, known_consumers.missing_sources) == ((), ())
     for number in PODS:
         for part in DEVICES:
-            (one,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(number, part)))
-            assert (one.pod.ref, one.is_certain) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
-            assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
-            assert one.containers == (ContainerUse("main", is_certain=True),)
+            (found_pod,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(number, part)))
+            assert (found_pod.pod.ref, found_pod.is_certain) == (
+                PodRef("team-a", f"pod-u-{number}", f"u-{number}"),
+                True,
+            )
+            assert found_pod.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
+            assert found_pod.containers == (ContainerUse("main", is_certain=True),)
     found = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", "switch"))
     assert len(found) == 100
-    assert all(one.is_certain for one in found)
+    assert all(found_pod.is_certain for found_pod in found)
 
 
 def test_every_edge_has_its_origin_and_time(known_consumers: ConsumerMap) -> None:
-    (one,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
-    provenances = {edge.provenance.origin: edge.provenance for edge in one.edges}
+    (found_pod,) = affected_pods(known_consumers, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
+    provenances = {edge.provenance.origin: edge.provenance for edge in found_pod.edges}
     assert set(provenances) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
     assert all(provenance.read_at == NOW for provenance in provenances.values())
     assert provenances[Origin.CHECKPOINT].written_s is not None
@@ -166,7 +169,7 @@ def test_node_without_sockets_gives_uids_and_missing_sources(tmp_path: Path) -> 
         (Origin.PODRESOURCES, Absence.ABSENT),
         (Origin.PODS_API, Absence.ABSENT),
     ]
-    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
-    assert (one.pod.ref, one.is_certain, one.containers) == (PodRef(uid="u-0"), True, ())
+    (found_pod,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
+    assert (found_pod.pod.ref, found_pod.is_certain, found_pod.containers) == (PodRef(uid="u-0"), True, ())
     (named,) = pods_by_name(known, "team-a", "pod-u-1")  # named by its reservation
     assert named.ref.uid == "u-1"

@@ -111,12 +111,14 @@ def test_heartbeats_repeat_the_list_with_a_new_verified_time(agent: Agent) -> No
             "a heartbeat in a later second",
         )
     for message in (first, later):
-        for one in message.devices:
-            one.last_updated_time = 0
+        for found_device in message.devices:
+            found_device.last_updated_time = 0
     verified = {device.device.device_name for device in later.devices}
     # memory is read every ten seconds, and a heartbeat repeats only devices that were verified again
     assert {POOL, CPU} <= verified
-    assert [one for one in first.devices if one.device.device_name in verified] == list(later.devices)
+    assert [
+        found_device for found_device in first.devices if found_device.device.device_name in verified
+    ] == list(later.devices)
 
 
 def test_change_and_recovery_are_both_sent(agent: Agent, sysfs: PlainSysfs) -> None:
@@ -618,7 +620,7 @@ def test_history_has_the_changes_of_killed_and_restarted_agents(
             capsys.readouterr()  # the agent writes, and its disk is slow
         assert code == 0
         listed = json.loads(capsys.readouterr().out)["changes"]
-        return [(one["from"], one["to"]) for one in reversed(listed) if one["device"]["name"] == POOL]
+        return [(name["from"], name["to"]) for name in reversed(listed) if name["device"]["name"] == POOL]
 
     with Agent(short_tmp, *flags, config=STREAM) as agent:
         eventually(lambda: (short_tmp / "run/state/history.sqlite").exists(), "the first report is written")

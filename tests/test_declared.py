@@ -109,11 +109,11 @@ def test_file_has_its_own_pool() -> None:
 
 
 def test_device_has_its_own_pool() -> None:
-    [one, other] = parse_devices(
+    [found_device, other] = parse_devices(
         'version = 1\npool = "rack-1"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0\npool = "rack-2"\n'
         '[[device]]\nname = "n"\nkind = "memory"\nnuma = 0'
     )
-    assert (one.pool, other.pool) == ("rack-2", "rack-1")
+    assert (found_device.pool, other.pool) == ("rack-2", "rack-1")
 
 
 def test_empty_declaration_is_valid() -> None:
@@ -122,7 +122,7 @@ def test_empty_declaration_is_valid() -> None:
 
 def test_documented_example_has_every_kind() -> None:
     example = PAGE.read_text().split("```toml\n")[1].split("```")[0]
-    whats = {type(one.part) for one in parse_devices(example)}
+    whats = {type(found_device.part) for found_device in parse_devices(example)}
     parts = {
         DeclaredCpuDevice,
         DeclaredGpuDevice,
@@ -229,7 +229,7 @@ def test_random_bytes_give_devices_or_config_error(data: bytes) -> None:
         found = parse_declaration(data, DRIVER, NODE)
     except ConfigError:
         return
-    assert all(one.driver == DRIVER for one in found)
+    assert all(file.driver == DRIVER for file in found)
 
 
 # --- the files ---------------------------------------------------------------------------------------------

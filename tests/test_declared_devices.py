@@ -378,7 +378,7 @@ def test_absent_declared_instance_is_unhealthy() -> None:
 
 def test_declared_instance_with_the_uuid_of_other_numbers_is_not_found() -> None:
     node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
-    one, other = node.gpus[0].migs
+    mig, other = node.gpus[0].migs
     node.declare(
         declared_device("moved", gpu(GPU_0, other.uuid, gi=1, ci=0)),
         declared_device("replaced", gpu(GPU_0, "MIG-before", gi=1, ci=0)),
@@ -386,7 +386,7 @@ def test_declared_instance_with_the_uuid_of_other_numbers_is_not_found() -> None
     )
     report = node.next()
     uuids = [dict(declared_verdict(report, name).attributes).get("uuid") for name in ("moved", "by-gpu")]
-    assert uuids == [other.uuid, one.uuid]
+    assert uuids == [other.uuid, mig.uuid]
     device = declared_verdict(report, "replaced")
     assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.not_found"])
     assert "has no instance MIG-before" in device.message

@@ -377,14 +377,15 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             number, member, reading = how
             node.change(
                 cores=tuple(
-                    one._replace(**{member: reading}) if one.cpu == number else one for one in machine.cores
+                    core._replace(**{member: reading}) if core.cpu == number else core
+                    for core in machine.cores
                 )
             )
         case "one counts":
             node.change(
                 cores=tuple(
-                    one._replace(machine_checks=ABSENT if at else how[0])
-                    for at, one in enumerate(machine.cores)
+                    core._replace(machine_checks=ABSENT if at else how[0])
+                    for at, core in enumerate(machine.cores)
                 )
             )
         case "cores":
@@ -395,8 +396,8 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             number, member, reading = how
             node.change(
                 numa=tuple(
-                    one._replace(**{member: reading}) if one.numa_node == number else one
-                    for one in machine.numa
+                    numa._replace(**{member: reading}) if numa.numa_node == number else numa
+                    for numa in machine.numa
                 )
             )
         case "smt":

@@ -64,7 +64,7 @@ def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
 def test_new_declaration_replaces_the_old_one(tmp_path: Path) -> None:
     write_declaration(tmp_path, DRIVER, NODE, ROWS)
     write_declaration(tmp_path, DRIVER, NODE, ROWS[:1])
-    assert [one.name for one in read_devices(tmp_path)] == ["set-0"]
+    assert [device.name for device in read_devices(tmp_path)] == ["set-0"]
     write_declaration(tmp_path, DRIVER, NODE, ())
     assert read_devices(tmp_path) == ()
 

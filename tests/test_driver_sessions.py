@@ -103,7 +103,10 @@ def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> 
     assert source.read() is host.snapshot
     source.set_driver_faults(A, [fault(A)])
     assert host.is_woken()
-    assert [one.driver_faults for one in (source.read(), host.snapshot) if one] == [(fault(A),), ()]
+    assert [snapshot.driver_faults for snapshot in (source.read(), host.snapshot) if snapshot] == [
+        (fault(A),),
+        (),
+    ]
 
 
 def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
@@ -503,7 +506,7 @@ def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytes
 
 def other_failures(agent: Agent, driver: str, name: str) -> list[tuple[str, str]]:
     found = agent.sessions.failures_at_other_drivers(driver, claim(driver, name).ref)
-    return [(one.driver, one.verdict.claim.name) for one in found]
+    return [(entry.driver, entry.verdict.claim.name) for entry in found]
 
 
 def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> None:

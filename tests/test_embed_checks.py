@@ -390,7 +390,7 @@ async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
     async with run_checks(hangs, other, devices=[*hung, "d-0"]) as found:
         seen = await found.until(lambda checks: all(check.passes for check in checks.values()))
     assert seen.pop("d-0").no_result_reason == ""
-    assert {one.no_result_reason for one in seen.values()} == {"no answer within 0.2 s"}
+    assert {sample.no_result_reason for sample in seen.values()} == {"no answer within 0.2 s"}
 
 
 async def test_plain_checks_run_up_to_the_thread_limit() -> None:
@@ -419,7 +419,7 @@ async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading
     async with run_checks(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
         seen = await found.until(lambda checks: any(check.no_result_reason for check in checks.values()))
         gate.set()
-    assert {one.no_result_reason for one in seen.values()} == {
+    assert {sample.no_result_reason for sample in seen.values()} == {
         "",
         "no free thread within 0.1 s: 16 health checks are running",
     }

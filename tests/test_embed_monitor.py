@@ -49,7 +49,9 @@ def monitor_of(**changes: Any) -> Monitor:
 def core_threads() -> CoreThreads:
     """Return a function that lists the core threads of the test, without those of earlier tests."""
     before = threading.enumerate()
-    return lambda: [one for one in threading.enumerate() if one.name == "dh-core" and one not in before]
+    return lambda: [
+        thread for thread in threading.enumerate() if thread.name == "dh-core" and thread not in before
+    ]
 
 
 def fault(name: str) -> DriverFault:
@@ -472,19 +474,19 @@ def test_process_state_is_unchanged(hardware: Any) -> None:
 
 
 def test_two_monitors_are_independent(hardware: Any) -> None:
-    one, other = (
+    first, other = (
         monitor_of(**hardware),
         Monitor("other.example.com", config=CONFIG, hardware=False, state_dir=None),
     )
-    for monitor in (one, other):
+    for monitor in (first, other):
         monitor.add(Device("d-0"))
         monitor.check(every_s=0.1, timeout_s=PATIENCE_S, name="well")(lambda _: None)
-    with one, other:
-        until(one, "d-0", Health.HEALTHY)
+    with first, other:
+        until(first, "d-0", Health.HEALTHY)
         eventually(lambda: other.report is not None and len(other.report.devices) == 1, "one device")
-        assert one.health_of(ref("d-0")._replace(driver="other.example.com")) is None
+        assert first.health_of(ref("d-0")._replace(driver="other.example.com")) is None
         assert other.health_of(ref("d-0")) is None
-        one.stop()
+        first.stop()
         assert other.is_up
 
 

@@ -105,12 +105,12 @@ def error_raiser(error: BaseException) -> Callable[[], object]:
 
 def ours() -> set[threading.Thread]:
     """All threads of the library, of other tests too."""
-    return {one for one in threading.enumerate() if one.name.startswith("dh-")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("dh-")}
 
 
 def threads(name: str, ignored: Collection[threading.Thread] = ()) -> int:
     """Return the number of threads with this name, without those of other tests that are `ignored`."""
-    return sum(one.name == name for one in threading.enumerate() if one not in ignored)
+    return sum(thread.name == name for thread in threading.enumerate() if thread not in ignored)
 
 
 @pytest.fixture
@@ -522,7 +522,7 @@ def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driv
     names = [f"c{n}" for n in range(20)]
     driver.behaviour = dict.fromkeys(names, behave)
     for call in (kubelet.prepare, kubelet.unprepare):
-        assert {one.error for one in call(*map(claim, names)).values()} == {""}
+        assert {answer.error for answer in call(*map(claim, names)).values()} == {""}
 
 
 @pytest.fixture

@@ -384,8 +384,10 @@ def test_verdicts_of_a_decorated_handler_are_listed_after_the_end(root: Path) ->
     assert errors == ""
     listed = prepares(again)
     assert listed["default/good"]["verdict"] is None
-    verdicts = {name: one["verdict"] for name, one in listed.items() if one["verdict"]}
-    assert {name: (one["class"], one["code"], one["count"]) for name, one in verdicts.items()} == {
+    verdicts = {name: entry["verdict"] for name, entry in listed.items() if entry["verdict"]}
+    assert {
+        name: (verdict["class"], verdict["code"], verdict["count"]) for name, verdict in verdicts.items()
+    } == {
         "default/asks-too-much": ("bad-config", "config.invalid", 1),
         "default/early": ("transient", "card.training", 1),
     }

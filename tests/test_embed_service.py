@@ -126,12 +126,12 @@ def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
 
 
 def test_streams_end_with_the_monitor_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
-    with watch_health(hosting.path) as one, watch_health(hosting.path, "v1alpha1") as other:
-        for kubelet in (one, other):
+    with watch_health(hosting.path) as watcher, watch_health(hosting.path, "v1alpha1") as other:
+        for kubelet in (watcher, other):
             assert names(kubelet.next()) == ["d-0"]
         assert monitor.stop(PATIENCE_S)
         gone = (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
-        assert (stream_end(one), stream_end(other)) == (gone, gone)
+        assert (stream_end(watcher), stream_end(other)) == (gone, gone)
         with watch_health(hosting.path) as late:
             assert stream_end(late) == gone
 
@@ -151,10 +151,10 @@ def test_two_servers_in_two_loops_have_separate_services(
     service = monitor.health_service()
     with (
         Hosting(short_tmp / "other.sock", service, monitor.codec) as other,
-        watch_health(hosting.path) as one,
+        watch_health(hosting.path) as watcher,
         watch_health(other.path) as two,
     ):
-        assert names(one.next()) == names(two.next()) == ["d-0"]
+        assert names(watcher.next()) == names(two.next()) == ["d-0"]
         assert service.streams == 1
     eventually(lambda: service.streams == 0, "the stream has ended")
 

@@ -103,7 +103,7 @@ class HostNode(PaperNode):
 
     def write(self, text: str, times: int = 1) -> None:
         """Add kernel-log lines that the reader has counted."""
-        pattern = next(i for i, one in enumerate(HOST_PATTERNS) if compile_pattern(one).match(text))
+        pattern = next(i for i, fact in enumerate(HOST_PATTERNS) if compile_pattern(fact).match(text))
         us = self.now_ns // 1000
         self.lines = (*self.lines, LogLine(pattern, times, us, us, text, text, len(self.lines)))
 
@@ -382,12 +382,12 @@ whats: Final = st.one_of(
 
 def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
     """Return some samples without duplicate numbers."""
-    return st.lists(samples, max_size=3, unique_by=lambda one: getattr(one, member)).map(tuple)
+    return st.lists(samples, max_size=3, unique_by=lambda entry: getattr(entry, member)).map(tuple)
 
 
 machines: Final = st.builds(
     MachineSample,
-    dimms=st.lists(dimms, max_size=3, unique_by=lambda one: (one.controller, one.dimm)).map(tuple),
+    dimms=st.lists(dimms, max_size=3, unique_by=lambda error: (error.controller, error.dimm)).map(tuple),
     numa=unlike(memory_of_node, "numa_node"),
     cores=unlike(cores, "cpu"),
     pressure=pressures,

@@ -189,7 +189,7 @@ def test_recreated_socket_is_another_plugin(kubelet: FakeKubelet, plugin: Sample
     kubelet.wait_for(lambda: len(kubelet.history.of(Registered)) == 2, "another registration")
     kubelet.wait_registered(DRIVER)
     kinds = (Registered, Deregistered)
-    assert [type(one) for one in kubelet.history if isinstance(one, kinds)] == [
+    assert [type(entry) for entry in kubelet.history if isinstance(entry, kinds)] == [
         Registered,
         Deregistered,
         Registered,
@@ -232,7 +232,7 @@ def test_plugin_whose_notify_fails_is_deregistered_and_retried(
         assert "failed to send registration status" in registration_error(kubelet)
         kubelet.wait_for(lambda: len(sample.statuses) == 2, "another attempt")
         kubelet.wait_registered(DRIVER)
-        kinds = [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))]
+        kinds = [type(entry) for entry in kubelet.history if isinstance(entry, (Deregistered, Registered))]
         assert kinds[-2:] == [Deregistered, Registered]
 
 
@@ -278,7 +278,7 @@ def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path, make_k
         unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
     failed = kubelet.history
     kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) >= 4, "four failures")
-    assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
+    assert {"dial failed" in entry.error for entry in failed.of(RegistrationFailed)} == {True}
     times = failed.times(RegistrationFailed)
     for number in range(3):
         assert times[number + 1] - times[number] >= kubelet.pace.backoff_first_s * 2**number
@@ -433,13 +433,13 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
 def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """TestConnectionHandling/no-wipe-on-reconnect"""
     kubelet = make_kubelet(wipe_s=600)
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
-        kubelet.wait_for(lambda: one.statuses, "the registration status")
-        one.registration.rename(short_tmp / "kept")
-        one.stop()
+        kubelet.wait_for(lambda: found_sample.statuses, "the registration status")
+        found_sample.registration.rename(short_tmp / "kept")
+        found_sample.stop()
         kubelet.wait_for(lambda: kubelet.history.of(Disconnected), "the end of the connection")
-        one.serve()
+        found_sample.serve()
         kubelet.wait_for(lambda: len(kubelet.history.of(Connected)) == 2, "another connection")
         assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
         pod = add_pod(kubelet, "gpu-0")
@@ -539,21 +539,21 @@ def test_feature_gate_of_releases_without_real_kubelet_is_on_from_1_36(
 
 
 def assert_status_and_streams(kubelet: FakeKubelet, count: int) -> None:
-    with SamplePlugin(kubelet.root, DRIVER) as one:
+    with SamplePlugin(kubelet.root, DRIVER) as found_sample:
         pod = add_pod(kubelet, "gpu-0")
         kubelet.wait_registered(DRIVER)
         kubelet.run_pod(pod)
         assert len(kubelet.wait_running(pod).resources) == count
-        kubelet.wait_for(lambda: len(one.opened) == count, "streams")
+        kubelet.wait_for(lambda: len(found_sample.opened) == count, "streams")
 
 
 @only("1.37")
 def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
-    with SamplePlugin(kubelet.root, DRIVER) as one:
-        kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY})
+    with SamplePlugin(kubelet.root, DRIVER) as found_sample:
+        kubelet.wait_for(lambda: found_sample.opened, "a stream")
+        found_sample.send_health({"name": "gpu-0", "health": HEALTHY})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
-        assert one.opened == ["v1"]
+        assert found_sample.opened == ["v1"]
 
 
 @only("1.37")
@@ -867,10 +867,10 @@ def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: Sam
 def test_call_has_the_kubelets_deadline(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
     kubelet = make_kubelet(call_s=0.2)
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
         ended = threading.Event()
-        one.prepare = lambda claim: ended.wait() and one_device(claim)  # type: ignore[return-value,assignment]
+        found_sample.prepare = lambda claim: ended.wait() and one_device(claim)  # type: ignore[return-value,assignment]
         start_s = time.monotonic()
         error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
         took_s = time.monotonic() - start_s
@@ -1056,13 +1056,13 @@ def test_failing_pod_gets_one_event_with_a_count(kubelet: FakeKubelet, plugin: S
 
 def test_every_pod_event_retries_the_prepare(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     kubelet = make_kubelet(resync_s=(600, 900))
-    with SamplePlugin(short_tmp, DRIVER) as one:
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
-        one.prepare = lambda claim: "no"
+        found_sample.prepare = lambda claim: "no"
         pod = add_pod(kubelet, "gpu-0")
         kubelet.run_pod(pod)
         kubelet.wait_for(lambda: kubelet.events, "an event")
-        one.prepare = one_device
+        found_sample.prepare = one_device
         kubelet.sync_pod(pod)
         kubelet.wait_running(pod)
 
@@ -1085,9 +1085,11 @@ def test_pod_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plug
 def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     kubelet = make_kubelet(resync_s=(600, 900))
     lease_s = lease_of(kubelet)
-    with SamplePlugin(short_tmp, DRIVER) as one:
-        kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
+    with SamplePlugin(short_tmp, DRIVER) as found_sample:
+        kubelet.wait_for(lambda: found_sample.opened, "a stream")
+        found_sample.send_health(
+            {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s}
+        )
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.wait_registered(DRIVER)
         pod = add_pod(kubelet, "gpu-0")
@@ -1099,7 +1101,9 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_ku
 
         kubelet.pass_time(lease_s + 0.5)
         assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown_health()) == ("Unknown", "Healthy")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s})
+        found_sample.send_health(
+            {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": lease_s}
+        )
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.pass_time(lease_s + 0.5)
         kubelet.sync_pod(pod)

@@ -138,8 +138,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         return running[version]
 
     yield program
-    for one in running.values():
-        one.end(graceful=True)
+    for process in running.values():
+        process.end(graceful=True)
 
 
 @pytest.fixture(

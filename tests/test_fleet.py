@@ -170,7 +170,7 @@ def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = fleet(capsys, "--prometheus", url)
-    found = [(one["node"], one["device"], one["state"]) for one in document["sick"]]
+    found = [(device["node"], device["device"], device["state"]) for device in document["sick"]]
     assert found == [
         ("node-042", "gpu-0", "unhealthy"),
         ("node-007", "gpu-3", "unhealthy"),
@@ -226,9 +226,9 @@ def test_groups_have_their_sick_devices(
 def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     other = fleet(capsys, "--prometheus", url, "--select", 'cluster="b"')
     assert (other["nodes"], other["sick"], other["rules"], other["versions"]) == (0, [], [], [])
-    one = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
-    assert {sick["node"] for sick in one["sick"]} == {"node-042"}
-    assert one["nodes"] == 10
+    only = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
+    assert {sick["node"] for sick in only["sick"]} == {"node-042"}
+    assert only["nodes"] == 10
 
 
 def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:

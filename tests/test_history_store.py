@@ -71,7 +71,7 @@ def as_read(use: PodDeviceUsage) -> PodDeviceUsage:
 
 
 def names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.parent.iterdir())
+    return sorted(file.name for file in path.parent.iterdir())
 
 
 # --- content ------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: P
 def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
     write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
     write_uses_at(history, device_usage(1, active=True, state=LOST, worst=LOST))
-    assert [(one.id, one.state) for one in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
+    assert [(use.id, use.state) for use in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
     write_uses_at(history, device_usage(1))
-    assert [one.id for one in read_history(path).running] == ["run-2"]
-    assert [one.id for one in read_history(path).ended] == ["run-1"]
+    assert [use.id for use in read_history(path).running] == ["run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-1"]
 
 
 def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) -> None:
@@ -117,14 +117,14 @@ def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) ->
 def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
     write_uses_at(history, device_usage(1, active=True), device_usage(2, active=True))
     write_uses_at(history, merged=("run-1",))
-    assert [one.id for one in read_history(path).running] == ["run-2"]
+    assert [use.id for use in read_history(path).running] == ["run-2"]
 
 
 def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
         ended = UsageEnd(UsageEndKind.RELEASED, noticed_s, noticed_s, 1.0)
         write_uses_at(history, device_usage(number, ended=ended))
-    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1", "run-0"]
+    assert [use.id for use in read_history(path).ended] == ["run-2", "run-1", "run-0"]
 
 
 def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, path: Path) -> None:
@@ -141,7 +141,7 @@ def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=3))
     for number in range(5):
         write_uses_at(history, device_usage(number), device_usage(100 + number, active=True))
-    assert [one.id for one in read_history(path).ended] == ["run-4", "run-3", "run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-4", "run-3", "run-2"]
     assert len(read_history(path).running) == 5
 
 
@@ -153,7 +153,7 @@ def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
     )
     assert len(read_history(path).ended) == 2
     history.write_uses((), (), 200.0, delete_by_age=True)
-    assert [one.id for one in read_history(path).ended] == ["run-2"]
+    assert [use.id for use in read_history(path).ended] == ["run-2"]
 
 
 def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
@@ -162,7 +162,7 @@ def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
     for number in range(0, 400, 4):
         write_uses_at(history, *(device_usage(number + more, state=large) for more in range(4)))
     assert path.stat().st_size <= 256 << 10
-    found = [one.id for one in read_history(path).ended]
+    found = [use.id for use in read_history(path).ended]
     assert found == [f"run-{number}" for number in range(399, 399 - len(found), -1)]
     assert 50 < len(found) < 400
 
@@ -171,7 +171,7 @@ def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
     history = HistoryFile(path, UsageHistoryLimits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     write_uses_at(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
-    assert [one.id for one in read_history(path).ended] == [
+    assert [use.id for use in read_history(path).ended] == [
         f"run-{number}" for number in range(7999, 7899, -1)
     ]
 
@@ -206,7 +206,7 @@ def test_file_content_is_returned_once_and_again_after_replacement(history: Hist
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(2, active=True))
     found = history.content_if_replaced()
     assert found is not None
-    assert [one.id for one in found.running] == ["run-2"]
+    assert [use.id for use in found.running] == ["run-2"]
 
 
 # --- unusable files -----------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     assert os.path.lexists(aside)
     assert history.content_if_replaced() is None
     write_uses_at(history, device_usage(1, active=True))
-    assert [one.id for one in read_history(path).running] == ["run-1"]
+    assert [use.id for use in read_history(path).running] == ["run-1"]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_any_damage_is_found_or_harmless(path: Path) -> None:
         with suppress(HistoryError):
             write_uses_at(history, device_usage(99, active=True))
         write_uses_at(history, device_usage(99, active=True))
-        assert "run-99" in [one.id for one in read_history(path).running]
+        assert "run-99" in [use.id for use in read_history(path).running]
 
 
 def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> None:
@@ -629,7 +629,7 @@ def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
     with hold_read_transaction(path), pytest.raises(HistoryError, match="database is locked"):
         write_uses_at(history, device_usage(2))
     write_uses_at(history, device_usage(2))
-    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1"]
+    assert [use.id for use in read_history(path).ended] == ["run-2", "run-1"]
 
 
 def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) -> None:
@@ -697,7 +697,7 @@ def test_reader_during_writes_sees_complete_transactions(path: Path) -> None:
         while len(seen) < 20:
             if path.exists() and path.stat().st_size:
                 found = read_history(path, wait_s=PATIENCE_S)
-                ids = [int(one.id.removeprefix("run-")) for one in found.ended]
+                ids = [int(use.id.removeprefix("run-")) for use in found.ended]
                 assert len(ids) % 2 == 0
                 assert ids == sorted(ids, reverse=True)
                 assert not ids or found.last_write_s in {ids[1], ids[1] - 2}
@@ -713,7 +713,7 @@ def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) 
     history = HistoryFile(path, UsageHistoryLimits())
     assert history.content_if_replaced() is not None or not path.exists()
     write_uses_at(history, device_usage(1_000_000), device_usage(1_000_001))
-    ids = [one.id for one in read_history(path).ended]
+    ids = [use.id for use in read_history(path).ended]
     assert ids[:2] == ["run-1000001", "run-1000000"]
     assert len(ids) % 2 == 0
     assert names(path) == ["history.sqlite"]
@@ -740,7 +740,7 @@ def hot(history: HistoryFile, path: Path) -> Path:
 
 def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> None:
     found = read_history(hot)
-    assert {one.owner for one in found.ended} == {"Job train"}
+    assert {use.owner for use in found.ended} == {"Job train"}
     assert names(hot) == ["history.sqlite"]
 
 
@@ -748,7 +748,7 @@ def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None
     history = HistoryFile(hot, UsageHistoryLimits())
     assert history.content_if_replaced() is not None
     write_uses_at(history, device_usage(1000))
-    assert {one.owner for one in read_history(hot).ended} == {"Job train"}
+    assert {use.owner for use in read_history(hot).ended} == {"Job train"}
 
 
 # --- a full disk -------------------------------------------------------------------------------------------

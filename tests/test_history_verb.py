@@ -296,7 +296,7 @@ def test_unusable_file_is_named_and_not_changed(node: Recorded, make: Any, reaso
     code, out, err = node.run()
     assert (code, out) == (70, "")
     assert err == f"drahealth: history file {node.path}: {reason}\n"
-    assert [one.name for one in node.state.iterdir()] == [HISTORY_FILE]
+    assert [file.name for file in node.state.iterdir()] == [HISTORY_FILE]
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_gone_subject_is_explained_from_the_record(kubelet: Node, subject: tuple
 
 def test_device_shows_its_earlier_uses(kubelet: Node) -> None:
     _, document = kubelet.document("gpu.example.com/node-1/gpu-2")
-    assert [one["pod"]["uid"] for one in document["ended"]] == ["p-2"]
+    assert [use["pod"]["uid"] for use in document["ended"]] == ["p-2"]
     _, out, _ = kubelet.explain("gpu.example.com/node-1/gpu-2")
     assert "\nearlier use:\n" in out
     assert "gpu.xid.79: 1 time" in out
@@ -379,7 +379,7 @@ def test_failed_pod_that_exists_shows_its_end(kubelet: Node, subject: tuple[str,
     """The device may have recovered since."""
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-2", uid="c-2", pods=["p-2"]))
     _, document = kubelet.document(*subject)
-    assert [one["pod"]["uid"] for one in document["ended"]] == ["p-2"]
+    assert [use["pod"]["uid"] for use in document["ended"]] == ["p-2"]
     _, out, _ = kubelet.explain(*subject)
     assert "\nearlier use:\n" in out
 

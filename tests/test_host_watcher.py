@@ -188,7 +188,7 @@ class PciWatcher(RunningWatcher):
     @property
     def drivers(self) -> dict[str, str]:
         pci = self.watch.pci
-        return {one.address: one.driver for one in pci} if isinstance(pci, tuple) else {}
+        return {function.address: function.driver for function in pci} if isinstance(pci, tuple) else {}
 
     @property
     def passes(self) -> int:

@@ -596,8 +596,8 @@ def test_rate_of_all_connections_is_half_their_own_and_half_shared() -> None:
         await read_now(second)
         now_s = 0.25
         received = [await read_now(first), await read_now(second)]
-        for one, expected in zip(received, (RECEIVE_PER_S * 3 / 16, RECEIVE_PER_S / 16), strict=True):
-            assert abs(one - expected) <= 2 * RECEIVE_STEP
+        for rate, expected in zip(received, (RECEIVE_PER_S * 3 / 16, RECEIVE_PER_S / 16), strict=True):
+            assert abs(rate - expected) <= 2 * RECEIVE_STEP
 
     asyncio.run(read_for_a_second())
 
@@ -749,7 +749,10 @@ def test_full_server_closes_the_client_that_sends_too_fast() -> None:
         with suppress(BlockingIOError):
             while True:
                 fast.send(bytes(1 << 16))
-        eventually(lambda: any(one.paced.is_too_fast for one in server._connections.values()), "a pause")
+        eventually(
+            lambda: any(connection.paced.is_too_fast for connection in server._connections.values()),
+            "a pause",
+        )
         assert get(address, "/").status == 200
         assert server.refused == 1
         silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

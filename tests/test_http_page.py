@@ -583,7 +583,7 @@ def test_texts_have_enough_contrast_in_each_colour_scheme(
     fake: FakeAgent, browser: Browser, scheme: str
 ) -> None:
     """Contrast of at least 4.5 to the background, as WCAG 2 (level AA) requires."""
-    states = [device(str(one), severity=one, causes=(cause(severity=one),)) for one in Severity]
+    states = [device(str(level), severity=level, causes=(cause(severity=level),)) for level in Severity]
     fake.view.latest.publish(report(states))
     with serve_app(fake.app) as server:
         browser.media("prefers-color-scheme", scheme)

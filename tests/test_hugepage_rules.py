@@ -234,9 +234,9 @@ def state_after(
 ) -> PoolRuleState:
     """Return the state after these snapshots, a second apart."""
     past = PoolRuleState()
-    for second, one in enumerate(seen):
+    for second, reading in enumerate(seen):
         past = next_pool_state(
-            past, log or KernelLogState(), one, settings or EngineSettings("node-a"), after(second)
+            past, log or KernelLogState(), reading, settings or EngineSettings("node-a"), after(second)
         )
     return past
 
@@ -356,7 +356,7 @@ def test_boot_shortage_of_another_size_is_ignored() -> None:
 def declared_results(seen: Snapshot, code: str) -> list[RuleResult]:
     """Return the results of a rule for each declared device."""
     past = state_after(snapshot(*(pool_sample(2048, node=pool.numa_node) for pool in seen.pools)), seen)
-    devices = [device for one in seen.declared for device in one.devices]
+    devices = [device for file_ in seen.declared for device in file_.devices]
     views = [declared_pages_rule_input(past, pools_by_device(seen), device) for device in devices]
     return [without_advice(ROWS[code].evaluate(view)) for view in views]
 
@@ -383,15 +383,15 @@ def test_surplus_pages_do_not_satisfy_a_declaration() -> None:
 
 
 def test_declared_pages_are_summed_again_only_on_change() -> None:
-    one, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
-    past = state_after(snapshot(files=one), snapshot(files=(*one,)))
+    small, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
+    past = state_after(snapshot(files=small), snapshot(files=(*small,)))
     assert past.declared_pages == {(MIB2, 0): DeclaredPageTotal(3, 1)}
-    same = next_pool_state(past, KernelLogState(), snapshot(files=one), EngineSettings("node-a"), after(9))
+    same = next_pool_state(past, KernelLogState(), snapshot(files=small), EngineSettings("node-a"), after(9))
     assert same.declared_pages is past.declared_pages
-    assert state_after(snapshot(files=one), snapshot(files=two)).declared_pages == {
+    assert state_after(snapshot(files=small), snapshot(files=two)).declared_pages == {
         (MIB2, 0): DeclaredPageTotal(4, 1)
     }
-    assert state_after(snapshot(files=one), snapshot()).declared_pages == {}
+    assert state_after(snapshot(files=small), snapshot()).declared_pages == {}
 
 
 # --- on the real kernel -----------------------------------------------------------------------------------

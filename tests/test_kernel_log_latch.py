@@ -118,8 +118,8 @@ def test_unchanged_lines_return_the_same_state() -> None:
     assert watch.evaluate(*[replace_nothing(line) for line in lines]) is past
 
 
-def replace_nothing(one: LogLine) -> LogLine:
-    return one._replace()
+def replace_nothing(found_line: LogLine) -> LogLine:
+    return found_line._replace()
 
 
 def test_unrelated_new_lines_keep_the_facts_object() -> None:

@@ -616,7 +616,9 @@ def test_unreachable_server_is_tried_until_it_answers(
     assert follower.next() == ("listed", ["a"])
     follower.watch.close()
     follower.join()
-    texts = [one.getMessage() for one in caplog.records if one.name.startswith("agent.serve.kube_api.")]
+    texts = [
+        record.getMessage() for record in caplog.records if record.name.startswith("agent.serve.kube_api.")
+    ]
     assert texts == ["watch of /api/v1/nodes: interrupted: 503 ServiceUnavailable: starting; will resume"]
 
 

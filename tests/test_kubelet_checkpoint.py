@@ -108,10 +108,10 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
     found, _, _ = parse_claims_checkpoint(data)
-    assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
+    assert [(claim_.ref.uid, claim_.ref.name, claim_.pods) for claim_ in found] == [
         (claim["ClaimUID"], claim["ClaimName"], (_POD,)) for claim in claims
     ]
-    assert [use.device.device for one in found for use in one.devices] == [
+    assert [use.device.device for claim_ in found for use in claim_.devices] == [
         device["DeviceName"] for claim in claims for device in claim["DriverState"][_TEST_DRIVER]["Devices"]
     ]
 
@@ -175,12 +175,14 @@ def test_duplicate_claim_entries_are_merged() -> None:
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
     found, _, _ = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
-    assert [one.ref.uid for one in found] == ["u-1", "u-2"]
+    assert [claim_.ref.uid for claim_ in found] == ["u-1", "u-2"]
 
 
 def test_unknown_fields_and_versions_are_ignored() -> None:
-    one = claim("u", drivers={DRIVER: {"Devices": [{**device(), "Binding": {"a": 1}}], "Lease": 3}})
-    data = checkpoint([{**one, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[])
+    with_binding = claim("u", drivers={DRIVER: {"Devices": [{**device(), "Binding": {"a": 1}}], "Lease": 3}})
+    data = checkpoint(
+        [{**with_binding, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[]
+    )
     assert only(data).devices == (use("gpu-0", "gpus"),)
 
 

@@ -226,10 +226,10 @@ def test_rate_limited_request_is_retried(read: Read, method: str, socket: Path) 
     answers = iter([RATE_LIMIT, RATE_LIMIT, empty()])
 
     def message() -> Any:
-        one = next(answers)
-        if isinstance(one, RefuseCall):
-            raise one
-        return one
+        next_answer = next(answers)
+        if isinstance(next_answer, RefuseCall):
+            raise next_answer
+        return next_answer
 
     with ListingApi(socket, method, message) as api:
         answer = ask(read, socket)
@@ -339,8 +339,8 @@ def uids(answer: SourceAnswer[Any]) -> list[str]:
 
 
 def say(stream: Any, *events: Any) -> None:
-    for one in events:
-        stream.put(one)
+    for found_event in events:
+        stream.put(found_event)
 
 
 SYNCED = event("INITIAL_SYNC_COMPLETE")

@@ -31,7 +31,7 @@ def test_loop_runs_in_a_named_thread_until_stopped() -> None:
     before = set(threading.enumerate())
 
     def names() -> list[str]:
-        return [one.name for one in set(threading.enumerate()) - before]
+        return [worker.name for worker in set(threading.enumerate()) - before]
 
     thread = AsyncioThread(forever, on_failure=fail_test)
     thread.start(PATIENCE_S)

@@ -253,7 +253,7 @@ def test_eleven_shared_type_names_fail(plant: Plant, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("import agent.b", "from agent import a"),
         ("from .b import x", "from . import a"),
@@ -263,8 +263,8 @@ def test_eleven_shared_type_names_fail(plant: Plant, monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_import_circle_fails(plant: Plant, one: str, other: str) -> None:
-    assert run("imports", plant({"agent/a.py": one, "agent/b.py": other})).findings == [
+def test_import_circle_fails(plant: Plant, first: str, other: str) -> None:
+    assert run("imports", plant({"agent/a.py": first, "agent/b.py": other})).findings == [
         Finding("agent", 0, "circle: agent.a, agent.b")
     ]
 

@@ -129,7 +129,11 @@ def notes_of(report: Report) -> list[tuple[str, str]]:
 
 def worse(report: Report) -> dict[str, Severity]:
     """Return the severities of devices that are not OK."""
-    return {one.device: one.severity for one in report.devices if one.severity and one.device != "magic"}
+    return {
+        device.device: device.severity
+        for device in report.devices
+        if device.severity and device.device != "magic"
+    }
 
 
 # --- the catalog -----------------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ def test_gpu_verdict_gains_only_the_pods_cause() -> None:
     pods = PodsSample(source, {POD: (ref("gpu-1", PLAIN),)}, {}, (QUOTA,))
     snapshot = replace(node.snapshot(), pods=pods)
     report = step(replace(node.state, settings=settings), snapshot, node.now)[1]
-    plain, with_finding = (of(one, "gpu-1", driver="") for one in (before, report))
+    plain, with_finding = (of(node_, "gpu-1", driver="") for node_ in (before, report))
     assert (codes(with_finding), with_finding.message, with_finding.severity) == (
         ["cgroup.lower"],
         "",
@@ -563,9 +567,9 @@ worlds = st.tuples(
 def test_pod_findings_keep_devices_healthy_and_replay(days: list[Any]) -> None:
     node, calm = Node(), Node()
     for findings, uses, state, wait_s, online in days:
-        for one in (node, calm):
-            one.cpus = cpus_sample(online)
-            one.wait(wait_s)
+        for node_ in (node, calm):
+            node_.cpus = cpus_sample(online)
+            node_.wait(wait_s)
         node.findings, node.uses, node.kubelet = tuple(findings), dict(uses), state
         before = node.state
         frozen = copy.deepcopy(before)

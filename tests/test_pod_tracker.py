@@ -121,7 +121,9 @@ class Following:
     @property
     def uses(self) -> dict[str, list[str]]:
         sample = self.watch.sample
-        return {uid: [one.device for one in found] for uid, found in sample.uses.items()} if sample else {}
+        return (
+            {uid: [entry.device for entry in found] for uid, found in sample.uses.items()} if sample else {}
+        )
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -215,8 +217,8 @@ def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, follow:
     following.take(healthy("gpu-0"))
     with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.run_watch():
         stream = api.stream()
-        for one in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
-            stream.put(one)
+        for wire_event in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
+            stream.put(wire_event)
         eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
         stream.put(event("MODIFIED", pod_bytes("u-1", claims=["gpus"], phase="Succeeded")))
         eventually(lambda: phases[-1:] == ["Succeeded"], "it has ended")
@@ -463,7 +465,9 @@ def test_hung_checkpoint_costs_only_its_own_answer(
         eventually(lambda: following.passes >= passes + 2, "it is not waited for twice")
 
         def reading_threads() -> list[str]:
-            return [one.name for one in set(threading.enumerate()) - before if one.name == "dh-pods-file"]
+            return [
+                thread.name for thread in set(threading.enumerate()) - before if thread.name == "dh-pods-file"
+            ]
 
         # other files are read in such threads, too, but these threads end
         eventually(
@@ -702,7 +706,8 @@ def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, f
         (kubelet.kubelet / "plugins" / DRIVER / "dra.sock").unlink()
         following.take(healthy("cpu-node0", driver=""))
         eventually(
-            lambda: noted and [one.device for one in noted[-1].devices] == ["cpu-node0"], "the driver is away"
+            lambda: noted and [entry.device for entry in noted[-1].devices] == ["cpu-node0"],
+            "the driver is away",
         )
         with embedding_driver(kubelet) as driver:
             driver.publish(device("gpu-0", pool=NODE))
@@ -731,7 +736,7 @@ def test_health_of_a_driver_replaces_an_unknown_verdict_only() -> None:
     of_agent = report([unknown, bad("gpu-1"), healthy("cpu-node0", driver="")])
     sent = [device(name, pool=NODE) for name in ("gpu-0", "gpu-1", "gpu-2")]
     found = {device.key: device for device in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
-    assert {key[2]: one.health for key, one in found.items()} == {
+    assert {key[2]: entry.health for key, entry in found.items()} == {
         "gpu-0": Health.HEALTHY,
         "gpu-1": Health.UNHEALTHY,
         "gpu-2": Health.HEALTHY,
@@ -827,7 +832,9 @@ def audited_kubelet(kubelet: Kubelet) -> Kubelet:
 
 def found_by(following: Following) -> list[tuple[str, str, str]]:
     sample = following.watch.sample
-    return [(one.pod_uid, one.container, one.code) for one in sample.findings] if sample else []
+    return (
+        [(finding.pod_uid, finding.container, finding.code) for finding in sample.findings] if sample else []
+    )
 
 
 def test_cgroup_below_expected_allocation_is_found(audited_kubelet: Kubelet, follow: Make) -> None:
@@ -928,7 +935,7 @@ def test_quiet_pod_is_audited_again_soon(audited_kubelet: Kubelet) -> None:
         clock.later_s = AUDIT_DELAY_S
         second = asyncio.run(polled_and_audited(poller))
         assert poller.next_due_in_s() == 60
-    assert [len(one.uses[2]) for one in (first, second) if one.uses] == [0, 1]
+    assert [len(entry.uses[2]) for entry in (first, second) if entry.uses] == [0, 1]
 
 
 def test_audit_follows_the_start_of_a_container_not_of_its_pod(audited_kubelet: Kubelet) -> None:

@@ -183,7 +183,7 @@ def test_unhealthy_device_named_by_the_driver_is_blamed_first(
     verdict = classify(FailedDeviceError(name, "no answer", code="fw.stuck"), prepare_context(claim, *known))
     assert (verdict.code, verdict.devices) == (engine.get(name, "fw.stuck"), (ref(name),))
     assert verdict.requests == (f"r-{name}",)
-    others = [f"{ref(one)} is also Unhealthy: {engine[one]}" for one in engine if one != name]
+    others = [f"{ref(health)} is also Unhealthy: {engine[health]}" for health in engine if health != name]
     assert verdict.detail == "; ".join(others)
 
 

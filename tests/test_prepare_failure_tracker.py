@@ -170,7 +170,10 @@ def test_close_saves_unsaved_changes(driver):
 def test_concurrent_failures_are_all_saved(driver):
     tracker = driver.open()
     claims = [claim(str(number)) for number in range(12)]
-    threads = [threading.Thread(target=fails, args=(tracker, BadConfigError("no"), one)) for one in claims]
+    threads = [
+        threading.Thread(target=fails, args=(tracker, BadConfigError("no"), found_claim))
+        for found_claim in claims
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -670,7 +673,9 @@ def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):
         except KeyError as error:
             tracker.record_failure_and_wait(of, tracker.classify(of, error), error)
     (record,) = [
-        one for one in caplog.records if one.levelname == "WARNING" and one.name.startswith("agent.driver.")
+        found_record
+        for found_record in caplog.records
+        if found_record.levelname == "WARNING" and found_record.name.startswith("agent.driver.")
     ]
     assert "code=driver.bug.key_error" in record.getMessage()
     assert record.exc_info[0] is KeyError

@@ -106,10 +106,12 @@ def test_failed_unprepare_never_answers_a_prepare():
 
 
 def test_health_fingerprint_is_stable_and_has_no_times():
-    one = health(("gpu.xid.79", Severity.UNHEALTHY), ("gpu.heat", Severity.INFO))
-    later = one._replace(since=replace(one.since, mono_ns=9), verified=replace(one.verified, wall_s=NOW + 5))
-    assert health_fingerprint([one, None, health()]) == "unhealthy:gpu.xid.79 ? healthy"
-    assert health_fingerprint([later, None, health()]) == health_fingerprint([one, None, health()])
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), ("gpu.heat", Severity.INFO))
+    later = sick._replace(
+        since=replace(sick.since, mono_ns=9), verified=replace(sick.verified, wall_s=NOW + 5)
+    )
+    assert health_fingerprint([sick, None, health()]) == "unhealthy:gpu.xid.79 ? healthy"
+    assert health_fingerprint([later, None, health()]) == health_fingerprint([sick, None, health()])
 
 
 def test_health_fingerprint_of_many_devices_is_short_and_distinct():

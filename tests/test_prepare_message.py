@@ -187,9 +187,9 @@ def test_several_broken_devices_are_counted_among_those_of_their_request() -> No
     text = " request=gpus retry=after-repair] fell off the bus; 2 of 8 devices are Unhealthy, their taints"
     assert text in kubelet_text(verdict)
     assert "; 2 devices are Unhealthy, " in kubelet_text(replace(verdict, request_devices=0))
-    one = classify_unhealthy_devices(prepare_context(claim, broken[0]))
-    assert one is not None
-    assert "; the device is Unhealthy, its taint is offered." in kubelet_text(one)
+    device = classify_unhealthy_devices(prepare_context(claim, broken[0]))
+    assert device is not None
+    assert "; the device is Unhealthy, its taint is offered." in kubelet_text(device)
 
 
 def test_detail_is_cut_before_the_summary() -> None:

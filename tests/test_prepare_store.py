@@ -46,7 +46,7 @@ FULL, _ = ledgers.with_failure(
 )
 
 
-def one(name: str, at: float = NOW) -> PrepareLedger:
+def ledger_with(name: str, at: float = NOW) -> PrepareLedger:
     """Return a ledger with one prepared claim."""
     return ledgers.with_success(PrepareLedger(), claim(name), "healthy", at, "1")
 
@@ -117,7 +117,7 @@ faults = st.builds(
 )
 def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
     ledger = PrepareLedger(
-        {one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100)
+        {entry.outcome.claim.uid: entry for entry in entries}, DriverFaults(tuple(reported), 100)
     )
     found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, ledger)))
     assert found == LedgerFileContent(driver, version, ledger)
@@ -274,7 +274,7 @@ def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("agent.store.state_files.read_bounded", read)
         with pytest.raises(StateWriteError, match=os.strerror(number)) as caught:
-            keep(tmp_path, one("a"))
+            keep(tmp_path, ledger_with("a"))
     assert caught.value.errno == number
     assert (tmp_path / LEDGER_FILE).read_bytes() == before
     assert not list(tmp_path.glob("prepares.json.*"))
@@ -284,8 +284,8 @@ def test_ledger_that_cannot_be_read_is_not_replaced_by_a_save(tmp_path, monkeypa
 
 
 def test_entries_of_another_instance_are_merged(tmp_path):
-    keep(tmp_path, one("a"))
-    assert set(keep(tmp_path, one("b")).claims) == {"uid-a", "uid-b"}
+    keep(tmp_path, ledger_with("a"))
+    assert set(keep(tmp_path, ledger_with("b")).claims) == {"uid-a", "uid-b"}
     assert set(load_ledger(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
 
 
@@ -362,7 +362,7 @@ def forbidden_directory(tmp_path: Path):
 
 def test_unwritable_directory_is_named_and_file_stays(forbidden_directory):
     with pytest.raises(StateWriteError, match="could not be written: Permission denied") as caught:
-        keep(forbidden_directory, one("c"))
+        keep(forbidden_directory, ledger_with("c"))
     assert (caught.value.path, caught.value.errno) == (forbidden_directory / LEDGER_FILE, errno.EACCES)
 
 

@@ -201,7 +201,7 @@ def test_replay_with_speed_goes_on_after_a_reboot(
     ]
     path = segment_path(day, 3)
     writer = SegmentWriter(path, SegmentHead("0.2.0", "node-a", "boot-2"), steps[0][0])
-    writer.append([evaluation_with(one) for one in later])
+    writer.append([evaluation_with(step) for step in later])
     writer.close()
     sleeps: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(sleeps), sleep=sleeps.append)
@@ -302,13 +302,13 @@ def evaluation_with(step: Step, **changes: Any) -> RecordedStep:
     ("change", "reason"),
     [
         (
-            lambda one: {"snapshot": replace(one.snapshot, sources=(5,))},
+            lambda step: {"snapshot": replace(step.snapshot, sources=(5,))},
             "AttributeError: 'int' object has no",
         ),
-        (lambda one: {"now": Instant(one.now.mono_ns, 1e300)}, "the invalid time 1e+300 s"),
-        (lambda one: {"now": Instant(-5, one.now.wall_s)}, "the invalid time 1.7e+09 s, -5 ns"),
+        (lambda step: {"now": Instant(step.now.mono_ns, 1e300)}, "the invalid time 1e+300 s"),
+        (lambda step: {"now": Instant(-5, step.now.wall_s)}, "the invalid time 1.7e+09 s, -5 ns"),
         (
-            lambda one: {"verdicts": (DeviceVerdict("gpu-0", 9, 0, ()),)},
+            lambda step: {"verdicts": (DeviceVerdict("gpu-0", 9, 0, ()),)},
             "Invalid enum value 9",
         ),
     ],
@@ -483,7 +483,7 @@ def test_severity_that_changes_at_another_time_is_a_change(
     _, out, _ = run(capsys, "what-if", tmp_path, "--config", config, "-o", "json")
     (change,) = json.loads(out)["changes"]
     assert change["kind"] == "severity"
-    assert [one["severity"] for one in change["other"]["severityChanges"]] == ["unhealthy"]
+    assert [change_["severity"] for change_ in change["other"]["severityChanges"]] == ["unhealthy"]
     config.write_text("")
     assert "no verdict changes" in run(capsys, "what-if", tmp_path, "--config", config)[1]
 
@@ -695,7 +695,9 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     assert "2 segments with" in out
     copy = unpack_segments(tmp_path / "copy")
     # a pseudonym of a node is node- and hexadecimal digits
-    assert [one for one in SECRET if re.search(re.escape(one.encode()) + rb"(?![0-9a-f])", copy)] == []
+    assert [
+        secret for secret in SECRET if re.search(re.escape(secret.encode()) + rb"(?![0-9a-f])", copy)
+    ] == []
     first, second = (SegmentReader(path).head for path in segment_paths(tmp_path / "copy"))
     assert first.is_redacted
     assert first.node == second.node
@@ -776,9 +778,9 @@ def test_redacted_copy_of_a_growing_record_has_no_later_names(
     assert b"train-0" not in unpack_segments(tmp_path / "copy")
 
 
-def replace_pods(one: Step) -> Step:
+def replace_pods(step: Step) -> Step:
     """Return a step whose pods were not read."""
-    state, snapshot, report, use = one
+    state, snapshot, report, use = step
     return state, replace(snapshot, pods=None), report, use
 
 

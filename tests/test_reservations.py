@@ -72,8 +72,8 @@ def test_entry_kind_follows_from_api_group_and_resource() -> None:
     ],
 )
 def test_entry_of_another_group_or_resource_is_other(entry: dict[str, str]) -> None:
-    (one,) = reserved_claim(entry).reserved
-    assert one.kind is ConsumerKind.OTHER
+    (reservation,) = reserved_claim(entry).reserved
+    assert reservation.kind is ConsumerKind.OTHER
 
 
 def test_entries_above_the_api_servers_limit_are_all_parsed() -> None:
@@ -141,9 +141,10 @@ def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
 
 def test_reservation_for_a_group_with_a_pods_uid_is_unmatched() -> None:
     claim = reserved_claim({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched_reservations(claim, existing_reservation_targets([pod(0)]))] == [
-        "workers"
-    ]
+    assert [
+        reservation.name
+        for reservation in unmatched_reservations(claim, existing_reservation_targets([pod(0)]))
+    ] == ["workers"]
 
 
 # --- refusals of the kubelet -------------------------------------------------------------------------------
@@ -291,5 +292,5 @@ def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], grou
 def test_every_entry_has_exactly_one_kind(entries: list[dict[str, str]]) -> None:
     claim = reserved_claim(*entries)
     kinds = reservations_by_kind(claim.reserved)
-    assert sorted(one for of in kinds for one in of) == sorted(claim.reserved)
+    assert sorted(reservation for of in kinds for reservation in of) == sorted(claim.reserved)
     assert all(pod.api_group == "" and pod.resource == "pods" for pod in kinds.pods)

@@ -241,7 +241,10 @@ def test_evidence_of_an_unknown_kind_does_not_refuse_the_other_results() -> None
         handler,
     )
     ((_, results),) = handler.calls
-    assert [(one.claim.uid, one.evidence) for one in results] == [("a", (ErrorText(TEXT.text),)), ("b", ())]
+    assert [(result.claim.uid, result.evidence) for result in results] == [
+        ("a", (ErrorText(TEXT.text),)),
+        ("b", ()),
+    ]
 
 
 def test_decode_error_is_classified_as_bad_config() -> None:

@@ -292,15 +292,15 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
 
 
 def test_requests_on_all_sockets_are_limited_in_memory(serving: Serving) -> None:
-    one, other = (server.memory for _, _, server in serving.servers._served)
-    full = [OpenRequestBytes(one._sockets) for _ in range(4)]
+    first, other = (server.memory for _, _, server in serving.servers._served)
+    full = [OpenRequestBytes(first._sockets) for _ in range(4)]
     for memory in full:
         assert memory.reserve(1, USER_REQUESTS_LIMIT) == ""
         assert memory.reserve(2, REQUESTS_LIMIT - USER_REQUESTS_LIMIT) == ""
     assert other.reserve(1, 1) == "requests on all sockets hold 16777216 bytes, limit 16777216 together"
     assert other.reserve(1, 0) == ""
     full[0].release(2, 1)
-    assert one.reserve(1, 1) == ""
+    assert first.reserve(1, 1) == ""
 
 
 def test_requests_of_all_users_are_limited_in_memory() -> None:
@@ -630,7 +630,7 @@ def test_stalled_readers_of_different_reports_are_ended(
                         trailers[received[2]] = headers
 
             for number in range(12):
-                serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+                serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
                 client.call(2 * number + 1, path=WATCH)
                 while 2 * number + 1 not in begun:
                     read_headers()
@@ -658,7 +658,7 @@ def test_stalled_reader_of_several_lists_holds_them_all(
     many = [device(f"cpu-node{number}", message="x" * 2000) for number in range(2000)]
     with Serving(tmp_path) as serving, RawClient(serving.health, window=0) as client:
         for number in range(2):
-            serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+            serving.publish(*(health._replace(verified=at(number + 2)) for health in many))
             client.call(2 * number + 1)
             if not number:
                 client.next_headers(1)
@@ -818,7 +818,7 @@ def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
 
 def test_stuck_peer_that_sends_no_more_is_disconnected(serving: Serving) -> None:
     """asyncio closes such a connection only after its write buffer is sent."""
-    (driver,) = (one for name, _, one in serving.servers._served if name != AGENT_SOCKET)
+    (driver,) = (entry for name, _, entry in serving.servers._served if name != AGENT_SOCKET)
     seconds = itertools.count(2)
     with stuck_client(serving.health) as client:
         (only,) = driver.connections

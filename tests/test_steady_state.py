@@ -67,12 +67,17 @@ def all_verdicts(paths: Sequence[Path], change: ChangeSettings) -> tuple[list[Ob
     replayed = Replay(change)
     found = [
         (
-            *(one.recorded.now, one.recorded.use, one.recorded.verdicts, recorded_verdicts(one.report)),
-            one.report.starting,
-            (pods := one.recorded.snapshot.pods) and (pods.uses, pods.names),
+            *(
+                found_step.recorded.now,
+                found_step.recorded.use,
+                found_step.recorded.verdicts,
+                recorded_verdicts(found_step.report),
+            ),
+            found_step.report.starting,
+            (pods := found_step.recorded.snapshot.pods) and (pods.uses, pods.names),
         )
         for path in paths
-        for one in replayed.segment(SegmentReader(path))
+        for found_step in replayed.segment(SegmentReader(path))
     ]
     assert replayed._state is not None
     return found, replayed._state
@@ -100,8 +105,10 @@ def verdict_state(state: EngineState, *, with_cgroups: bool) -> EngineState:
     apart = ("node", "group:")[: 1 if with_cgroups else 2]
     state = replace(
         recordable_state(state),
-        conditions={key: one for key, one in state.conditions.items() if not key[0].startswith(apart)},
-        devices={name: (one.health, one.severity) for name, one in state.devices.items()},
+        conditions={
+            key: condition for key, condition in state.conditions.items() if not key[0].startswith(apart)
+        },
+        devices={name: (device.health, device.severity) for name, device in state.devices.items()},
     )
     host = state.host._replace(machine=None, groups=state.host.groups if with_cgroups else None)
     return replace(state, host=host, due_ns=None, lease_salt_s=0)
@@ -239,7 +246,7 @@ def test_lasting_fault_does_not_repeat_all_evaluations(
 
     paths = write_record(tmp_path, list(day()))
     few, _ = few_verdicts(paths, CHANGES["same"], with_cgroups=False)
-    assert any(one.causes for one in few[-1][3])
+    assert any(state.causes for state in few[-1][3])
     assert len(repeated_evaluations) < 30
     assert few == all_verdicts(paths, CHANGES["same"])[0]
 
@@ -336,7 +343,7 @@ def test_change_of_a_source_other_than_a_pass_ends_a_steady_state(name: str, tmp
     state, report = step(steps[len(steps) // 2][0], evaluated, inputs[0].now)
     steady = find_steady_state(state, evaluated, report, reader.field_names, with_cgroups=False)
     assert steady is not None
-    assert [steady.accept(one) for one in inputs[1:]] == [
+    assert [steady.accept(entry) for entry in inputs[1:]] == [
         *[True] * (len(inputs) - 2),
         False,
     ]

@@ -50,7 +50,7 @@ def remove_taints(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"] = []
 
 
-@given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda one: (one.key, one.value)))
+@given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda taint: (taint.key, taint.value)))
 def test_saved_taints_survive_a_round_trip(some: list[Taint]) -> None:
     kept = Taints({GPU: tuple(some), GPU._replace(device="gpu-1"): (XID,)})
     assert decode_taints(encode_taints(kept)) == kept

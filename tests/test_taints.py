@@ -188,7 +188,7 @@ def test_taint_of_two_causes_has_the_stronger_effect() -> None:
 
 def test_configured_domain_is_the_prefix_of_every_key() -> None:
     timeline = TaintTimeline(TaintPolicy(domain="health.example.com"))
-    assert [one.key for one in timeline.decide(0, XID)] == ["health.example.com/xid"]
+    assert [found_taint.key for found_taint in timeline.decide(0, XID)] == ["health.example.com/xid"]
 
 
 def test_devices_of_other_drivers_get_no_taints() -> None:
@@ -578,9 +578,11 @@ def test_driver_name_that_is_no_dns_subdomain_needs_a_domain() -> None:
 
 def test_page_has_every_setting_with_its_default() -> None:
     defaults = {"evict": "none", "domain": "the driver's name"}
-    for one in fields(TaintPolicy):
-        default = re.escape(defaults.get(one.name, f"`{one.default}`"))
-        assert re.search(rf"^\| `{one.name}` \| (`[a-z-]+` )?\| {default} \|", PAGE.read_text(), re.MULTILINE)
+    for field in fields(TaintPolicy):
+        default = re.escape(defaults.get(field.name, f"`{field.default}`"))
+        assert re.search(
+            rf"^\| `{field.name}` \| (`[a-z-]+` )?\| {default} \|", PAGE.read_text(), re.MULTILINE
+        )
 
 
 def test_page_has_every_reserved_key_and_effect() -> None:

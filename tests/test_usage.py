@@ -96,7 +96,7 @@ def test_claim_that_waits_for_its_driver_is_no_use() -> None:
 
 
 def test_device_shared_by_two_pods_is_two_uses() -> None:
-    assert {one.pod.uid for one in UsageObserver().observe(shared_claim_map("p-1", "p-2"))} == {
+    assert {usage.pod.uid for usage in UsageObserver().observe(shared_claim_map("p-1", "p-2"))} == {
         "p-1",
         "p-2",
     }
@@ -132,7 +132,7 @@ def test_unchanged_map_changes_no_use() -> None:
     observer.observe(checkpoint_map(TRAIN))
     before = observer.uses.running
     assert observer.observe(checkpoint_map(TRAIN)) == ()
-    assert [one.use for one in observer.uses.running.values()] == [one.use for one in before.values()]
+    assert [entry.use for entry in observer.uses.running.values()] == [entry.use for entry in before.values()]
 
 
 def test_uses_above_the_limit_are_dropped_and_counted() -> None:
@@ -310,7 +310,9 @@ def test_pod_of_a_recreated_claim_never_uses_the_old_device() -> None:
     """Case: a pod is deleted by force and created again with its claim; the kubelet first unprepares the old
     claim, and meanwhile lists it in podresources for the new pod."""
     observer = UsageObserver()
-    old_pod, new_pod = (known_pod(f"p-{one}", "gpus", name="web-0", phase=phase) for one, phase in STORY)
+    old_pod, new_pod = (
+        known_pod(f"p-{phase_pair}", "gpus", name="web-0", phase=phase) for phase_pair, phase in STORY
+    )
     listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-0")))]
     observer.observe(checkpoint_map(TRAIN, pods=[old_pod], listed=listing))
     assert observer.observe(checkpoint_map(TRAIN, pods=[new_pod], listed=listing)) == ()
@@ -319,11 +321,13 @@ def test_pod_of_a_recreated_claim_never_uses_the_old_device() -> None:
     new_claim = listed_prepared("c-2", use("gpu-1", "gpus"), pods=["p-2"], name="gpus")
     new_listing = [listed_pod("web-0", listed_claim("gpus", use("gpu-1")))]
     changed = observer.observe(checkpoint_map(new_claim, pods=[new_pod], listed=new_listing))
-    assert {(one.pod.uid, one.claim.uid, one.device.device, bool(one.ended)) for one in changed} == {
+    assert {
+        (usage.pod.uid, usage.claim.uid, usage.device.device, bool(usage.ended)) for usage in changed
+    } == {
         ("p-1", "c-1", "gpu-0", True),
         ("p-2", "c-2", "gpu-1", False),
     }
-    assert {one.pod.name for one in changed} == {"web-0"}
+    assert {usage.pod.name for usage in changed} == {"web-0"}
 
 
 def test_wall_clock_step_does_not_change_the_duration() -> None:
@@ -391,7 +395,7 @@ def test_name_that_may_belong_to_a_known_uid_is_no_new_use() -> None:
     assert observer.observe(LISTED) == ()
     assert len(observer.uses.running) == 1
     other = source_answers(podresources=[listed_pod("train-1", listed_claim("more", use("gpu-0")))])
-    assert [one.pod.name for one in observer.observe(build_consumer_map(other))] == ["train-1"]
+    assert [usage.pod.name for usage in observer.observe(build_consumer_map(other))] == ["train-1"]
 
 
 def test_merged_uses_keep_the_first_id_begin_and_worst_state() -> None:
@@ -444,7 +448,7 @@ def test_stored_use_that_is_gone_ended_while_agent_was_away() -> None:
 
 def test_stored_uses_end_only_after_the_checkpoint_was_read() -> None:
     observer = resume_observer()
-    assert not [one for one in observer.observe(UNREADABLE, GOOD) if one.ended]
+    assert not [usage for usage in observer.observe(UNREADABLE, GOOD) if usage.ended]
     assert observer.observe_one(NO_CLAIMS).ended
     assert len(observer.ended) == 1
 
@@ -514,14 +518,14 @@ def test_use_ends_at_most_once_and_does_not_change_after(
     merged: set[str] = set()
     for map_, state in story:
         changed = observer.observe(map_, state)
-        assert not ended_ids & {one.id for one in changed}
-        assert max(Counter(one.id for one in changed).values(), default=0) <= 1
-        ended_ids |= {one.id for one in changed if one.ended}
+        assert not ended_ids & {usage.id for usage in changed}
+        assert max(Counter(usage.id for usage in changed).values(), default=0) <= 1
+        ended_ids |= {usage.id for usage in changed if usage.ended}
         merged |= set(observer.step.merged)
         assert not ended_ids & merged
-        running = {one.use.id for one in observer.uses.running.values()}
+        running = {entry.use.id for entry in observer.uses.running.values()}
         assert not running & (ended_ids | merged)
-        assert all(one.use.ended is None for one in observer.uses.running.values())
+        assert all(entry.use.ended is None for entry in observer.uses.running.values())
 
 
 @given(STEPS)
@@ -529,11 +533,11 @@ def test_running_uses_follow_from_the_changes_alone(story: list[tuple[ConsumerMa
     observer = UsageObserver()
     kept: dict[str, Any] = {}
     for map_, state in story:
-        kept |= {one.id: one for one in observer.observe(map_, state)}
+        kept |= {usage.id: usage for usage in observer.observe(map_, state)}
         for id_ in observer.step.merged:
             kept.pop(id_, None)
-        running = {id_: one for id_, one in kept.items() if not one.ended}
-        assert running == {one.use.id: one.use for one in observer.uses.running.values()}
+        running = {id_: usage for id_, usage in kept.items() if not usage.ended}
+        assert running == {entry.use.id: entry.use for entry in observer.uses.running.values()}
 
 
 @given(STEPS)
@@ -544,11 +548,11 @@ def test_worst_state_is_at_least_every_state_of_the_device(
     worst: dict[str, Severity] = {}
     for map_, state in story:
         observer.observe(map_, state)
-        for one in observer.uses.running.values():
-            worst_seen = max(state.severity, worst.get(one.use.id, Severity.OK))
-            assert one.use.state == state
-            assert one.use.worst.severity >= worst_seen
-            worst[one.use.id] = one.use.worst.severity
+        for entry in observer.uses.running.values():
+            worst_seen = max(state.severity, worst.get(entry.use.id, Severity.OK))
+            assert entry.use.state == state
+            assert entry.use.worst.severity >= worst_seen
+            worst[entry.use.id] = entry.use.worst.severity
 
 
 @given(STEPS, st.sampled_from([UNREADABLE, NO_CHECKPOINT, NO_SOURCES]))

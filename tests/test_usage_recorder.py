@@ -90,7 +90,7 @@ def agent(state: Path) -> Agent:
 def test_ended_use_is_recorded_with_pod_device_and_state(agent: Agent) -> None:
     agent.take(NO_PODS)
     agent.take(train(1, 2))
-    assert [one.pod.uid for one in agent.record.running] == ["p-2", "p-1"]
+    assert [usage.pod.uid for usage in agent.record.running] == ["p-2", "p-1"]
     agent.take(train(1, 2), "gpu-1")
     agent.take(train(2))
     (ended,) = agent.record.ended
@@ -146,7 +146,7 @@ def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
     assert (ended.pod.uid, ended.ended.ending) == ("p-2", UsageEndKind.AWAY)
     assert ended.ended.seen_s == left.last_write_s
     (running,) = following.record.running
-    assert running.id in {one.id for one in left.running}
+    assert running.id in {usage.id for usage in left.running}
 
 
 def test_failed_pod_is_recorded_once_over_agent_restarts(agent: Agent, state: Path) -> None:
@@ -203,7 +203,7 @@ def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
     following.take(NO_PODS)
     after = following.record
     assert after.running == ()
-    assert {one.id for one in after.ended} == {one.id for one in (*before.ended, *before.running)}
+    assert {usage.id for usage in after.ended} == {usage.id for usage in (*before.ended, *before.running)}
 
 
 # --- disks -------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
     assert str(agent.path) in caplog.text
     state.unlink()
     agent.take(train(2))
-    assert [one.pod.uid for one in agent.record.ended] == ["p-1"]
-    assert [one.pod.uid for one in agent.record.running] == ["p-2"]
+    assert [usage.pod.uid for usage in agent.record.ended] == ["p-1"]
+    assert [usage.pod.uid for usage in agent.record.running] == ["p-2"]
 
 
 def test_uses_beyond_memory_limit_are_dropped_and_counted(
@@ -234,7 +234,7 @@ def test_uses_beyond_memory_limit_are_dropped_and_counted(
     agent.take(NO_PODS)
     state.unlink()
     agent.take(NO_PODS)
-    assert [one.pod.uid for one in agent.record.ended] == ["p-5", "p-4", "p-3"]
+    assert [usage.pod.uid for usage in agent.record.ended] == ["p-5", "p-4", "p-3"]
     assert "3 ended uses of devices were lost while the file could not be written" in caplog.text
 
 
@@ -327,13 +327,13 @@ def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
     assert len(agent.record.ended) == 4
     agent.second += 3600
     ends_at(agent, decade_s, numbers)
-    assert [one.device.device for one in agent.record.ended] == ["gpu-4", "gpu-3"]
+    assert [usage.device.device for usage in agent.record.ended] == ["gpu-4", "gpu-3"]
 
 
 def test_use_ids_of_two_agent_runs_differ(tmp_path: Path) -> None:
     lives = [Agent(tmp_path / name) for name in ("one", "other")]
     for life in lives:
         life.take(train(1))
-    one, other = (life.record.running[0] for life in lives)
-    assert one.id != other.id
-    assert replace(one, id="") == replace(other, id="")
+    usage, other = (life.record.running[0] for life in lives)
+    assert usage.id != other.id
+    assert replace(usage, id="") == replace(other, id="")

@@ -112,7 +112,10 @@ def read_stored(path: Path) -> StoredVerdicts:
 
 def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
     """Return device, state before and state after of each stored change."""
-    return [(one.device.device, one.before, one.verdict.state) for one in read_stored(agent.path).changes]
+    return [
+        (change.device.device, change.before, change.verdict.state)
+        for change in read_stored(agent.path).changes
+    ]
 
 
 def listed_states(agent: Agent) -> list[tuple[str, float]]:
@@ -120,7 +123,7 @@ def listed_states(agent: Agent) -> list[tuple[str, float]]:
     stored = read_stored(agent.path)
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
     found = listed_changes(verdict_spans(stored, timeline))
-    return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
+    return [(span.verdict.state, pytest.approx(span.end_s - span.begin_s)) for span in reversed(found)]
 
 
 # --- changes -----------------------------------------------------------------------------------------------
@@ -186,7 +189,9 @@ def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: 
     following.follow(BAD)
     following.stop()
     changes = read_stored(agent.path).changes[-2:]
-    assert [(one.device.device, one.before, one.verdict.state, one.offset_s) for one in changes] == [
+    assert [
+        (change.device.device, change.before, change.verdict.state, change.offset_s) for change in changes
+    ] == [
         ("gpu-4", RecordedState.HEALTHY, RecordedState.ABSENT, 0.0),
         ("gpu-3", RecordedState.HEALTHY, RecordedState.UNHEALTHY, 0.0),
     ]
@@ -200,9 +205,9 @@ def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> Non
     following.stop()
     stored = read_stored(agent.path)
     timeline = ObservedTimeAxis(stored.periods, following.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
-    assert one.not_observed_s == pytest.approx(2010 - 1020)
+    (span,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert span.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
+    assert span.not_observed_s == pytest.approx(2010 - 1020)
 
 
 LIFE = f"""
@@ -257,13 +262,13 @@ def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, chan
     keys = [(change.period, change.number) for change in after.changes]
     assert len(set(keys)) == len(keys)
     assert after.periods[:-1] == before.periods
-    begins = [one.begin_s for one in spans_of(after, following)]
+    begins = [span.begin_s for span in spans_of(after, following)]
     assert begins == sorted(begins)
 
 
 def spans_of(stored: StoredVerdicts, agent: Agent) -> list:
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
-    return [one for known in verdict_spans(stored, timeline).values() for one in known]
+    return [span for known in verdict_spans(stored, timeline).values() for span in known]
 
 
 def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> None:
@@ -390,9 +395,9 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     stored = read_stored(agent.path)
     assert [change.verdict.state for change in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = ObservedTimeAxis(stored.periods, agent.clocks)
-    (one,) = summarize(verdict_spans(stored, timeline), timeline).devices
-    assert one.not_observed_s >= 15
-    assert one.observed_s[RecordedState.UNHEALTHY] <= 11
+    (span,) = summarize(verdict_spans(stored, timeline), timeline).devices
+    assert span.not_observed_s >= 15
+    assert span.observed_s[RecordedState.UNHEALTHY] <= 11
 
 
 def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:

@@ -136,7 +136,9 @@ def reader_of(
             return None
 
     def reader() -> Any:
-        return next((one for one in processes if one.poll() is None and has_open(one.pid, fifo)), None)
+        return next(
+            (process for process in processes if process.poll() is None and has_open(process.pid, fifo)), None
+        )
 
     stack.callback(os.close, wait_for(open_fifo))
     return wait_for(reader)

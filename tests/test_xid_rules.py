@@ -276,9 +276,9 @@ def test_xid_13_otherwise_blames_program() -> None:
 
 
 def test_xid_31_is_suspect_only_for_several_processes_and_bursts() -> None:
-    one, two = frozenset({7}), frozenset({7, 8})
+    single, two = frozenset({7}), frozenset({7, 8})
     assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=two).severity is DEGRADED
-    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=one).severity is INFO
+    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=single).severity is INFO
     assert decide_for(31, CALM, bursts=MIN_BURSTS - 1, pids=two).severity is INFO
     assert decide_for(31, CALM, bursts=MIN_BURSTS).severity is INFO  # the processes are not known
 

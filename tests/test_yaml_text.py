@@ -85,7 +85,7 @@ DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | SOUND,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SOUND, inner, max_size=4),
     max_leaves=20,
-).filter(lambda one: "inf" not in repr(one))
+).filter(lambda value: "inf" not in repr(value))
 
 
 @given(DOCUMENTS)

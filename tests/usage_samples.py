@@ -66,7 +66,7 @@ class UsageObserver:
         self.second += 1
         self.step = update_usages(self.uses, map_, lambda _: state, self.now)
         self.uses = self.step.usages
-        self.ended += [one for one in self.step.changed if one.ended]
+        self.ended += [usage for usage in self.step.changed if usage.ended]
         return self.step.changed
 
     def observe_one(self, map_: ConsumerMap, state: DeviceState = GOOD) -> PodDeviceUsage:

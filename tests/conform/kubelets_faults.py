@@ -22,7 +22,7 @@ class DifferentHealthPerVersion(Driver):
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         listed = super().devices(stream, lists)
-        return [ListedDevice(one.name) for one in listed] if stream.version == "v1alpha1" else listed
+        return [ListedDevice(device.name) for device in listed] if stream.version == "v1alpha1" else listed
 
 
 @warns("health.versions_agree")
@@ -32,7 +32,7 @@ class DifferentTextPerVersion(Driver):
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         listed = super().devices(stream, lists)
         return (
-            [one._replace(message=one.message[:10]) for one in listed]
+            [device._replace(message=device.message[:10]) for device in listed]
             if stream.version == "v1alpha1"
             else listed
         )
@@ -66,7 +66,7 @@ class _TracksStreams(Driver):
 
     def send_lists(self, stream: Stream) -> Iterator[bytes]:
         with self.lock:
-            others = [one for one in self.streams if one.version == stream.version]
+            others = [found_stream for found_stream in self.streams if found_stream.version == stream.version]
             self.streams.append(stream)
         try:
             yield from self.send_lists_with_others(stream, others)
@@ -110,9 +110,11 @@ class EndsAllStreamsTogether(_TracksStreams):
             yield from Driver.send_lists(self, stream)
         finally:
             with self.lock:
-                ended_streams = [one for one in self.streams if one.version == stream.version]
-            for one in ended_streams:
-                one.ended.set()
+                ended_streams = [
+                    found_stream for found_stream in self.streams if found_stream.version == stream.version
+                ]
+            for found_stream in ended_streams:
+                found_stream.ended.set()
 
 
 @fails("health.stopped_reader", for_s=10)

@@ -81,7 +81,7 @@ class PreparingDriver(Driver):
             claim_object("train", ("gpus", "gpu-0"), ("gpus", "gpu-1")),
             claim_object("infer", ("one/large", "gpu-1")),
         ]
-        self.claims = {one["metadata"]["name"]: one for one in objects}
+        self.claims = {obj["metadata"]["name"]: obj for obj in objects}
         """Claims of the API server, by name."""
         self.removed = False
         """Whether the devices are removed."""

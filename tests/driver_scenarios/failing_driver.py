@@ -76,7 +76,7 @@ class FailingDriver:
             "broken",
             claim=verdict.claim.name,
             kept=verdict.summary in (self._state / "prepares.json").read_text(),
-            health=[str(one and one.health.name) for one in known],
+            health=[str(device and device.health.name) for device in known],
             tainted=taints_by_device(self._monitor.taints),
         )
 

@@ -240,7 +240,11 @@ class Node:
         The status has no containers until a restarted kubelet has read them.
         """
         resources = self.kubelet.pod_status(pod).resources.get("main", {})
-        return {one.resource_id: (one.health, one.message) for entry in resources.values() for one in entry}
+        return {
+            health.resource_id: (health.health, health.message)
+            for entry in resources.values()
+            for health in entry
+        }
 
     def wait_resources(self, pod: Pod, expected: Iterable[tuple[str, str]]) -> None:
         """Wait until the pod's status has these pairs of health and message."""

@@ -83,7 +83,8 @@ def test_impossible_request_is_bad_config(node: Node) -> None:
     for name, (_, _, _, text) in claims.items():
         node.wait_event(pods[name], name, text)
     verdicts = {
-        name: (one["verdict"]["class"], one["verdict"]["code"]) for name, one in node.prepares().items()
+        name: (prepare["verdict"]["class"], prepare["verdict"]["code"])
+        for name, prepare in node.prepares().items()
     }
     assert verdicts == {name: ("bad-config", bad[2]) for name, bad in claims.items()}
     assert node.cdi_files() == set()

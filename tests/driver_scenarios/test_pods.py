@@ -49,20 +49,20 @@ def test_pod_runs_from_prepare_to_unprepare(
     assert mount["options"] == ["nosuid", "nodev", "pagesize=2048K", "size=8192K", "mode=1777"]
     status = node.kubelet.pod_status(pod)
     assert status.resources == {
-        "main": {"claim:both": tuple(ResourceHealth(one, "Healthy", "") for one in ids)}
+        "main": {"claim:both": tuple(ResourceHealth(cdi_id, "Healthy", "") for cdi_id in ids)}
     }
     assert len(set(ids)) == 2, "each device has an own resourceID"
 
     node.end(pod)
     assert node.cdi_files() == set()
     assert node.kubelet.claim_info("both") is None
-    assert [(one.method, one.error) for one in node.kubelet.history.of(Called)] == [
+    assert [(call.method, call.error) for call in node.kubelet.history.of(Called)] == [
         ("NodePrepareResources", ""),
         ("NodeUnprepareResources", ""),
     ]
-    order = [one for one in node.kubelet.history if isinstance(one, Connected | StreamOpened | Called)]
-    assert [type(one) for one in order] == [Connected, StreamOpened, Called, Called]
-    assert {one.endpoint for one in order} == {plugin.endpoint}
+    order = [entry for entry in node.kubelet.history if isinstance(entry, Connected | StreamOpened | Called)]
+    assert [type(entry) for entry in order] == [Connected, StreamOpened, Called, Called]
+    assert {entry.endpoint for entry in order} == {plugin.endpoint}
     assert isinstance(order[1], StreamOpened)
     assert order[1].service == service
 

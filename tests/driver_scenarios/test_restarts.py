@@ -100,7 +100,11 @@ def test_shrunk_pool_of_a_claim_stays_unhealthy_after_a_restart(
     again = node.hostdev()
 
     def changes() -> list[str]:
-        return [one.health for one in node.kubelet.history.of(Changed, since=since) if one.device == PAGES]
+        return [
+            change.health
+            for change in node.kubelet.history.of(Changed, since=since)
+            if change.device == PAGES
+        ]
 
     assert set(node.kubelet.wait_for(changes, "the health from the next instance")) == {"Unhealthy"}
     assert "mem.hugepages.pool_shrunk: " in node.kubelet.health(HOSTDEV, NODE, PAGES).message
@@ -128,7 +132,9 @@ def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, fail
     again = node.start_failing_driver()
     after = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
     assert after.message == before.message
-    changes = {one.health for one in node.kubelet.history.of(Changed, since=seen) if one.device == "thing-0"}
+    changes = {
+        change.health for change in node.kubelet.history.of(Changed, since=seen) if change.device == "thing-0"
+    }
     assert changes == {"Unhealthy"}, "no other health in between"
     published = node.kubelet.wait_for(lambda: again.records("taints"), "taints")
     assert published[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
@@ -192,7 +198,10 @@ def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> N
     node.kubelet.start()
     node.kubelet.wait_registered(HOSTDEV)
     node.kubelet.wait_for(
-        lambda: {one.device for one in node.kubelet.history.of(Changed, since=seen)} == {PAGES, CPU_0, CPU_1},
+        lambda: (
+            {change.device for change in node.kubelet.history.of(Changed, since=seen)}
+            == {PAGES, CPU_0, CPU_1}
+        ),
         "a change of every device",
     )
     node.wait_resources(pod, [("Healthy", "")])
@@ -212,7 +221,8 @@ def test_kubelet_and_driver_that_died_together_show_the_same_state(node: Node, h
         driver = node.hostdev()
         node.kubelet.wait_for(
             lambda since=seen: (
-                {one.device for one in node.kubelet.history.of(Changed, since=since)} == {PAGES, CPU_0, CPU_1}
+                {change.device for change in node.kubelet.history.of(Changed, since=since)}
+                == {PAGES, CPU_0, CPU_1}
             ),
             "a change of every device",
         )

@@ -76,9 +76,9 @@ def test_new_instance_inherits_a_shrunk_pool(make_node: Callable[..., Node]) -> 
     node.hostdev("--pod-uid", NEW_POD)
     node.kubelet.wait_for(
         lambda: [
-            one
-            for one in node.kubelet.history.of(Message, since=since)
-            if one.endpoint.endswith(f"dra-{NEW_POD}.sock")
+            message
+            for message in node.kubelet.history.of(Message, since=since)
+            if message.endpoint.endswith(f"dra-{NEW_POD}.sock")
         ],
         "a list of the new instance",
     )
@@ -102,7 +102,7 @@ def test_new_instance_resends_everything_after_the_old_one_ends(
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")
     since = last_clear(node)
     update.wait_all_known("Unhealthy")
-    changed = {one.device: one.health for one in node.kubelet.history.of(Changed, since=since)}
+    changed = {change.device: change.health for change in node.kubelet.history.of(Changed, since=since)}
     assert changed == {PAGES: "Unhealthy", CPU_0: "Healthy", CPU_1: "Healthy"}
     assert update.speakers(begun, NEW_POD) == {f"dra-{NEW_POD}.sock"}
     node.end(pod)

@@ -98,7 +98,7 @@ def read_observers(paths: Iterable[Path]) -> dict[str, str]:
     found = defaultdict(set)
     for test, case in _test_cases(paths):
         found[test] |= {
-            one.get("value", "") for one in case.iter("property") if one.get("name") == OBSERVER_PROPERTY
+            item.get("value", "") for item in case.iter("property") if item.get("name") == OBSERVER_PROPERTY
         }
     return {test: most_independent(observers) for test, observers in found.items()}
 

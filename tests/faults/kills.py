@@ -138,7 +138,7 @@ class Kept:
         problems += [f"prepare of claim {uid}" for uid in self._prepared - ledger.claims.keys()]
         history = self._state / HISTORY_FILE
         if history.exists():
-            usages = {one.id for group in read_history(history)[:2] for one in group}
+            usages = {fault.id for group in read_history(history)[:2] for fault in group}
             changes = [(change.period, change.number) for change in read_verdicts(history).changes]
             problems += [f"usage {usage}" for usage in self._usages - usages]
             problems += [

@@ -47,7 +47,7 @@ def test_each_kubelet_version_gets_the_agents_health(
     node.kubelet.wait_registered(GO)
     (registered,) = node.kubelet.history.of(Registered)
     assert (registered.driver, registered.services) == (GO, SERVICES)
-    assert [one.service for one in node.kubelet.history.of(StreamOpened)] == [service]
+    assert [stream.service for stream in node.kubelet.history.of(StreamOpened)] == [service]
     pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message

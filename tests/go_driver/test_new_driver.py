@@ -113,7 +113,7 @@ class NewDriverNode(GoNode):
     def codes(self, device: str) -> tuple[str, list[str]]:
         """Return the agent's health and codes of a device, from its own socket."""
         document = self.drahealth("watch", "--once", str(self.root / "agent/run/agent.sock"))
-        (found,) = [one for one in document["devices"] if one["name"] == device]
+        (found,) = [entry for entry in document["devices"] if entry["name"] == device]
         return found["health"], [cause["code"] for cause in found["causes"]]
 
 
@@ -185,5 +185,7 @@ def test_restarted_agent_has_the_results_of_the_driver_check(make_node: Callable
     node.agent()
     assert node.kubelet.wait_health(GO, NODE, FIRST, "Unhealthy").message.startswith(MISSING)
     node.wait_healthy(OTHER)
-    changes = [one.health for one in node.kubelet.history.of(Changed, since=since) if one.device == FIRST]
+    changes = [
+        change.health for change in node.kubelet.history.of(Changed, since=since) if change.device == FIRST
+    ]
     assert "Healthy" not in changes

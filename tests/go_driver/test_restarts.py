@@ -14,7 +14,9 @@ OLD_POD, NEW_POD = "pod-old", "pod-new"
 def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, driver: Program) -> None:
     pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
-    node.kubelet.wait_for(lambda: any("[class=" in one.message for one in node.failures(wrong)), "the error")
+    node.kubelet.wait_for(
+        lambda: any("[class=" in failure.message for failure in node.failures(wrong)), "the error"
+    )
     files = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
     assert driver.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the cleared health")
@@ -71,7 +73,7 @@ def test_old_instance_stops_in_a_rolling_update_without_loss(node: GoNode) -> No
     pod = node.run_and_wait("it", Ask("it", {"pages": PAGES, "cpu": CPU_0}))
     node.driver("--pod-uid", NEW_POD)
     node.kubelet.wait_registered(GO, count=2)
-    names = {one.endpoint.rpartition("/")[2] for one in node.kubelet.history.of(Registered)}
+    names = {plugin.endpoint.rpartition("/")[2] for plugin in node.kubelet.history.of(Registered)}
     assert names == {f"dra-{OLD_POD}.sock", f"dra-{NEW_POD}.sock"}
     assert old.end() == 0
     (ended,) = node.kubelet.wait_for(lambda: node.kubelet.history.of(StreamEnded), "the end of the stream")

@@ -55,4 +55,4 @@ def test_taint_survives_restarts_with_its_time(node: GoNode) -> None:
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
     node.api.wipe(GO)  # as a kubelet does at its start
     assert wait_published(node, pages=1)[PAGES] == [before]
-    assert {len(taints_of(one)[PAGES]) for one in node.api.published_slices(GO, version)} == {1}
+    assert {len(taints_of(obj)[PAGES]) for obj in node.api.published_slices(GO, version)} == {1}

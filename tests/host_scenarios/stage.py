@@ -197,7 +197,7 @@ class Stage:
 
         since_ns = self._cause.at_ns if self._cause else 0
         description = f"a note on {subject}: {text}"
-        at_ns, document = self.follower.first(lambda one: bool(about(one)), description, since_ns)
+        at_ns, document = self.follower.first(lambda entry: bool(about(entry)), description, since_ns)
         note = about(document)[0]
         self._figure(at_ns, f"`drahealth watch` alone: note on {subject}: {cause_text(note)}")
         return note

@@ -43,7 +43,7 @@ def allocated_claim(
                         dict(zip(("request", "driver", "pool", "device"), device, strict=True))
                         for device in devices
                     ],
-                    "config": [dict(one) for one in config],
+                    "config": [dict(item) for item in config],
                 }
             },
             "reservedFor": [{"resource": "pods", "name": f"pod-{pod}", "uid": pod} for pod in pods],

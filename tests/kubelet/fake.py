@@ -200,7 +200,7 @@ class FakeKubelet:
         def registered_plugins() -> list[Plugin] | None:
             found = [plugin for plugin in self.plugins if plugin.driver == driver]
             notified = self._running.notified_plugins()
-            ready = all(one.connected and (driver, one.endpoint) in notified for one in found)
+            ready = all(plugin.connected and (driver, plugin.endpoint) in notified for plugin in found)
             return found if ready and len(found) == count else None
 
         return self.wait_for(registered_plugins, f"{count} connected plugins of {driver}")

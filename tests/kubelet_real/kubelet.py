@@ -419,7 +419,7 @@ def _status(text: str) -> tuple[grpc.StatusCode, str]:
 def claim_info(kept: Mapping[str, Any]) -> ClaimInfo:
     """Return the state of a claim that the program reports."""
     drivers = {
-        driver: list(map(_device, one["Devices"] or ())) for driver, one in kept["DriverState"].items()
+        driver: list(map(_device, state["Devices"] or ())) for driver, state in kept["DriverState"].items()
     }
     pods = set(kept["PodUIDs"])
     return ClaimInfo(kept["Namespace"], kept["ClaimName"], kept["ClaimUID"], pods, drivers, kept["Prepared"])

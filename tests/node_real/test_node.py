@@ -61,10 +61,10 @@ def test_pool_shrunk_pod_status_unhealthy_then_healthy(
 def test_pool_shrunk_slice_tainted_and_next_pod_pending(
     node: RealNode, driver: None, pool: HugepagePool, times: Times
 ) -> None:
-    node.api.wait(SLICE, lambda one: not taint_keys(one, "NoSchedule"), "without taints")
+    node.api.wait(SLICE, lambda entry: not taint_keys(entry, "NoSchedule"), "without taints")
     with times.measure("pool shrunk to the taint in the ResourceSlice"):
         pool.resize(POOL_PAGES // 2)
-        node.api.wait(SLICE, lambda one: bool(taint_keys(one, "NoSchedule")), "tainted")
+        node.api.wait(SLICE, lambda entry: bool(taint_keys(entry, "NoSchedule")), "tainted")
     create_claim(node, "late")
     with times.measure("pod created to Unschedulable"):
         pod = create_pod(node, "late", "late")
@@ -88,7 +88,10 @@ def test_prepare_failed_event_names_class_and_code(node: RealNode, driver: None,
 def is_unschedulable(pod: Mapping[str, Any]) -> bool:
     """Return whether the scheduler has found no node for a pod."""
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions)
+    return any(
+        condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable"
+        for condition in conditions
+    )
 
 
 def prepare_failures(node: RealNode, pod: str) -> list[str]:

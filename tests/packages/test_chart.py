@@ -290,7 +290,9 @@ def test_settings_of_cluster_are_a_drop_in_that_the_agent_reads(helm: Path, tmp_
     assert config.k8s_taint_rules == (DRIVER,)
     assert (str(config.nvsentinel_socket), config.nvsentinel_remediate) == ("/run/nvsentinel/c.sock", False)
     paths = {
-        one["name"]: one["hostPath"]["path"] for one in pod_spec(objects)["volumes"] if "hostPath" in one
+        found_volume["name"]: found_volume["hostPath"]["path"]
+        for found_volume in pod_spec(objects)["volumes"]
+        if "hostPath" in found_volume
     }
     assert paths["nvsentinel"] == "/var/run/sentinel"
     assert config.period_ns == 500_000_000
@@ -441,7 +443,7 @@ def test_settings_of_the_chart_are_those_of_the_agent(pod: tuple[Container, Path
     printed = container.run("/usr/bin/drahealth", "config", "-o", "json").stdout
     assert '"500ms"' in printed
     assert "/etc/drahealth/config.toml" in printed
-    values = {one["key"]: one["value"] for one in json.loads(printed)["settings"]}
+    values = {item["key"]: item["value"] for item in json.loads(printed)["settings"]}
     assert values["agent.node-name"] == "node-7"
     roots = {name: values[f"roots.{name}"] for name in ("sysfs", "procfs", "cgroupfs")}
     assert roots == {"sysfs": "/host/sys", "procfs": "/host/proc", "cgroupfs": "/host/sys/fs/cgroup"}

@@ -206,7 +206,7 @@ def wait_for_rule(name: str, code: str) -> Step:
     def play(stage: Stage) -> None:
         def is_evaluated() -> bool:
             skipped = (*stage.clients.report.not_applicable, *stage.clients.report.not_evaluated)
-            return all((one.device, one.code) != (name, code) for one in skipped)
+            return all((entry.device, entry.code) != (name, code) for entry in skipped)
 
         stage.clients.until(is_evaluated, f"rule {code} of {name}")
 

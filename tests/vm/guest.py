@@ -69,13 +69,13 @@ def device(name: str, code: str = "") -> Callable[[Document], object]:
     """Return a finder of a device with a cause of a code; without a code, without causes above info."""
 
     def find(report: Document) -> object:
-        for one in report["devices"]:
-            if one["name"] == name:
-                causes = [cause for cause in one["causes"] if cause["severity"] != "info"]
+        for entry in report["devices"]:
+            if entry["name"] == name:
+                causes = [cause for cause in entry["causes"] if cause["severity"] != "info"]
                 if code:
-                    causes = [cause for cause in one["causes"] if cause["code"] == code]
-                    return {**causes[0], "health": one["health"]} if causes else None
-                return {"health": one["health"]} if not causes else None
+                    causes = [cause for cause in entry["causes"] if cause["code"] == code]
+                    return {**causes[0], "health": entry["health"]} if causes else None
+                return {"health": entry["health"]} if not causes else None
         return None
 
     return find
