@@ -107,7 +107,7 @@ class ClusterApi:
     """Server on loopback, as a context manager. Thread-safe. Stored objects are never modified."""
 
     def __init__(self, version: str = "1.37", rights: frozenset[Right] | None = None) -> None:
-        """``version`` is that of Kubernetes, ``rights`` those of the agent; None: those of the chart."""
+        """Create an API server; ``rights`` are those of the agent, None: those that the chart grants."""
         self.version = version
         self.rights = granted_rights() if rights is None else rights
         self.requests: list[Request] = []

@@ -73,7 +73,7 @@ def parts(host: Host) -> dict[str, object]:
 def claim_of(
     *devices: tuple[str, str], uid: str = "uid-1", configs: Any = (), name: str = "c"
 ) -> drahealth.Claim:
-    """A claim that was given devices, each for a request."""
+    """Return a claim with allocated devices, each for a request."""
     return drahealth.Claim(
         "team-a",
         name,

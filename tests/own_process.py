@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 
 
 def in_own_process(function: Callable[..., None], *args: object) -> None:
-    """Calls a function of a test module with these arguments as text; what it raises fails the test."""
+    """Call a function of a test module with these arguments as text; what it raises fails the test."""
     program = (
         f"import sys; from {function.__module__} import {function.__name__} as part; part(*sys.argv[1:])"
     )

@@ -190,7 +190,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Hands whole groups to workers. pytest-xdist's own loadgroup has no effect with pytest 9.2."""
+    """Scheduler that gives whole groups to workers: xdist's own loadgroup has no effect with pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0].removeprefix(f"{TESTS.name}/")

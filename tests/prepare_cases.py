@@ -69,7 +69,7 @@ def health_of(
 
 
 def prepare_context(claim: Claim, *devices: DeviceHealth, **more: Any) -> PrepareContext:
-    """A context in which the health engine says this of devices."""
+    """Return a prepare context with the health of some devices."""
     return PrepareContext(claim, {ref(device.device): device for device in devices}, **more)
 
 

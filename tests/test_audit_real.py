@@ -134,7 +134,7 @@ def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
 
 @namings
 def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
-    """Compares the reader with one in Python, file by file."""
+    """The test compares the C reader with a reader in Python, file by file."""
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
         pod = pod_path(UID, QosClass.BURSTABLE, driver, tree.cgroup_root)
@@ -189,7 +189,7 @@ def test_cgroup_driver_and_pods_are_detected() -> None:
 
 
 def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path: Path) -> None:
-    """Sets the container's CPUs as an NRI plugin does through the runtime."""
+    """The test sets the container's CPUs as an NRI plugin does through the runtime."""
     mine = json.loads(json.dumps(OBJECT))
     mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
     (tmp_path / "devices.d").mkdir()
@@ -205,8 +205,8 @@ def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path:
     places = ("--kubelet-dir", str(tmp_path), "--runtime-dir", str(tmp_path))
     with tree_of_a_pod(False) as tree:
         for level in ("", "burstable"):
-            hand_cpus_on(tree, level)
-        hand_cpus_on(tree, "burstable", UID)
+            copy_parents_cpus(tree, level)
+        copy_parents_cpus(tree, "burstable", UID)
         container = CGROUPFS / "cpuset" / tree.directory("burstable", UID, CONTAINER)
         (container / "cpuset.cpus").write_text("1")
         kept = audit(tree, pods, *places)
@@ -219,8 +219,8 @@ def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path:
     assert loose[0] == 1
 
 
-def hand_cpus_on(tree: Kubepods, *level: str) -> None:
-    """In v1 a new cgroup has no CPUs until they are written."""
+def copy_parents_cpus(tree: Kubepods, *level: str) -> None:
+    """Copy the CPUs of the parent cgroups: in v1 a new cgroup has none."""
     at = CGROUPFS / "cpuset" / tree.directory(*level)
     for parent in (at.parent, at):
         if not (parent / "cpuset.cpus").read_text().strip():
@@ -233,7 +233,7 @@ def parse_object() -> Pod:
 
 @namings
 def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -> None:
-    """Removes the container hierarchy by hierarchy after its pod was read."""
+    """The test removes the container hierarchy by hierarchy after its pod was read."""
     driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
     facts = NodeFacts(cgroup_version=1, cgroup_driver=driver, hugepages_kib=SIZES)
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:

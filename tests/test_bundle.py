@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden.commands import agent_running
+from golden.commands import serve_old_agent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,7 +300,7 @@ def test_standard_output_gets_only_the_archive(machine: Machine) -> None:
 
 
 def test_report_of_a_running_agent_is_its_newest(machine: Machine) -> None:
-    with agent_running(machine.root):
+    with serve_old_agent(machine.root):
         files = machine.files(runtime_dir="run")
     assert files["report.json"].content == "newest report of the agent"
     assert json.loads(files["report.json"].data)["node"]

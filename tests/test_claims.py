@@ -40,7 +40,7 @@ def opaque(
 
 
 def claim_of(results: list[Any], configs: list[Any] | None = None, version: str = "v1") -> dict[str, Any]:
-    """A claim as the API server writes it."""
+    """Return a claim as the API server writes it."""
     devices: dict[str, Any] = {"results": results}
     if configs is not None:
         devices["config"] = configs

@@ -710,7 +710,7 @@ def kubelets_pod() -> Any:
 
 @contextmanager
 def pods_api(node: Node, pod: Any) -> Iterator[None]:
-    """Pods API of the node's kubelet that lists one pod."""
+    """Serve the pods API of the node's kubelet, which lists one pod."""
     answer = message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString()])
     socket = node.top / "kubelet" / SOCKET
     socket.parent.mkdir()

@@ -201,7 +201,7 @@ def test_socket_of_an_embedding_driver_precedes_that_of_the_agent(node: Kubelet,
 
 @contextmanager
 def busy_cpus() -> Iterator[None]:
-    """Two processes per CPU that never sleep, until the end."""
+    """Keep all CPUs busy with two processes per CPU for a ``with`` block."""
     with ExitStack() as stack:
         for _ in range(2 * (os.cpu_count() or 1)):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))

@@ -412,7 +412,7 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
 
 
 def declare(node: FullNode, name: str = "", other: str | None = None, lease_s: int = 0) -> None:
-    """A device is declared as another is, or no more; without a name, all are read again as they were."""
+    """Declare a device like ``other``; None: remove it. Without a name, all are read again as they were."""
     if name and other is None:
         node.parts.pop(name, None)
     elif name and other is not None:

@@ -40,7 +40,7 @@ BAD: Final = unhealthy("demo.bad", "1 of 2")
 
 
 def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> HealthCheck:
-    """A check that is fast, but for the changes."""
+    """Return a check that is fast, unless the changes make it slow."""
     given: dict[str, Any] = {
         "name": "link",
         "function": function,
@@ -222,15 +222,15 @@ def test_async_functions_are_detected() -> None:
 # --- the rounds --------------------------------------------------------------------------------------------
 
 
-class Looking:
-    """Rounds over some devices, and what the core would read of them."""
+class RunningChecks:
+    """Health checks that run on some devices, and the samples that the core reads."""
 
     def __init__(self, source: HostAndDriverSource, rounds: DriverCheckScheduler) -> None:
         self.source = source
         self.rounds = rounds
 
     def checks(self) -> dict[str, DriverCheckSample]:
-        """Samples of one check, by device name."""
+        """Return the samples of one check, by device name."""
         snapshot = self.source.read()
         assert snapshot is not None
         return {check.subject.rpartition("/")[2]: check for check in snapshot.checks}
@@ -249,7 +249,7 @@ class Looking:
 @asynccontextmanager
 async def run_checks(
     *checks: HealthCheck, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
-) -> AsyncIterator[Looking]:
+) -> AsyncIterator[RunningChecks]:
     host, source = UnmonitoredHostSource(), HostAndDriverSource(DRIVER)
     source.open(host)
     rounds = DriverCheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
@@ -258,7 +258,7 @@ async def run_checks(
         rounds.add_check(check)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rounds.run)
-        yield Looking(source, rounds)
+        yield RunningChecks(source, rounds)
         nursery.cancel_scope.cancel()
     source.close()
     host.close()

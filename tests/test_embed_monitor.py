@@ -40,7 +40,7 @@ BAD: Final = unhealthy("demo.bad", "1 of 2", "replace it")
 
 
 def monitor_of(**changes: Any) -> Monitor:
-    """A monitor without hardware and without a memory, but for the changes."""
+    """Return a monitor without hardware and without stored state, unless the changes add them."""
     given = {"config": CONFIG, "hardware": False, "state_dir": None}
     return Monitor(DRIVER, **(given | changes))
 
@@ -190,11 +190,11 @@ def test_check_decorator_returns_the_function() -> None:
 
     @monitor.check(every_s=1, timeout_s=1)
     def link(_: Device) -> bool:
-        """Looks."""
+        """Return that the link is up."""
         return True
 
     assert link(Device("d-0")) is True
-    assert link.__doc__ == "Looks."
+    assert link.__doc__ == "Return that the link is up."
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def error_raiser(error: BaseException) -> Callable[[], object]:
     return behave
 
 
-def ours() -> set[threading.Thread]:
-    """All threads of the library, of other tests too."""
+def library_threads() -> set[threading.Thread]:
+    """Return all threads of the library, also those of other tests."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("dh-")}
 
 
@@ -156,7 +156,7 @@ def serve_driver(
     claims: Callable[[ClaimRef], Any] = claim_of,
     **options: Any,
 ) -> Iterator[Kubelet]:
-    """A server of that driver, and a kubelet that calls it."""
+    """Serve a driver, and yield a kubelet that calls it."""
     with (
         PluginServer(monitor, driver, get_claim=claims, kubelet_dir=kubelet_dir, **options) as server,
         Kubelet(server.paths.service) as kubelet,
@@ -895,7 +895,7 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
 
 
 def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
-    before = ours()
+    before = library_threads()
     for number in range(20):
         server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
@@ -984,7 +984,7 @@ def test_running_calls_finish_before_the_stop(server: PluginServer, driver: Driv
 
 
 def test_claim_after_the_stop_does_not_begin(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
-    before, release = ours(), threading.Event()
+    before, release = library_threads(), threading.Event()
     driver.behaviour["slow"] = release.wait
     slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
@@ -1045,7 +1045,7 @@ def test_hung_driver_is_abandoned_and_not_called_again(
     server: PluginServer, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
-    before, release = ours(), threading.Event()
+    before, release = library_threads(), threading.Event()
 
     def behave() -> None:
         release.wait()
@@ -1065,7 +1065,7 @@ def test_abandoned_prepare_does_not_go_on_after_the_next_start(
     monitor: Monitor, driver: Driver, kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.embed.plugin.END_S", PATIENCE_S - 0.5)  # the call has half a second
-    before, release, fetched = ours(), threading.Event(), list[str]()
+    before, release, fetched = library_threads(), threading.Event(), list[str]()
 
     def fetch(asked: ClaimRef) -> Claim:
         fetched.append(asked.name)
@@ -1120,14 +1120,14 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 
 
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
-    before = ours()
+    before = library_threads()
     with pytest.raises(ConfigError, match="does not exist; set the kubelet's directory with"):
         PluginServer(
             monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
         ).start()
     with pytest.raises(ConfigError, match="is relative; give --kubelet-dir an absolute path"):
         PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=Path("kubelet"))
-    eventually(lambda: ours() <= before, "no thread is left")
+    eventually(lambda: library_threads() <= before, "no thread is left")
 
 
 def test_registration_status_reaches_the_driver(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:

@@ -111,7 +111,7 @@ def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
 
 
 def add_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = DRIVER) -> Pod:
-    """Adds claims with one device each and returns a pod whose container uses them."""
+    """Add claims with one device each and return a pod whose container uses them."""
     for name in claims:
         device = ("gpu", driver, "node-a", name)
         kubelet.add_claim(allocated_claim(name, f"uid-{name}", device, pods=["pod", "other", uid]))
@@ -119,14 +119,14 @@ def add_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = 
 
 
 def prepare_error(kubelet: FakeKubelet, pod: Pod) -> str:
-    """Prepares the pod and returns the error."""
+    """Prepare the pod and return the error."""
     with pytest.raises(ValueError, match=r".") as caught:
         kubelet.prepare_pod(pod)
     return str(caught.value)
 
 
 def registration_error(kubelet: FakeKubelet) -> str:
-    """Waits for the first failed registration and returns its error."""
+    """Wait for the first failed registration and return its error."""
     return kubelet.wait_for(lambda: kubelet.history.of(RegistrationFailed), "a failed registration")[0].error
 
 
@@ -172,7 +172,7 @@ def test_hidden_names_and_regular_files_are_ignored(kubelet: FakeKubelet, sample
 def test_removed_socket_deregisters_and_ends_the_connection(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/ContextCanceled"""
+    """Kubelet test: TestHandleWatchResourcesStream/ContextCanceled."""
     plugin.unregister()
     kubelet.wait_for(lambda: kubelet.history.of(Deregistered), "de-registration")
     kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the cleared health")
@@ -252,7 +252,7 @@ def test_plugin_whose_notify_fails_is_deregistered_and_retried(
 def test_unusable_plugin_is_notified_of_the_reason(
     kubelet: FakeKubelet, sample: SamplePlugin, change: dict[str, Any], text: str
 ) -> None:
-    """TestRegistrationHandler, its cases that fail"""
+    """Kubelet test: TestRegistrationHandler, its cases that fail."""
     for name, value in change.items():
         setattr(sample, name, value)
     with sample:
@@ -295,7 +295,7 @@ def plugins(short_tmp: Path) -> Iterator[Plugins]:
 
 
 def test_the_newest_endpoint_of_a_driver_is_used(plugins: Plugins) -> None:
-    """TestAddSameName"""
+    """Kubelet test: TestAddSameName."""
     plugins.register(DRIVER, "/old.sock", SERVICES)
     old = plugins.get(DRIVER)
     with pytest.raises(ValueError, match="already registered"):
@@ -308,7 +308,7 @@ def test_the_newest_endpoint_of_a_driver_is_used(plugins: Plugins) -> None:
 
 
 def test_deregistered_plugin_is_removed(plugins: Plugins) -> None:
-    """TestDelete"""
+    """Kubelet test: TestDelete."""
     plugins.register(DRIVER, "/dra.sock", SERVICES)
     plugins.deregister(DRIVER, "/dra.sock")
     plugins.deregister(DRIVER, "/dra.sock")
@@ -326,7 +326,7 @@ def test_deregistered_plugin_is_removed(plugins: Plugins) -> None:
     ],
 )
 def test_plugin_service_follows_the_advertised_order(services: list[str], expected: str) -> None:
-    """TestRegistrationHandler"""
+    """Kubelet test: TestRegistrationHandler."""
     assert plugin_service(services) == expected
 
 
@@ -343,7 +343,7 @@ def test_plugin_service_follows_the_advertised_order(services: list[str], expect
     ],
 )
 def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str | None) -> None:
-    """TestPickHealthService"""
+    """Kubelet test: TestPickHealthService."""
     assert VERSIONS["1.37"].health_service(services) == expected
     assert VERSIONS["1.38"].health_service(services) == expected
     assert VERSIONS["1.36"].health_service(services) == "v1alpha1.DRAResourceHealth"
@@ -364,7 +364,7 @@ def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str 
     ],
 )
 def test_later_kubelets_refuse_untrusted_input(driver: str, endpoint: str, text: str) -> None:
-    """TestRegisterPluginRejectsUntrustedInput"""
+    """Kubelet test: TestRegisterPluginRejectsUntrustedInput."""
     plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
     for method in (plugins.validate, plugins.register):
         with pytest.raises(ValueError, match=text):
@@ -390,7 +390,7 @@ def test_kubelets_refuse_untrusted_input_from_138_on() -> None:
     ["/k/plugins/a/dra.sock", "/k/plugins_registry/a.sock", "/k/plugins/./a/../dra.sock", "/k/" + "a" * 104],
 )
 def test_later_kubelets_accept_sockets_in_their_directory(endpoint: str) -> None:
-    """TestRegisterPluginAcceptsEndpointInsideRootDir"""
+    """Kubelet test: TestRegisterPluginAcceptsEndpointInsideRootDir."""
     plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
     plugins.validate(DRIVER, endpoint, SERVICES)
 
@@ -401,7 +401,7 @@ def test_later_kubelets_accept_sockets_in_their_directory(endpoint: str) -> None
 def test_one_connection_carries_health_prepare_and_unprepare_calls(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestGRPCConnIsReused"""
+    """Kubelet test: TestGRPCConnIsReused."""
     pod = add_pod(kubelet, "gpu-0")
     for _ in range(3):
         kubelet.prepare_pod(pod)
@@ -415,7 +415,7 @@ def test_one_connection_carries_health_prepare_and_unprepare_calls(
 def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestConnectionHandling/wipe-on-disconnect"""
+    """Kubelet test: TestConnectionHandling/wipe-on-disconnect."""
     kubelet.wait_for(lambda: SlicesWiped("") in kubelet.history.of(SlicesWiped), "the first wipe")
     seen = len(kubelet.history)  # a connection that is made late is a long disconnect, too
     plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
@@ -431,7 +431,7 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
 
 
 def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
-    """TestConnectionHandling/no-wipe-on-reconnect"""
+    """Kubelet test: TestConnectionHandling/no-wipe-on-reconnect."""
     kubelet = make_kubelet(wipe_s=600)
     with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
@@ -460,7 +460,7 @@ def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: Sample
 
 
 def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPlugin_WatchResources"""
+    """Kubelet test: TestPlugin_WatchResources."""
     lease_s = lease_of(kubelet)
     plugin.send_health(
         {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": lease_s}
@@ -482,7 +482,7 @@ def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugi
 def test_ended_stream_clears_health_and_is_reopened(
     kubelet: FakeKubelet, plugin: SamplePlugin, code: grpc.StatusCode | None, logged: bool
 ) -> None:
-    """TestHandleWatchResourcesStream"""
+    """Kubelet test: TestHandleWatchResourcesStream."""
     plugin.send_health({"name": "gpu-0", "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
     before_s = time.monotonic()  # the end may be found late in the kubelet's log
@@ -558,7 +558,7 @@ def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
 
 @only("1.37")
 def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
-    """TestHealthStreamRequiresAdvertisedService"""
+    """Kubelet test: TestHealthStreamRequiresAdvertisedService."""
     sample.services = ["v1.DRAPlugin"]
     with sample:
         kubelet.wait_registered(DRIVER)
@@ -571,7 +571,7 @@ def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample
 def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
     short_tmp: Path, make_kubelet: MakeKubelet
 ) -> None:
-    """TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented"""
+    """Kubelet test: TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented."""
     kubelet = make_kubelet(stream_retry_s=0.01)
     sample = SamplePlugin(short_tmp, DRIVER)
     sample.health_status = grpc.StatusCode.UNIMPLEMENTED
@@ -613,7 +613,7 @@ def test_end_of_old_instance_clears_health_from_the_new_one(
 
 
 def send_and_wait(kubelet: FakeKubelet, plugin: SamplePlugin, *devices: dict[str, Any]) -> None:
-    """Sends a health list and waits until the kubelet has stored it, shown by a last device of its own."""
+    """Send a health list and wait until the kubelet has stored it, shown by a last device of its own."""
     last = f"last-{next(NUMBERS)}"
     plugin.send_health(*devices, {"name": last, "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", last, "Healthy")
@@ -632,7 +632,7 @@ def change_counts(kubelet: FakeKubelet, lists: int) -> list[int]:
 def test_lease_is_30_s_for_0_or_less_and_overflows(
     kubelet: FakeKubelet, plugin: SamplePlugin, seconds: int
 ) -> None:
-    """TestBuildDeviceHealth"""
+    """Kubelet test: TestBuildDeviceHealth."""
     send_and_wait(
         kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": seconds}
     )
@@ -646,7 +646,7 @@ def test_lease_is_30_s_for_0_or_less_and_overflows(
 def test_undefined_health_number_is_unknown_with_its_message(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestToDeviceHealthStatus"""
+    """Kubelet test: TestToDeviceHealthStatus."""
     send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": 99, "message": "new"})
     found = kubelet.health(DRIVER, "node-a", "gpu-0")
     assert (found.health, found.message) == ("Unknown", "new")
@@ -671,7 +671,7 @@ def test_message_in_the_status_is_cut_at_1024_bytes(
 def test_repeated_list_is_no_change_and_contradictions_are(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/NoActualStateChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NoActualStateChange."""
     healthy, unhealthy = {"name": "gpu-0", "health": HEALTHY}, {"name": "gpu-0", "health": UNHEALTHY}
     for devices in ([healthy], [healthy], [healthy, unhealthy], [healthy, unhealthy]):
         send_and_wait(kubelet, plugin, *devices)
@@ -720,7 +720,7 @@ def test_devices_beyond_the_limit_of_a_driver_are_ignored(kubelet: FakeKubelet, 
 def test_change_notifies_all_pods_of_the_device_and_no_other(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    """TestHandleWatchResourcesStream/{HealthChangeForAllocatedDevice,NonAllocatedDeviceChange,
+    """Kubelet test: TestHandleWatchResourcesStream/{HealthChangeForAllocatedDevice,NonAllocatedDeviceChange,
     HealthChangeForMultiplePodsWithSharedDevice}
     """
     for uid in ("pod", "other"):
@@ -746,7 +746,7 @@ def test_change_notifies_all_pods_of_the_device_and_no_other(
 def test_container_shows_the_devices_of_its_request(
     kubelet: FakeKubelet, plugin: SamplePlugin, use: str, names: set[str]
 ) -> None:
-    """TestUpdateAllocatedResourcesStatus{,_Subrequest}, TestBuildResourceHealth"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus{,_Subrequest}, TestBuildResourceHealth."""
     shared = {"pool_name": "node-a", "request_names": ["gpu"], "cdi_device_ids": ["example.com/a=0", "x/y=1"]}
     plugin.prepare = lambda claim: [
         {"device_name": "gpu-0", **shared},
@@ -772,7 +772,7 @@ def test_container_shows_the_devices_of_its_request(
 
 
 def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources"""
+    """Kubelet test: TestPrepareResources."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
     expected_claims = (("default", "gpu-0", "uid-gpu-0"), ("default", "gpu-1", "uid-gpu-1"))
     assert [(call.service, call.method, call.claims) for call in plugin.calls] == [
@@ -788,7 +788,7 @@ def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, p
 def test_both_versions_of_the_plugin_service_work(
     kubelet: FakeKubelet, sample: SamplePlugin, service: str
 ) -> None:
-    """TestGRPCMethods/{v1beta1,v1}"""
+    """Kubelet test: TestGRPCMethods/{v1beta1,v1}."""
     sample.services = [service]
     with sample:
         kubelet.wait_registered(DRIVER)
@@ -802,7 +802,7 @@ def test_both_versions_of_the_plugin_service_work(
 
 
 def test_share_id_is_recorded(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/share_id"""
+    """Kubelet test: TestPrepareResources/share_id."""
     plugin.prepare = lambda claim: [{"pool_name": "p", "device_name": "d", "share_id": "one"}]
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     info = kubelet.claim_info("gpu-0")
@@ -837,7 +837,7 @@ def empty(response: Any) -> None:
 def test_invalid_answers_of_a_driver_fail_the_prepare(
     kubelet: FakeKubelet, plugin: SamplePlugin, error_texts: dict[str, Any], text: str | None
 ) -> None:
-    """TestPrepareResources"""
+    """Kubelet test: TestPrepareResources."""
     for name, value in error_texts.items():
         setattr(plugin, name, value)
     error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
@@ -849,7 +849,7 @@ def test_invalid_answers_of_a_driver_fail_the_prepare(
 
 
 def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
-    """TestGRPCMethods/mismatch"""
+    """Kubelet test: TestGRPCMethods/mismatch."""
     sample.services = ["v1.DRAPlugin"]
     server = grpc.server(ThreadPoolExecutor(1))
     sample.service.parent.mkdir(parents=True)
@@ -865,7 +865,7 @@ def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: Sam
 
 
 def test_call_has_the_kubelets_deadline(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
-    """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
+    """Kubelet test: TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout."""
     kubelet = make_kubelet(call_s=0.2)
     with SamplePlugin(short_tmp, DRIVER) as found_sample:
         kubelet.wait_registered(DRIVER)
@@ -898,7 +898,7 @@ def test_prepare_can_fail_before_the_driver_is_called(kubelet: FakeKubelet, plug
 
 
 def test_prepare_of_a_recreated_claim_with_the_same_name(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/UID_mismatch"""
+    """Kubelet test: TestPrepareResources/UID_mismatch."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     kubelet.add_claim(allocated_claim("gpu-0", "uid-new", ("gpu", DRIVER, "p", "d"), pods=["pod"]))
     assert prepare_error(kubelet, Pod("pod", {"c": "gpu-0"})) == (
@@ -908,7 +908,7 @@ def test_prepare_of_a_recreated_claim_with_the_same_name(kubelet: FakeKubelet, p
 
 
 def test_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim"""
+    """Kubelet test: TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim."""
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
     assert [[claim[1] for claim in call.claims] for call in plugin.calls] == [["gpu-0"], ["gpu-1"]]
@@ -959,7 +959,7 @@ def test_second_driver_is_not_called_after_an_error(kubelet: FakeKubelet, plugin
 
 
 def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestParallelPrepareUnprepare"""
+    """Kubelet test: TestParallelPrepareUnprepare."""
     barrier = threading.Barrier(2, timeout=PATIENCE_S)
 
     def wait_for_both(claim: Any) -> Any:
@@ -978,7 +978,7 @@ def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugi
 
 
 def test_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    """TestUnprepareResources"""
+    """Kubelet test: TestUnprepareResources."""
     first, second = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     for pod in (first, second):
         kubelet.run_pod(pod)

@@ -162,7 +162,7 @@ def health(manager: Manager, device: str = "gpu-0", *, driver: str = DRIVER, poo
 
 
 def entry(name: str = "gpu-0", **fields: Any) -> Any:
-    """Returns an entry of a health list."""
+    """Return an entry of a health list."""
     return message_class("v1", "DeviceHealth")(
         device={"pool_name": "pool", "device_name": name},
         **{"health": 1, "health_check_timeout_seconds": LEASE_S} | fields,
@@ -201,7 +201,7 @@ def test_cache_with_a_corrupt_file_starts_empty(manager: Manager, tmp_path: Path
 
 
 def test_health_is_valid_until_the_lease_expires(manager: Manager) -> None:
-    """TestGetHealthInfo"""
+    """Kubelet test: TestGetHealthInfo."""
     assert health(manager) == "Unknown"
     manager.update(DRIVER, [healthy()])
     assert health(manager) == "Healthy"
@@ -234,14 +234,14 @@ def test_get_returns_the_valid_health_of_a_device(
 
 
 def test_devices_are_distinguished_by_driver_pool_and_name(manager: Manager) -> None:
-    """TestGetHealthInfoRobust/{empty_cache,multiple_devices}"""
+    """Kubelet test: TestGetHealthInfoRobust/{empty_cache,multiple_devices}."""
     assert health(manager) == "Unknown"
     manager.update(DRIVER, [healthy(), unhealthy("gpu-1")])
     assert (health(manager), health(manager, "gpu-1")) == ("Healthy", "Unhealthy")
 
 
 def test_update_returns_the_changed_devices(manager: Manager) -> None:
-    """TestUpdateHealthInfo, its six steps in one cache"""
+    """Kubelet test: TestUpdateHealthInfo, its six steps in one cache."""
     assert manager.update(DRIVER, [healthy()]) == [("gpu-0", "Healthy")]
     assert manager.update(DRIVER, [healthy()]) == []
     assert manager.update(DRIVER, [unhealthy()]) == [("gpu-0", "Unhealthy")]
@@ -255,7 +255,7 @@ def test_update_returns_the_changed_devices(manager: Manager) -> None:
 
 
 def test_clear_forgets_only_one_driver(manager: Manager) -> None:
-    """TestClearDriver"""
+    """Kubelet test: TestClearDriver."""
     manager.update(DRIVER, [healthy()])
     manager.update("b.example.com", [healthy()])
     manager.clear(DRIVER)
@@ -359,7 +359,7 @@ def test_message_is_cut_at_1024_bytes(manager: Manager, length: int, expected: i
 
 
 def test_cut_message_keeps_its_beginning(manager: Manager) -> None:
-    """TestTruncateHealthMessage/meaningful"""
+    """Kubelet test: TestTruncateHealthMessage/meaningful."""
     assert stored_message(manager, "gpu.xid.79: " + 1100 * "y").startswith("gpu.xid.79: yyy")
 
 
@@ -437,14 +437,14 @@ def claim(name: str, *pods: str, device: str = "gpu-0", share_id: str = "") -> C
 
 
 def test_change_of_an_allocated_device_notifies_its_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice."""
     manager.restart(claim("c", "pod"))
     manager.receive(DRIVER, [unhealthy()])
     assert manager.notified_pods() == [{"pod"}]
 
 
 def test_change_of_an_unused_device_notifies_no_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/NonAllocatedDeviceChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NonAllocatedDeviceChange."""
     manager.restart(claim("c", "pod", device="gpu-1"))
     manager.receive(DRIVER, [unhealthy()])
     assert manager.notified_pods() == []
@@ -452,7 +452,7 @@ def test_change_of_an_unused_device_notifies_no_pod(manager: Manager) -> None:
 
 
 def test_repeated_list_notifies_no_pod(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/NoActualStateChange"""
+    """Kubelet test: TestHandleWatchResourcesStream/NoActualStateChange."""
     manager.restart(claim("c", "pod"))
     for _ in range(3):
         manager.receive(DRIVER, [unhealthy()])
@@ -460,14 +460,14 @@ def test_repeated_list_notifies_no_pod(manager: Manager) -> None:
 
 
 def test_share_of_a_device_is_ignored(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID."""
     manager.restart(claim("c", "pod", share_id="one"), claim("d", "other", share_id="two"))
     manager.receive(DRIVER, [unhealthy()])
     assert manager.notified_pods() == [{"pod", "other"}]
 
 
 def test_change_notifies_all_pods_of_a_shared_claim_together(manager: Manager) -> None:
-    """TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice"""
+    """Kubelet test: TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice."""
     manager.restart(claim("c", "pod", "other"))
     manager.receive(DRIVER, [unhealthy()])
     assert manager.notified_pods() == [{"pod", "other"}]
@@ -512,7 +512,7 @@ def pod_using(use: str) -> Pod:
 
 @pytest.mark.parametrize("share_id", ["", "one"], ids=["direct", "ShareID"])
 def test_container_status_names_the_claim_as_in_the_pod(manager: Manager, share_id: str) -> None:
-    """TestUpdateAllocatedResourcesStatus/{direct,renamed,ShareID}; templates are left out"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus/{direct,renamed,ShareID}; templates are left out."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ("example.com/gpu=0",), share_id)))
     manager.update(DRIVER, [unhealthy()])
     expected = {"claim:mine": (ResourceHealth("example.com/gpu=0", "Unhealthy"),)}
@@ -529,7 +529,7 @@ def test_container_status_names_the_claim_as_in_the_pod(manager: Manager, share_
     ],
 )
 def test_subrequest_shows_the_devices_of_its_request(manager: Manager, use: str, shown: bool) -> None:
-    """TestUpdateAllocatedResourcesStatus_Subrequest"""
+    """Kubelet test: TestUpdateAllocatedResourcesStatus_Subrequest."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ())))
     assert list(manager.status(pod_using(use))) == ([f"claim:{use}"] if shown else [])
 
@@ -555,7 +555,7 @@ def test_only_the_first_device_with_a_cdi_id_is_shown(manager: Manager) -> None:
 def test_pod_status_shows_the_health_of_a_device(
     manager: Manager, stored: tuple[int, str], ids: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    """TestBuildResourceHealth, TestToResourceHealthStatus"""
+    """Kubelet test: TestBuildResourceHealth, TestToResourceHealthStatus."""
     manager.restart(claim_of(PreparedDevice("pool", "gpu-0", (), ids)))
     manager.update(DRIVER, [entry(health=stored[0], message=stored[1])])
     assert manager.status(pod_using("mine")) == {"claim:mine": (expected,)}

@@ -101,7 +101,7 @@ def test_reload_keeps_gpus_and_latched_faults(stages: Stages) -> None:
 
 
 def log_line(code: int) -> None:
-    """A line about a GPU in a domain of its own, in the real kernel log."""
+    """Write a line about a GPU of an unused PCI domain to the real kernel log."""
     skip_unless_kernel_log(os.O_WRONLY)
     with DEVICE.open("wb", buffering=0) as device:
         device.write(f"{xid_line(code, 'of a test', gpu=15)}\n".encode())

@@ -33,7 +33,7 @@ def names(report: Report) -> list[str]:
 
 
 def begin_opening(node: GpuNode) -> None:
-    """NVML is being opened, and that takes its time."""
+    """Let a node begin to open NVML, in a call that lasts."""
     node.nvml = node.nvml._replace(state=SourceState.STARTING, passes=0, beat_ns=node.now_ns)
     node.library |= {"call": "nvmlInit_v2", "call_ns": node.now_ns}
 
@@ -44,7 +44,7 @@ def finish_opening(node: GpuNode) -> None:
 
 
 def fresh_start(gpus: int = 2) -> GpuNode:
-    """The agent has just begun, on a node that it has never seen, and NVML is being opened."""
+    """Return a node whose agent has just started without stored state, and opens NVML."""
     node = GpuNode(gpus)
     node.restart(evaluate=False)
     begin_opening(node)

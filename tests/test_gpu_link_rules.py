@@ -70,8 +70,8 @@ def view_of(field: GpuField, growth: CounterGrowth | int) -> GpuRuleInput:
     return gpu_view(grown={field: growth})
 
 
-def aer(name: str, field: GpuField, events: int, window: str, what: str, severity: Severity) -> Cases:
-    """The cases that the three AER rules share."""
+def aer_cases(name: str, field: GpuField, events: int, window: str, what: str, severity: Severity) -> Cases:
+    """Return the cases that the three AER rules share."""
     code = f"gpu.pcie.aer.{name}"
     text = f"{what}: at least {events} in {window}"
     if window != "1 min":
@@ -153,9 +153,11 @@ CASES: Final[Cases] = [
      RuleInconclusive("needs 1 min of history")),
     (REPLAY, view_of(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
     (REPLAY, view_of(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
-    *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
-    *aer("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
-    *aer("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
+    *aer_cases(
+        "correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED
+    ),
+    *aer_cases("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
+    *aer_cases("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
     # --- gpu.nvlink.down
     (DOWN, links(ALL_UP), OK),
     (DOWN, links(ALL_UP, before=0b11), OK),

@@ -260,7 +260,7 @@ def with_a_changed_text(path: Path) -> None:
 
 
 def with_a_schema_that_is_no_text(path: Path) -> None:
-    """SQLite quotes the schema in its error message."""
+    """Damage the schema, which SQLite quotes in its error message."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE running", b"CREATE \xff\xfe\xfdLE running", 1))
@@ -319,7 +319,7 @@ def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Pat
 
 
 def test_any_damage_is_found_or_harmless(path: Path) -> None:
-    """A changed byte leaves the content, or the file is set aside and recording goes on."""
+    """If one byte changes, the content is the same, or the file is renamed and recording continues."""
     whole = path.with_name("whole")
     uses = [device_usage(number, active=number % 2 == 0, state=LOST) for number in range(12)]
     write_uses_at(HistoryFile(whole, UsageHistoryLimits()), *uses)

@@ -165,7 +165,7 @@ def test_created_socket_that_cannot_be_served_is_created_once_more(
 
 
 def test_http2_connection_answers_more_than_a_thousand_requests(fake: FakeAgent) -> None:
-    """At its own limit, Hypercorn would begin a request and answer none any more."""
+    """At its own limit, Hypercorn would accept a request and answer no further one."""
     fake.view.latest.publish(report(second=100))
     with serve_app(fake.app) as server, connect(server.addresses[0]) as client:
         h2 = H2Connection()

@@ -225,7 +225,7 @@ COUNTS: Final = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), ma
 
 @given(COUNTS)
 def test_every_line_counts_in_one_fact_once(steps: list[list[int]]) -> None:
-    """Entries of three CPUs grow, or are evicted and restart."""
+    """Entries of three CPUs grow, or are evicted and begin again."""
     watch = LogLatch()
     times, first, sums = [0, 0, 0], [0.0, 0.0, 0.0], [0, 0, 0]
     for step in steps:

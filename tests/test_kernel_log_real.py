@@ -176,7 +176,7 @@ def test_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
 
 
 def flood_of_one_fault(path: str) -> None:
-    """Every 10,000th line is a machine check of another CPU."""
+    """Write a flood of lines of which every 10,000th is a machine check of another CPU."""
     with listener(Path(path)) as log_listener:
         with Path(path).open("w") as f:
             for start in range(0, FLOOD, CHUNK):
@@ -201,7 +201,7 @@ def test_flood_of_faults_keeps_the_newest_and_the_known(fifo: Path) -> None:
 
 
 def flood_of_faults(path: str) -> None:
-    """100,000 cgroups run out of memory: far more than fit into the reader and the facts."""
+    """Write lines of 100,000 cgroups without memory: far more than fit into the reader and the facts."""
     with listener(Path(path)) as log_listener:
         with Path(path).open("w") as f:
             f.write("".join(record(cpu, machine_check_line(cpu)) for cpu in range(10)))

@@ -577,7 +577,7 @@ def test_bookmark_moves_the_version_of_a_watch(
 def test_watch_continues_on_a_connection_that_the_server_will_close(
     kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proxies announce it; the client's connection then gives its socket away."""
+    """A proxy announces that it will close the connection, which then releases its socket."""
     handler = kube_api._server.RequestHandlerClass
     monkeypatch.setattr(handler, "protocol_version", "HTTP/1.0")
     kube_api.add_node("a")

@@ -538,7 +538,7 @@ def test_restarted_kubelet_is_followed(kubelet: Kubelet, follow: Make) -> None:
 
 
 def pods_api_of_job(uid: str, claim: str, owner: str) -> Callable[[], Any]:
-    """Pods API that lists a pod of a Job."""
+    """Return an answer of the pods API with a pod of a Job."""
     found = message_class("core", "Pod")()
     found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "team-a", uid
     found.metadata.ownerReferences.add(
@@ -810,7 +810,7 @@ def its_pod(uid: str = UID, ident: str = CONTAINER) -> Any:
 
 @contextmanager
 def pods_api_listing(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
-    """Pods API that lists these pods."""
+    """Serve the pods API, which lists these pods."""
 
     def answer() -> Any:
         return message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString() for pod in pods])

@@ -58,7 +58,7 @@ def tracker(clock: ManualClock) -> PrepareFailureTracker:
 
 
 def play(tracker: PrepareFailureTracker, clock: ManualClock, *answers: object) -> tuple[object, list[float]]:
-    """Runs a prepare whose handler gives these answers, the last for ever.
+    """Run a prepare whose handler gives these answers; it repeats the last answer.
 
     Returns:
         The result or the error, and the pauses that were made.

@@ -49,7 +49,7 @@ NO_SOURCES = ConsumerMap()
 
 
 class UsageObserver:
-    """Applies update_usages() to one consumer map after another, a second apart."""
+    """Observer that applies update_usages() to one consumer map after another, a second apart."""
 
     def __init__(self, uses: UsageState | None = None, first: int = 10) -> None:
         self.uses = uses or UsageState("run")

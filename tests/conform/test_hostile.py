@@ -304,7 +304,7 @@ def test_several_plugins_of_another_type_are_not_notified(short_tmp: Path) -> No
 
 
 class RemovesItsDirectory(Driver):
-    """Removes its directory during the session."""
+    """Driver that removes its directory during the session."""
 
     def prepare(self, version: str) -> None:
         shutil.rmtree(self.root / "plugins_registry", ignore_errors=True)

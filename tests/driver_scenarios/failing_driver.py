@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
 
 
 def log_failure(error: BaseException) -> None:
-    """A log with a traceback fails the test."""
+    """Log the error with its traceback, which fails the test."""
     logging.error("ended", exc_info=error)
 
 

@@ -43,7 +43,7 @@ def explain(node: Node, *argv: str) -> tuple[int, Any]:
 
 
 def uses_of(found: Any) -> set[tuple[str, str, str]]:
-    """Devices of the only claim: name, who says so, and what."""
+    """Return name, source and relation of each device of the only claim."""
     (claim,) = found["claims"]
     return {(device["name"], device["source"], device["relation"]) for device in claim["devices"]}
 

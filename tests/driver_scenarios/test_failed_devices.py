@@ -45,7 +45,7 @@ def test_prepare_fails_with_the_engines_cause(node: Node) -> None:
 
 @pytest.mark.usefixtures("hostdev")
 def test_prepare_before_the_first_evaluation_gets_its_cause(node: Node) -> None:
-    """The pages are gone in the moment of the prepare; that a device is broken, one must have seen."""
+    """The pages disappear just before the prepare, so that no evaluation has found the fault yet."""
     free = "devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"
     node.sysfs.write(free, "7")
     node.sysfs.resize(7)

@@ -27,7 +27,7 @@ READ_ONLY = 'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"'
 
 
 def stored_verdict(node: Node, claim: str) -> tuple[str, str]:
-    """Class and code, as ``drahealth prepares`` has them."""
+    """Return class and code of a claim's failure, as ``drahealth prepares`` lists them."""
     verdict = node.verdict(claim)
     return verdict["class"], verdict["code"]
 

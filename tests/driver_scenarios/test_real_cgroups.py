@@ -83,7 +83,7 @@ def stage(node: Node) -> Iterator[Stage]:
 
 
 def container(stage: Stage, pages: int) -> subprocess.Popen[str]:
-    """A process in the cgroup, with the mount of the one CDI file."""
+    """Run a process in the cgroup, with the mount of the only CDI file."""
     (file,) = stage.node.cdi.iterdir()
     (device,) = json.loads(file.read_bytes())["devices"]
     (mount,) = device["containerEdits"]["mounts"]

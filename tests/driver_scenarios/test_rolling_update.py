@@ -33,7 +33,7 @@ class Update(NamedTuple):
         return {message.endpoint.rpartition("/")[2] for message in messages}
 
     def wait_all_known(self, health: str) -> None:
-        """Returns when the kubelet believes this of the pages, and Healthy of all else."""
+        """Wait until the kubelet has this health of the pages, and Healthy for all other devices."""
         self.node.kubelet.wait_health(HOSTDEV, "node-1", PAGES, health)
         self.node.wait_healthy(CPU_0, CPU_1)
 

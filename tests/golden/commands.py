@@ -180,7 +180,7 @@ def serve_answers(socket: Path, unary: Mapping[str, bytes], streams: Mapping[str
 
 @contextmanager
 def empty_node(root: Path) -> Iterator[None]:
-    """A node without a file."""
+    """Leave the node without a file."""
     yield
 
 
@@ -215,8 +215,8 @@ def agent_messages() -> dict[str, str]:
 
 
 @contextmanager
-def agent_running(root: Path) -> Iterator[None]:
-    """An agent's sockets, which answer as an earlier release did."""
+def serve_old_agent(root: Path) -> Iterator[None]:
+    """Serve an agent's sockets, which answer as an earlier release did."""
     sent = agent_messages()
     report, status = bytes.fromhex(sent["report"]), bytes.fromhex(sent["status"])
     health = bytes.fromhex(sent["health.0"])
@@ -228,16 +228,16 @@ def agent_running(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_agent(root: Path) -> Iterator[None]:
-    """The socket of an agent that has no report yet."""
+def serve_new_agent(root: Path) -> Iterator[None]:
+    """Serve the socket of an agent that has no report yet."""
     status = bytes.fromhex(agent_messages()["status.new"])
     with serve_answers(root / "run/agent.sock", {f"{AGENT}/Status": status}, {}):
         yield
 
 
 @contextmanager
-def old_driver(root: Path) -> Iterator[None]:
-    """The socket of a driver that serves the older version of the kubelet's API alone."""
+def serve_old_driver(root: Path) -> Iterator[None]:
+    """Serve the socket of a driver with only the older version of the kubelet's API."""
     health = bytes.fromhex(agent_messages()["health.0"])
     with serve_answers(root / "dra.sock", {}, {HEALTH.replace("v1", "v1alpha1"): health}):
         yield
@@ -260,7 +260,7 @@ def release_files(root: Path) -> None:
 
 @contextmanager
 def node_with_history(root: Path) -> Iterator[None]:
-    """The history of a week in which a GPU failed, and flapped."""
+    """Write the history of a week in which a GPU failed and flapped."""
     gpu, other = DeviceRef("", "node-1", "gpu-3"), DeviceRef("", "node-1", "gpu-4")
     node = SimulatedNode(wall_s=NOW_S - 7 * 86_400)
     node.start((gpu, samples.HEALTHY), (other, samples.HOT))
@@ -278,7 +278,7 @@ def node_with_history(root: Path) -> Iterator[None]:
 
 @contextmanager
 def node_of_last_release(root: Path) -> Iterator[None]:
-    """The files of the release before, and nothing that runs."""
+    """Write the files of the last release; no process runs."""
     release_files(root)
     yield
 
@@ -293,7 +293,7 @@ def node_to_explain(*served: str) -> Any:
         release_files(root)
         with ExitStack() as stack:
             if "agent" in served:
-                stack.enter_context(agent_running(root))
+                stack.enter_context(serve_old_agent(root))
             if "kubelet" in served:
                 kubelet = root / "kubelet"
                 listed = {"/v1.PodResourcesLister/List": bytes.fromhex(inputs["podresources"])}
@@ -317,8 +317,8 @@ def node_to_audit(overlay: Mapping[str, str] | None = None) -> Any:
 
 
 @contextmanager
-def patterns(root: Path) -> Iterator[None]:
-    """A configuration with patterns of the operator's."""
+def write_patterns(root: Path) -> Iterator[None]:
+    """Write a configuration with error patterns of the operator."""
     plant(root, load(INPUTS / "classify.json")["tree"])
     yield
 
@@ -402,14 +402,14 @@ def _cases() -> dict[str, Case]:
         "scan-pynvml": Case(
             gpus(570, "profile t4 gpus=2"), (*SCAN, *GPUS, "--backend", "pynvml"), SCAN_CLOCK, process=True
         ),
-        "status": Case(agent_running, ("status", *RUNTIME)),
-        "status-new": Case(new_agent, ("status", *RUNTIME)),
+        "status": Case(serve_old_agent, ("status", *RUNTIME)),
+        "status-new": Case(serve_new_agent, ("status", *RUNTIME)),
         "status-nothing": Case(empty_node, ("status", *RUNTIME)),
-        "watch-once": Case(agent_running, ("watch", "--once", *RUNTIME)),
+        "watch-once": Case(serve_old_agent, ("watch", "--once", *RUNTIME)),
         "watch-driver": Case(
-            agent_running, ("watch", "--once", *JSON, f"{{root}}/run/drivers/{DRIVER}.sock")
+            serve_old_agent, ("watch", "--once", *JSON, f"{{root}}/run/drivers/{DRIVER}.sock")
         ),
-        "watch-old-driver": Case(old_driver, ("watch", "--once", *JSON, "{root}/dra.sock")),
+        "watch-old-driver": Case(serve_old_driver, ("watch", "--once", *JSON, "{root}/dra.sock")),
         "explain-device": Case(whole, _explain(f"{DRIVER}/node-1/gpu-1")),
         "explain-device-well": Case(whole, _explain(f"{DRIVER}/node-1/gpu-0")),
         "explain-device-ambiguous": Case(whole, _explain("gpu-0")),
@@ -469,7 +469,7 @@ def _cases() -> dict[str, Case]:
             empty_node, ("conform", "--socket", "{root}/none.sock", "--for", "2s", *JSON)
         ),
         "classify-pattern": Case(
-            patterns, ("classify", "bank 3 is locked", "--config", "{root}/config.toml", *JSON)
+            write_patterns, ("classify", "bank 3 is locked", "--config", "{root}/config.toml", *JSON)
         ),
     }
     for number, words in enumerate(load(INPUTS / "classify.json")["errors"]):

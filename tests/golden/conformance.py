@@ -116,7 +116,7 @@ def _both(*lists: HealthList, end: StreamEnd | None = None, goaway: str = "") ->
 
 
 def _device(position: int, value: Any) -> SessionRecord:
-    """A driver that has this in one field of its only device, in each list."""
+    """Return the session of a driver with this value in one field of its only device, in each list."""
     return _both(*(_list(at_s, _with(GPU, (4, WALL_S + int(at_s)), (position, value))) for at_s in TIMES))
 
 
@@ -148,7 +148,7 @@ RETURNED: Final = ClaimReply(
 
 
 def _claims(**of_stages: PrepareCall) -> SessionRecord:
-    """A driver that prepares a claim; other calls of some stages, by name."""
+    """Return the session of a driver that prepares a claim; `of_stages` replaces calls, by stage."""
     good = PrepareCall((CLAIM,), OK, (RETURNED,))
     ended = PrepareCall((CLAIM,), OK, (ClaimReply("uid-1"),))
     refused = PrepareCall((BAD,), OK, (ClaimReply("uid-2", (), "no claim of this UID"),))

@@ -110,13 +110,13 @@ class Host(PaperNode):
         self.pool(pool_sample(10))
 
     def log(self, text: str, times: int = 1) -> None:
-        """Lines of the kernel log that the reader has counted."""
+        """Add lines of the kernel log that the reader has counted."""
         number = next(i for i, pattern in enumerate(HOST_PATTERNS) if compile_pattern(pattern).match(text))
         us = self.now_ns // 1000
         self.lines = (*self.lines, LogLine(number, times, us, us, text, text, len(self.lines)))
 
     def source(self, name: str) -> SourceSample:
-        """A source that the C core's slow threads read."""
+        """Return the sample of a source that the C core's slow threads read."""
         if name not in self.stuck:
             self.slow[name] = (self.passes, self.now_ns)
         passes, beat_ns = self.slow.get(name, (0, self.started_ns))
@@ -145,7 +145,7 @@ class Host(PaperNode):
 
 
 def host() -> Steps:
-    """Faults of the host's own devices, of pods and of the node, and their ends."""
+    """Yield reports with faults of the host's own devices, of pods and of the node, and with their ends."""
     node = Host()
     yield "starting", report_document(node.evaluate())
     yield "healthy", report_document(node.next(3))
@@ -202,7 +202,7 @@ def host() -> Steps:
 
 
 def expectations() -> Steps:
-    """A node that is held to a configuration."""
+    """Yield the reports of a node whose configuration has expectations."""
     settings = EngineSettings("node-a", ("a.example.com",), 40, 3, 20, 0b111, {"hugepages-2mi-node0": 12})
     node = Host(settings)
     yield "first", report_document(node.next())
@@ -215,7 +215,7 @@ READINGS: Final = (0, 1, 2, 3, 10, 25, 1 << 20, (1 << 64) - 1, ABSENT, EIO)
 
 
 def _apply_random_event(draw: random.Random, node: Host) -> str:
-    """One random event."""
+    """Apply one random event to a node; return its name."""
     reading = draw.choice(READINGS)
     small = draw.randrange(4)
     match draw.randrange(14):
@@ -288,7 +288,7 @@ def _declaration() -> tuple[Any, ...]:
 
 
 def declare_devices() -> Steps:
-    """Devices that a driver declares: judged as parts of the host, by checks, by audits and by prepares."""
+    """Yield reports on declared devices: by rules for parts of the host, checks, audits and prepares."""
     node = Host()
     node.next(2)
     node.files = (
@@ -402,7 +402,7 @@ def misfits() -> Steps:
 
 
 def audits() -> Steps:
-    """Each finding of an audit of cgroups, on a pod and on a container."""
+    """Yield each finding of an audit of cgroups, on a pod and on a container."""
     documents = load(DOCUMENTS / "checks.json")["document"]["checks"]
     of_pods = [check["code"] for check in documents if check["source"] == "pods"]
     codes = [code for code in of_pods if not code.startswith("node.")]
@@ -428,7 +428,7 @@ def audits() -> Steps:
 
 
 def gpus() -> Steps:
-    """Faults of GPUs by what is read and by what is announced, restarts, and a boot."""
+    """Yield reports with faults of GPUs by readings and by events, over restarts and a boot."""
     node = GpuNode(3, migs={2: [(1, 0), (2, 0)]}, expect=3)
     yield "healthy", report_document(node.rest(5))
     node.set_readings(0, recovery_action=1, temp=95)
@@ -464,7 +464,7 @@ def gpus() -> Steps:
 
 
 def readings() -> Steps:
-    """Each quantity of a GPU at several values, and some of them later: those that make a cause."""
+    """Yield reports with each reading of a GPU at several values, and later reports if there is a cause."""
     for field in GpuField:
         model = H100 if isinstance(H100[field], int) else T4
         for value in (0, 1, 95, 10**6, EIO):
@@ -483,7 +483,7 @@ def _codes(report: Report) -> list[Any]:
 
 
 def announce_events() -> Steps:
-    """Each event of NVML, each state of its library, and what the host knows of its GPUs."""
+    """Yield reports with each event of NVML, each state of its library, and each GPU fact of the host."""
     for event in GpuEvent:
         node = GpuNode(1)
         node.nvml_event(0, event, 3)
@@ -522,7 +522,7 @@ def load_json(data: bytes) -> Any:
 
 
 def gpus_released(boot_id: str) -> Steps:
-    """An agent that starts with the faults that the release before has stored."""
+    """Yield the reports of an agent that starts with the stored faults of the last release."""
     node = GpuNode(2)
     node.now_ns, node.wall_s = 50_000 * NS, values.NOW_S
     node.boot_id = boot_id
@@ -538,8 +538,8 @@ def gpus_released(boot_id: str) -> Steps:
     yield "an hour later", report_document(node.rest(3600))
 
 
-def xids() -> Steps:
-    """Each XID and SXid once, on a GPU that answers and on one with an older driver."""
+def report_xids() -> Steps:
+    """Yield reports with each XID and SXid once, on a GPU that answers and on one with an older driver."""
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     for code in codes:
         number = code.rpartition(".")[2]
@@ -574,7 +574,7 @@ def _unhealthy_device(name: str, *codes: str) -> DeviceHealth:
 
 
 def ledger() -> Steps:
-    """A driver's prepare ledger over several failures, and the failures that it answers from its cache."""
+    """Yield a driver's prepare ledger over several failures, and the failures that its cache answers."""
     now_s = values.NOW_S
     failed, _, later, wrong, bug = values.verdicts()
     assert failed is not None
@@ -629,7 +629,7 @@ def ledger() -> Steps:
 
 
 def publish_taints() -> Steps:
-    """The taints of each code, of several causes, over time and over a restart."""
+    """Yield the taints of each code, of several causes, over time and over a restart."""
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     policies = {
         "default": TaintPolicy(),
@@ -676,7 +676,7 @@ STORIES: Final[Mapping[str, Callable[[], Steps]]] = {
     "audits": audits,
     "gpu-readings": readings,
     "gpu-announced": announce_events,
-    "xids": xids,
+    "xids": report_xids,
     "ledger": ledger,
     "tainted": publish_taints,
 }

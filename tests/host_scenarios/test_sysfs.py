@@ -44,7 +44,7 @@ FILES: Final = {
 """Memory controller, thermal counters and NICs, which virtual machines lack."""
 
 
-class Laid(NamedTuple):
+class OverlaidSysfs(NamedTuple):
     """Real /sys with files bound over it."""
 
     stage: Stage
@@ -58,7 +58,7 @@ class Laid(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def overlaid_sysfs(directory: Path, figures: Figures) -> Iterator[Laid]:
+def overlaid_sysfs(directory: Path, figures: Figures) -> Iterator[OverlaidSysfs]:
     """Agent that reads /sys in its own mount namespace."""
     own = directory / "laid"
     files = own / "sys"
@@ -79,18 +79,18 @@ def overlaid_sysfs(directory: Path, figures: Figures) -> Iterator[Laid]:
     ) as stage:
         for name in ("nic", "card"):
             stage.expect_health(name, HEALTHY, "", OWNER)
-        yield Laid(stage, files)
+        yield OverlaidSysfs(stage, files)
 
 
 @pytest.mark.parametrize("scope", ["core", "package"])
-def test_heat_throttled_cpus_are_degraded(overlaid_sysfs: Laid, scope: str) -> None:
+def test_heat_throttled_cpus_are_degraded(overlaid_sysfs: OverlaidSysfs, scope: str) -> None:
     overlaid_sysfs.stage.cause(f"10 thermal-throttle events of a {scope}", OVERLAY)
     overlaid_sysfs.write(f"{CPU0}/thermal_throttle/{scope}_throttle_count", "10")
     text = f"at least 10 {scope} thermal-throttle events in 60 s"
     overlaid_sysfs.stage.expect_health("cpu-node0", HEALTHY, "cpu.throttled.", also=text)
 
 
-def test_module_with_many_corrected_errors_is_named(overlaid_sysfs: Laid) -> None:
+def test_module_with_many_corrected_errors_is_named(overlaid_sysfs: OverlaidSysfs) -> None:
     overlaid_sysfs.stage.cause("24 correctable errors of a memory module (EDAC)", OVERLAY)
     overlaid_sysfs.write(f"{EDAC}/dimm0/dimm_ce_count", "24")
     overlaid_sysfs.write(f"{EDAC}/ce_count", "24")
@@ -98,7 +98,7 @@ def test_module_with_many_corrected_errors_is_named(overlaid_sysfs: Laid) -> Non
     overlaid_sysfs.stage.expect_health("memory-node0", HEALTHY, text)
 
 
-def test_module_with_lost_data_is_named_until_a_reset(overlaid_sysfs: Laid) -> None:
+def test_module_with_lost_data_is_named_until_a_reset(overlaid_sysfs: OverlaidSysfs) -> None:
     overlaid_sysfs.stage.cause("an uncorrectable error of a memory module (EDAC)", OVERLAY)
     for counter in ("dimm0/dimm_ce_count", "ce_count"):
         overlaid_sysfs.write(f"{EDAC}/{counter}", "24")  # the message after the reset
@@ -112,7 +112,7 @@ def test_module_with_lost_data_is_named_until_a_reset(overlaid_sysfs: Laid) -> N
     overlaid_sysfs.stage.expect_health("memory-node0", HEALTHY, "mem.ecc.correctable_rate: ")
 
 
-def test_link_with_lost_lanes_is_degraded_until_they_return(overlaid_sysfs: Laid) -> None:
+def test_link_with_lost_lanes_is_degraded_until_they_return(overlaid_sysfs: OverlaidSysfs) -> None:
     overlaid_sysfs.stage.cause("a PCI link of 8 lanes instead of 16", OVERLAY)
     overlaid_sysfs.write(f"{PCI}/{NIC}/current_link_width", "8")
     overlaid_sysfs.stage.expect_health("nic", HEALTHY, "pci.link_width: 8 of 16 lanes, 16 at start", OWNER)
@@ -120,7 +120,7 @@ def test_link_with_lost_lanes_is_degraded_until_they_return(overlaid_sysfs: Laid
     overlaid_sysfs.stage.expect_health("nic", HEALTHY, "", OWNER)
 
 
-def test_fatal_link_error_is_unhealthy(overlaid_sysfs: Laid) -> None:
+def test_fatal_link_error_is_unhealthy(overlaid_sysfs: OverlaidSysfs) -> None:
     overlaid_sysfs.stage.cause("a fatal PCIe error (AER)", OVERLAY)
     overlaid_sysfs.write(f"{PCI}/{CARD}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
     overlaid_sysfs.stage.expect_health(

@@ -43,13 +43,13 @@ class EventStore:
         self._events: dict[object, Event] = {}
 
     def write(self, key: object, event: Event) -> None:
-        """Creates or replaces an event."""
+        """Create or replace an event."""
         with self._lock:
             self._events[key] = event
         self._history.add(EventWritten(event.pod, event.reason, event.message, event.count))
 
     def all(self) -> list[Event]:
-        """Returns the events that have not expired, in the order of their creation."""
+        """Return the events that have not expired, in the order of their creation."""
         with self._lock:
             now_ns = self._now_ns()
             return [event for event in self._events.values() if now_ns - event.last_ns <= LIFE_NS]
@@ -80,7 +80,7 @@ class Recorder:
         self._buckets: dict[str, _Bucket] = {}
 
     def warn(self, pod: str, reason: str, message: str) -> None:
-        """Records a Warning event for a pod."""
+        """Record a Warning event for a pod."""
         with self._lock:
             now_ns = self._now_ns()
             key, message = self._combine_event(pod, reason, message, now_ns)

@@ -34,7 +34,7 @@ class Inotify:
         self._paths: dict[int, Path] = {}
 
     def add(self, directory: Path) -> None:
-        """Watches a directory without its subdirectories.
+        """Watch a directory without its subdirectories.
 
         Raises:
             OSError: the directory cannot be watched, for example because it is gone.
@@ -43,7 +43,7 @@ class Inotify:
         self._paths[_check_result(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
 
     def wait(self) -> list[PathEvent] | None:
-        """Waits for events and returns them, or None after :meth:`stop`."""
+        """Wait for events and return them, or None after :meth:`stop`."""
         ready, _, _ = select.select([self._fd, self._stop], [], [])
         if self._stop in ready:
             return None
@@ -57,11 +57,11 @@ class Inotify:
         return found
 
     def stop(self) -> None:
-        """Makes the current or next :meth:`wait` return None. Any thread may call it."""
+        """Make the current or next :meth:`wait` return None. Any thread may call it."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Closes the watches. No thread may be in :meth:`wait`."""
+        """Close the watches. No thread may be in :meth:`wait`."""
         os.close(self._fd)
         os.close(self._stop)
 

@@ -20,7 +20,7 @@ ClaimObjects = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 class Preparer:
-    """Prepares and unprepares claims for one kubelet process."""
+    """Component of one kubelet process that prepares and unprepares claims."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Preparer:
         self._rng = rng
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Prepares the claims of a pod that are not prepared yet.
+        """Prepare the claims of a pod that are not prepared yet.
 
         Args:
             pod: The pod's uid.
@@ -91,7 +91,7 @@ class Preparer:
             self._infos.save()
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Removes a pod from its claims and unprepares the claims that no other pod uses.
+        """Remove a pod from its claims and unprepare the claims that no other pod uses.
 
         Args:
             pod: The pod's uid.
@@ -125,7 +125,7 @@ class Preparer:
             self._infos.save()
 
     def _look_up(self, pod: str, namespace: str, name: str) -> tuple[ClaimInfo, dict[str, Plugin]]:
-        """Checks a claim before anything is stored or called."""
+        """Check a claim before anything is stored or called."""
         claim = self._objects.get((namespace, name))
         if claim is None:
             raise ValueError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
@@ -158,7 +158,7 @@ class Preparer:
     def _results(
         self, method: str, batch: Sequence[ClaimInfo], response: Any
     ) -> Iterator[tuple[ClaimInfo, Any]]:
-        """Yields each claim with its result. The claims before a failing one are stored."""
+        """Yield each claim with its result. The claims before a failing one are stored."""
         requested = {info.uid: info for info in batch}
         for uid, result in self._shuffle(response.claims.items()):
             if uid not in requested:

@@ -123,7 +123,7 @@ def _libpython() -> Iterator[Path]:
 
 
 def _files(distribution: str) -> Iterator[tuple[Path, Path]]:
-    """The files of a distribution and of all that it needs, and where they belong below the packages."""
+    """Yield the files of a distribution and of its requirements, with their paths below the packages."""
     agent = HERE.parent.parent / "agent"
     for path in agent.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
