@@ -163,7 +163,7 @@ def test_exception_that_matches_no_line_fails(plant: Plant, monkeypatch: pytest.
         "",
     ],
 )
-def test_fragment_is_recognised(text: str) -> None:
+def test_fragment_is_recognized(text: str) -> None:
     assert is_fragment(Docstring(text, 1, is_value=False))
 
 

@@ -213,10 +213,10 @@ def swap_with_memory(memory: ExpectedSetting, facts: NodeFacts) -> Iterator[Expe
         )
 
 
-def _no_swap_reason(pod: Pod, container: PodContainer, behavior: str) -> str:
+def _no_swap_reason(pod: Pod, container: PodContainer, behaviour: str) -> str:
     """Return the reason why a container may not swap; empty: the container may swap, up to a limit."""
-    if behavior != LIMITED_SWAP:
-        return f"memorySwap.swapBehavior is {behavior or 'NoSwap'}"
+    if behaviour != LIMITED_SWAP:
+        return f"memorySwap.swapBehavior is {behaviour or 'NoSwap'}"
     if pod.is_critical:
         return "the pod is critical"
     if pod.qos is not QosClass.BURSTABLE:

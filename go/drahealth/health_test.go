@@ -425,7 +425,7 @@ func TestSlowKubeletMakesNoSilentAgent(t *testing.T) {
 	})
 }
 
-// Tests on real sockets and the real clock, for behavior of the kernel.
+// Tests on real sockets and the real clock, for the behaviour of the kernel.
 
 func TestSocketWithoutListenerIsNoConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")

@@ -1,7 +1,7 @@
 """A DRA driver with a grpclib server of its own: ``NODE_NAME=node-1 python own_server_driver.py DIRECTORY``.
 
 ``dra`` and ``plugin_registration`` are made from the kubelet's .proto files by protoc with grpclib's plugin.
-From drahealth come the health service, its codec, and the judgement of what ``prepare`` raises.
+From drahealth come the health service, its codec, and the classification of what ``prepare`` raises.
 """
 
 import asyncio
