@@ -136,7 +136,7 @@ class ClusterApi:
         self._thread.join()
         self._server.server_close()
 
-    # --- for tests ------------------------------------------------------------------------------------------
+    # --- methods for tests ----------------------------------------------------------------------------------
 
     @property
     def node(self) -> dict[str, Any]:

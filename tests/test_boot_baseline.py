@@ -329,7 +329,7 @@ def test_configured_values_outrank_those_at_start() -> None:
     assert [pool.pages for pool in node.state.checkpoint.start.pools] == [-1]
 
 
-# --- what operators accept -------------------------------------------------------------------------------
+# --- accepted values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -442,7 +442,7 @@ def test_unreadable_values_cannot_be_accepted() -> None:
     assert cause_codes(node.next(4)) == {POOL: {"mem.hugepages.pool_shrunk"}}
 
 
-# --- what is stored --------------------------------------------------------------------------------------
+# --- stored values ---------------------------------------------------------------------------------------
 
 
 def test_stored_values_change_only_with_the_values_at_start() -> None:

@@ -238,7 +238,7 @@ def test_gpu_counter_with_a_shorter_window_keeps_the_fault_until_full() -> None:
     assert node.codes() == []
 
 
-# --- all together -------------------------------------------------------------------------------------------
+# --- several changes ----------------------------------------------------------------------------------------
 
 SETTINGS: Final = st.fixed_dictionaries(
     {

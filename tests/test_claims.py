@@ -62,7 +62,7 @@ def parse_error(obj: Any, ref: ClaimRef | None = None) -> DriverError:
     return caught.value
 
 
-# --- what is taken -----------------------------------------------------------------------------------------
+# --- accepted claims ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2", "v1"])
@@ -125,7 +125,7 @@ def test_null_fields_count_as_missing() -> None:
     assert parse_claim(obj, DRIVER).devices[0] == ClaimDevice("g", DRIVER, "node-1", "gpu-3")
 
 
-# --- what is not -------------------------------------------------------------------------------------------
+# --- refused claims ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [None, {}, {"allocation": None}, {"reservedFor": []}])

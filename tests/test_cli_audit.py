@@ -220,7 +220,7 @@ def test_table_is_ascii_on_an_ascii_output(node):
     assert b"\\u" not in done.stdout
 
 
-# --- what cannot be evaluated ------------------------------------------------------------------------------
+# --- settings that cannot be evaluated ---------------------------------------------------------------------
 
 
 def test_container_that_just_started_is_shown_as_quiet(capsys, node):

@@ -84,7 +84,7 @@ def affected_pods(document: dict) -> list[tuple[str | None, str | None, bool]]:
     return [(pod["pod"]["name"], pod["pod"]["uid"], pod["sure"]) for pod in document["hurt"]]
 
 
-# --- from files alone --------------------------------------------------------------------------------------
+# --- explanations from files -------------------------------------------------------------------------------
 
 
 def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:

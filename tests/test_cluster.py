@@ -47,7 +47,7 @@ def condition_of(api: ClusterApi, type_: str = "DRADevicesHealthy") -> tuple[str
     return found["status"], found["reason"], found["message"]
 
 
-# --- what the conditions say --------------------------------------------------------------------------------
+# --- content of conditions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_condition_of_another_manager_is_taken_over_with_a_warning(
     assert "taken over" in caplog.text
 
 
-# --- one writer ---------------------------------------------------------------------------------------------
+# --- one agent writes ---------------------------------------------------------------------------------------
 
 
 def test_second_agent_writes_nothing_until_the_lease_ends(

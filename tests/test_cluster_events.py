@@ -67,7 +67,7 @@ def event_writes(api: ClusterApi) -> int:
     return sum("/events" in request.path for request in api.requests)
 
 
-# --- what the events say ------------------------------------------------------------------------------------
+# --- content of events --------------------------------------------------------------------------------------
 
 
 def test_fault_is_one_event_of_the_node_with_code_and_advice(api: ClusterApi) -> None:

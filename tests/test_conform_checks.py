@@ -1360,7 +1360,7 @@ def varint(value: int) -> bytes:
     return struct.pack("B" * (len(more) + 1), *more, value)
 
 
-# --- which driver -------------------------------------------------------------------------------------------
+# --- choice of the driver -----------------------------------------------------------------------------------
 
 
 def plugin(name: str, kind: str = "DRAPlugin", endpoint: str = "", file: str = "") -> RegistrationFile:

@@ -132,7 +132,7 @@ def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
     assert [affected_pod.claim.uid for affected_pod in affected_pods(consumers, device())] == ["c-1", "c-2"]
 
 
-# --- sure and possible uses --------------------------------------------------------------------------------
+# --- certain and possible uses -----------------------------------------------------------------------------
 
 
 def test_pod_known_by_a_reservation_alone_is_unsure() -> None:

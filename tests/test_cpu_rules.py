@@ -135,7 +135,7 @@ def bad(code: str, evidence: str) -> Finding:
     return Finding(code, ROWS[code].severity, evidence)
 
 
-# --- by a view --------------------------------------------------------------------------------------------
+# --- rules on a view --------------------------------------------------------------------------------------
 
 VIEW: Final = (
     PaperCpus()
@@ -721,7 +721,7 @@ def test_lockup_is_reported_for_ten_minutes_after_its_last_line(
     assert paper.result(other) is OK
 
 
-# --- what cannot be determined ----------------------------------------------------------------------------
+# --- results without a verdict ----------------------------------------------------------------------------
 
 
 UNHEARD: Final[list[tuple[SourceState | None, RuleResult]]] = [

@@ -86,7 +86,7 @@ def are_ended_with_reason(agent: Agent, *streams: Watcher) -> bool:
     return {stream_end(stream) for stream in streams} == {GOODBYE} or LATE_IO in agent.log
 
 
-# --- what it serves -----------------------------------------------------------------------------------------
+# --- sockets and reports ------------------------------------------------------------------------------------
 
 
 def test_both_api_versions_send_the_full_list_first(agent: Agent) -> None:
@@ -319,7 +319,7 @@ def test_killed_client_leaves_the_agent_unharmed(agent: Agent) -> None:
     assert agent.process.poll() is None
 
 
-# --- how it ends --------------------------------------------------------------------------------------------
+# --- shutdown -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

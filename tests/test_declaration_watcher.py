@@ -298,7 +298,7 @@ async def test_missing_runtime_directory_is_not_created(tmp_path: Path, autojump
     assert not (tmp_path / "runtime").exists()
 
 
-# --- a file whose reads do not end -------------------------------------------------------------------------
+# --- a file that hangs -------------------------------------------------------------------------------------
 
 
 class Hung:

@@ -95,7 +95,7 @@ def fault(driver: str, number: int = 1) -> DriverFault:
     return DriverFault(number, DeviceRef(driver, NODE, "dev-0"), "fpga.dead", "", "", 1.0, claim)
 
 
-# --- what the core reads -----------------------------------------------------------------------------------
+# --- snapshots for the core --------------------------------------------------------------------------------
 
 
 def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:

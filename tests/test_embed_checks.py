@@ -53,7 +53,7 @@ def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> 
     return HealthCheck(**(given | changes))
 
 
-# --- what may be answered ----------------------------------------------------------------------------------
+# --- results of checks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [None, True])

@@ -59,7 +59,7 @@ def fault(name: str) -> DriverFault:
     return DriverFault(1, ref(name), "demo.dead", "it does not answer", "reseat it", time.time(), claim)
 
 
-# --- what it says ------------------------------------------------------------------------------------------
+# --- health of devices -------------------------------------------------------------------------------------
 
 
 def test_driver_without_devices_has_an_empty_report() -> None:
@@ -215,7 +215,7 @@ def test_invalid_arguments_are_rejected_at_once(make: Callable[[], object], text
         make()
 
 
-# --- for prepare handlers ----------------------------------------------------------------------------------
+# --- methods for prepare handlers --------------------------------------------------------------------------
 
 
 def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
@@ -337,7 +337,7 @@ def test_without_hardware_the_host_is_unknown() -> None:
     assert not {name for name in new if name.startswith("dh-") and name != "dh-core"}
 
 
-# --- when it fails -----------------------------------------------------------------------------------------
+# --- failure of the core thread ----------------------------------------------------------------------------
 
 
 class BrokenClock:
@@ -434,7 +434,7 @@ def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> No
         )
 
 
-# --- in any program ----------------------------------------------------------------------------------------
+# --- embedding programs ------------------------------------------------------------------------------------
 
 
 def process_state() -> dict[str, object]:

@@ -170,7 +170,7 @@ def kubelet(server: PluginServer) -> Iterator[Kubelet]:
         yield kubelet
 
 
-# --- what a kubelet sees ------------------------------------------------------------------------------------
+# --- answers to the kubelet ---------------------------------------------------------------------------------
 
 
 def test_claim_is_fetched_prepared_and_unprepared(driver: Driver, kubelet: Kubelet) -> None:
@@ -508,7 +508,7 @@ def test_no_handler_ends_the_server(
     assert server.failure is None
 
 
-# --- turns --------------------------------------------------------------------------------------------------
+# --- order of calls -----------------------------------------------------------------------------------------
 
 
 def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:

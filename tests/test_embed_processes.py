@@ -365,7 +365,7 @@ def test_codec_encodes_messages_of_the_drivers_services() -> None:
     assert codec.encode(b"encoded already", Own) == b"encoded already"
 
 
-# --- a handler and no server --------------------------------------------------------------------------------
+# --- handlers without a plugin server -----------------------------------------------------------------------
 
 
 def test_verdicts_of_a_decorated_handler_are_listed_after_the_end(root: Path) -> None:
@@ -400,7 +400,7 @@ def prepares(root: Path) -> dict[str, Any]:
     return {f"{claim['namespace']}/{claim['name']}": claim for claim in json.loads(done.stdout)["claims"]}
 
 
-# --- whatever kind of program it is -------------------------------------------------------------------------
+# --- kinds of programs --------------------------------------------------------------------------------------
 
 
 class BrokenClock:
@@ -618,7 +618,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         eventually(lambda: not stacks_of_threads("dh-", before), lambda: stacks_of_threads("dh-", before))
 
 
-# --- a host that does not stop what it started --------------------------------------------------------------
+# --- programs that end without a stop -----------------------------------------------------------------------
 
 CARELESS: Final = """
 import asyncio, gc, sys, time
@@ -724,7 +724,7 @@ def test_program_without_a_handler_ends_by_the_signal(root: Path, hardware: bool
         assert (process.returncode, log_lines(errors)) == (-signal.SIGTERM, [])
 
 
-# --- what importing and running it does to a process --------------------------------------------------------
+# --- state of the process -----------------------------------------------------------------------------------
 
 WATCHED: Final = """
 import sys, time

@@ -691,7 +691,7 @@ def test_fast_passes_clear_only_after_a_second() -> None:
     assert health(node.next(100)) is Health.HEALTHY
 
 
-# --- before the first pass is over ----------------------------------------------------------------------
+# --- before the end of the first pass -------------------------------------------------------------------
 
 EXPECTING: Final = EngineSettings("node-a", expect_cpus=0b11, expect_pools={POOL: 10})
 
@@ -792,7 +792,7 @@ def test_two_runs_in_a_row_have_no_lease_in_common() -> None:
     assert max(map(max, leases)) == 37
 
 
-# --- whatever happens -----------------------------------------------------------------------------------
+# --- random events --------------------------------------------------------------------------------------
 
 readings = st.one_of(st.integers(0, 12), st.sampled_from([ABSENT, EIO, ENODEV]))
 events = st.one_of(

@@ -290,7 +290,7 @@ def test_nic_is_unknown_while_its_source_is_stalled() -> None:
     assert declared_health(node.next(10), "hca").health is Health.UNKNOWN
 
 
-# --- what comes and goes ----------------------------------------------------------------------------------
+# --- devices that appear and disappear --------------------------------------------------------------------
 
 
 def test_flapping_cap_is_one_cause() -> None:
@@ -308,7 +308,7 @@ def test_flapping_cap_is_one_cause() -> None:
     assert codes(host_device(node.next(60), "cpu-node0")) == []
 
 
-# --- whatever happens -------------------------------------------------------------------------------------
+# --- random events ----------------------------------------------------------------------------------------
 
 counts: Final = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
 readings: Final = st.one_of(counts, st.sampled_from([ABSENT, EIO, ENODEV]))

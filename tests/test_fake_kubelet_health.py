@@ -498,7 +498,7 @@ def test_expired_device_is_a_change_of_the_next_list(manager: Manager) -> None:
     assert manager.notified_pods() == [{"pod"}, {"pod"}]
 
 
-# --- in a pod's status ----------------------------------------------------------------------------------
+# --- status of pods -------------------------------------------------------------------------------------
 
 
 def claim_of(*devices: PreparedDevice) -> ClaimInfo:

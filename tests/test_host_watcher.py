@@ -77,7 +77,7 @@ def flags_of(machine: Config) -> list[str]:
     ]
 
 
-# --- one read ----------------------------------------------------------------------------------------
+# --- a single read -----------------------------------------------------------------------------------
 
 
 def test_host_without_gpu_is_not_scanned_for_processes(machine: Config) -> None:

@@ -69,7 +69,7 @@ def test_container_with_a_read_only_root_has_a_writable_tmp() -> None:
         assert not mounts["/tmp"].get("readOnly")
 
 
-# --- what there is ---------------------------------------------------------------------------------------
+# --- devices of the host ---------------------------------------------------------------------------------
 
 
 def test_every_pool_numa_node_and_gpu_is_a_device(paper: Path) -> None:
@@ -148,7 +148,7 @@ def test_sizes_are_kubernetes_quantities(size: str, size_kib: int) -> None:
         parse_size_kib(size.lower())
 
 
-# --- what users may ask for ------------------------------------------------------------------------------
+# --- parameters of claims --------------------------------------------------------------------------------
 
 
 def test_claim_without_parameters_gets_the_device(paper: Path) -> None:
@@ -245,7 +245,7 @@ def test_unknown_device_is_reported_as_device_unknown(paper: Path, pool_name: st
     assert caught.value.code == "device.unknown"
 
 
-# --- who holds what --------------------------------------------------------------------------------------
+# --- grants ----------------------------------------------------------------------------------------------
 
 
 def cpu_grant(cpus: str, *, exclusive: bool) -> Grant:
@@ -330,7 +330,7 @@ def test_pages_that_the_pool_lacks_are_not_taken(paper: Path, pages: int, free: 
     assert taken_pages({}, host, "2Mi", 0) == taken
 
 
-# --- hardware that outlives the driver -------------------------------------------------------------------
+# --- hardware of an earlier driver instance --------------------------------------------------------------
 
 
 def offered_devices(
@@ -510,7 +510,7 @@ def test_unsaved_grant_is_not_held(tmp_path: Path, paper: Path) -> None:
     assert store.read() == {}
 
 
-# --- what containers see ---------------------------------------------------------------------------------
+# --- edits of containers ---------------------------------------------------------------------------------
 
 
 def test_variables_name_all_devices_of_a_request() -> None:

@@ -61,7 +61,7 @@ def without_advice(answer: RuleResult) -> RuleResult:
     return answer._replace(advice="") if isinstance(answer, Finding) else answer
 
 
-# --- by a view --------------------------------------------------------------------------------------------
+# --- rules on a view --------------------------------------------------------------------------------------
 
 
 def pool(
@@ -192,7 +192,7 @@ def test_advice_differs_for_pages_that_never_existed() -> None:
     assert found.advice == f"declare fewer pages, or {never.advice}"
 
 
-# --- by what is remembered --------------------------------------------------------------------------------
+# --- rules with earlier readings --------------------------------------------------------------------------
 
 START: Final = Instant(1_000 * NS, 1_700_000_000.0)
 
@@ -350,7 +350,7 @@ def test_boot_shortage_of_another_size_is_ignored() -> None:
     assert result_of(past, snapshot(pool_sample(1)), SHORT) is OK
 
 
-# --- by what drivers declare ------------------------------------------------------------------------------
+# --- rules on declared pages ------------------------------------------------------------------------------
 
 
 def declared_results(seen: Snapshot, code: str) -> list[RuleResult]:

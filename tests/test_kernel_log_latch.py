@@ -202,7 +202,7 @@ def test_fact_time_is_never_in_the_future() -> None:
     assert watch.fact(KernelLogCode.SOFT_LOCKUP, "cpu1").last == at(watch.second)
 
 
-# --- bounds -----------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------
 
 
 def test_newest_facts_of_each_kind_are_kept() -> None:

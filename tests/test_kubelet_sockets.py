@@ -177,7 +177,7 @@ def test_unreadable_pod_does_not_hide_others(socket: Path) -> None:
     assert (len(answer.invalid), answer.invalid[-1]) == (INVALID_MAX + 1, f"{41 - INVALID_MAX} more errors")
 
 
-# --- both --------------------------------------------------------------------------------------------------
+# --- both sockets ------------------------------------------------------------------------------------------
 
 
 @both

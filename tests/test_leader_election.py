@@ -281,7 +281,7 @@ def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
         LeaderElection(tmp_path / "none")
 
 
-# --- on the streams -----------------------------------------------------------------------------------------
+# --- streams of instances -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -679,7 +679,7 @@ def test_blocks_unreadable_at_start_are_counted_later() -> None:
     assert paper.result(BLOCKS) == bad(BLOCKS, "6 memory blocks online, 7 at start")
 
 
-# --- what drivers declare ---------------------------------------------------------------------------------
+# --- declared memory --------------------------------------------------------------------------------------
 
 GIB: Final = 1 << 30
 
@@ -738,7 +738,7 @@ def test_kernel_without_numa_has_node_0_only() -> None:
     assert paper.declared_result(MISSING, 0, 1) == bad(MISSING, "no NUMA node 1")
 
 
-# --- nothing read, nothing there --------------------------------------------------------------------------
+# --- missing readings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ROWS)

@@ -278,7 +278,7 @@ def test_thousand_groups_appear_and_vanish() -> None:
             assert gone.sources[-1].state is SourceState.OK
 
 
-# --- what Python makes of it ----------------------------------------------------------------------------
+# --- decoding in Python ---------------------------------------------------------------------------------
 
 
 CPU_STAT = "usage_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"

@@ -102,7 +102,7 @@ def test_cpu_going_offline_is_counted(injector: Injector) -> None:
         assert uevent_listener.was_poked()
 
 
-# --- what is not --------------------------------------------------------------------------------------------
+# --- ignored events -----------------------------------------------------------------------------------------
 
 
 def test_messages_of_other_senders_are_ignored(injector: Injector) -> None:
@@ -210,7 +210,7 @@ assert uevents.stop(60)
 """
 
 
-# --- its life -----------------------------------------------------------------------------------------------
+# --- start and end ------------------------------------------------------------------------------------------
 
 
 def test_listener_before_start_reads_none_and_stops() -> None:

@@ -355,7 +355,7 @@ def test_pod_findings_follow_an_unhealthy_devices_own_causes() -> None:
     assert device.severity is Severity.UNKNOWN
 
 
-# --- what cgroups ran into --------------------------------------------------------------------------------
+# --- events of cgroups ------------------------------------------------------------------------------------
 
 
 def report_after_events(node: Node, *, base: tuple[HugetlbSample, ...] = (), **members: Any) -> Report:
@@ -404,7 +404,7 @@ def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
     )
 
 
-# --- through time -----------------------------------------------------------------------------------------
+# --- sequences of reports ---------------------------------------------------------------------------------
 
 
 def test_audit_finding_since_is_the_first_of_consecutive_audits() -> None:
@@ -505,7 +505,7 @@ def test_absent_kubelet_has_no_note(state: SourceState) -> None:
     assert node.next().notes == ()
 
 
-# --- floods, and whatever happens -------------------------------------------------------------------------
+# --- floods, and random events ----------------------------------------------------------------------------
 
 
 def test_flood_of_findings_has_bounded_notes_and_all_devices() -> None:

@@ -72,7 +72,7 @@ def chain_errors(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
-# --- one source of truth: the health engine ---------------------------------------------------------------
+# --- verdicts of the health engine ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_stopped_engine_blames_no_device() -> None:
     assert verdict.evidence == ("exception RuntimeError", "health engine is down")
 
 
-# --- a driver is believed ----------------------------------------------------------------------------------
+# --- errors of drivers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_earlier_verdict_is_kept() -> None:
     assert classify(PrepareError(first, kubelet_text(first)), prepare_context(ONE, XID)) is first
 
 
-# --- what lasts needs proof --------------------------------------------------------------------------------
+# --- proof of lasting classes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_only_the_engine_makes_a_device_unhealthy_in_place() -> None:
     assert classify(error, prepare_context(ONE, health_of("gpu-0"))).error_class is U
 
 
-# --- one ranking -------------------------------------------------------------------------------------------
+# --- ranking of evidence -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_chain_of_handled_exceptions_is_bounded() -> None:
     assert len(extract_evidence_chains(first)[0]) <= CHAIN_LENGTH_MAX + 1
 
 
-# --- what a verdict holds ----------------------------------------------------------------------------------
+# --- content of a verdict ----------------------------------------------------------------------------------
 
 
 def test_verdict_names_claim_requests_and_devices() -> None:
@@ -776,7 +776,7 @@ def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str
     assert (done.stdout.strip(), done.stderr) == (output, "")
 
 
-# --- what shows nothing leaves the word to the operator ----------------------------------------------------
+# --- patterns of the operator ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nvml", [999, 17])

@@ -198,7 +198,7 @@ def test_nvml_error_text_is_not_read() -> None:
     assert single_chain(NVMLError()) == (NvmlCode(15),)
 
 
-# --- what was being done -----------------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------------------------------------
 
 
 def test_innermost_mark_stays() -> None:

@@ -198,7 +198,7 @@ def test_cached_failure_answers_only_the_same_request(steps, name, mode, passed)
         assert cached.error_class in prepare_ledger.CACHED_CLASSES
 
 
-# --- bounds ------------------------------------------------------------------------------------------------
+# --- limits ------------------------------------------------------------------------------------------------
 
 
 def test_oldest_claim_is_dropped_beyond_the_limit():

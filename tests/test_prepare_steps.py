@@ -85,7 +85,7 @@ def play(tracker: PrepareFailureTracker, clock: ManualClock, *answers: object) -
         return error, pauses
 
 
-# --- what is tried -----------------------------------------------------------------------------------------
+# --- errors that are retried -------------------------------------------------------------------------------
 
 
 def test_result_of_the_handler_is_returned_and_recorded(tracker, clock):

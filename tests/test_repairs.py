@@ -59,7 +59,7 @@ WORDS: Final = {
 """Words of which the advice has one, by repair; the other repairs have no words in common."""
 
 
-# --- the order ----------------------------------------------------------------------------------------------
+# --- order of repairs ---------------------------------------------------------------------------------------
 
 
 def test_repairs_are_ordered_from_none_to_replacement() -> None:

@@ -63,7 +63,7 @@ def test_last_matching_entry_decides_each_property_alone() -> None:
     assert changes.of("cpu-node0", "cpu.offline") is NO_CHANGE
 
 
-# --- off ----------------------------------------------------------------------------------------------------
+# --- rules that are off -------------------------------------------------------------------------------------
 
 
 def test_rule_that_is_off_finds_nothing_and_is_listed() -> None:

@@ -242,7 +242,7 @@ def test_sigterm_handler_is_installed_before_ready(tmp_path: Path) -> None:
     assert handler.start() < trace.index('"READY=1')
 
 
-# --- the unit at work ---------------------------------------------------------------------------------------
+# --- the running unit ---------------------------------------------------------------------------------------
 
 # Run by the container's systemd in this order. Each waits for its condition; the boot as a whole has a time
 # limit. `changed` waits until a property of the unit has another value.

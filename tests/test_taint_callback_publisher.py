@@ -185,7 +185,7 @@ async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) 
         assert taint_publisher.taints == Taints({GPU: ()})
 
 
-# --- who is called -----------------------------------------------------------------------------------------
+# --- calls of the callback ---------------------------------------------------------------------------------
 
 
 async def test_changed_policy_applies_to_the_next_report(autojump_clock: MockClock) -> None:

@@ -72,11 +72,11 @@ CASES: Final[list[tuple[str, ParsedLine]]] = [
     ("NVRM: Xid (PCI:00000018:01:00): 8, x", XidLine("0018:01:00.0", 8, detail="x")),
     ("NVRM: Xid (PCI:10000:E1:00): 8, x", XidLine("10000:e1:00.0", 8, detail="x")),
     (XID + "999, of a driver to come", XidLine(BUS, 999, detail="of a driver to come")),
-    # --- of a MIG instance
+    # --- XIDs of a MIG instance
     ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 48, x", XidLine(BUS, 48, gi=5, detail="x")),
     ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 43, pid=7, name=a, x",
      XidLine(BUS, 43, gi=5, ci=0, pid=7, process="a", detail="x")),
-    # --- what decides some of them
+    # --- details that decide the severity
     (XID + "45, pid=7, name=a, " + ECHO, XidLine(BUS, 45, pid=7, process="a", detail=ECHO, root=149)),
     (XID + "13, pid=7, name=a, " + WARP,
      XidLine(BUS, 13, pid=7, process="a", detail=WARP, location=XidLocation(7, 2))),

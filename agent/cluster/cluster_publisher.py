@@ -143,7 +143,7 @@ class ClusterPublisher:
         self._seen: object = None
         self._is_changed = False
         self._stopping = False
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._lease_task = _ClusterTask("lease", self._renew_lease)
         self._tasks = (
             self._lease_task,

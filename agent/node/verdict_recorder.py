@@ -93,7 +93,7 @@ class VerdictRecorder:
         """Monotonic time at which the last report came [s]."""
         self._is_overdue = False
         """True: no report came until the mark was due, so the next report wakes the thread."""
-        # --- the thread's own ---
+        # --- used by the thread only ---
         self._stored: dict[DeviceRef, VerdictChange] | None = None
         """Newest change of each present device in the history file; None: the file has not been read yet."""
         self._written_ns = self._retry_ns = -(10**18)
@@ -147,7 +147,7 @@ class VerdictRecorder:
             return
         self._thread = thread
 
-    # --- in the thread ---------------------------------------------------------------------------------
+    # --- recorder thread only --------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:

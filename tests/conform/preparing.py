@@ -162,7 +162,7 @@ class PreparingDriver(Driver):
         """Unprepare a claim. Raises ClaimError."""
         self.cdi_file(claim).unlink(missing_ok=True)
 
-    # --- what happens to it -----------------------------------------------------------------------------
+    # --- calls of tests ---------------------------------------------------------------------------------
 
     def restart(self, text: str) -> None:
         """Stop and serve again, without what is in memory."""

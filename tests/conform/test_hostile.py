@@ -58,7 +58,7 @@ def _run_behaviour(behaviour: Behaviour) -> ConformRun:
             return conform_socket(path)
 
 
-# --- excessive drivers --------------------------------------------------------------------------------------
+# --- drivers that send too much -----------------------------------------------------------------------------
 
 
 class SendsWithoutPause(Driver):

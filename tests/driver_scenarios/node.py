@@ -186,7 +186,7 @@ class Node:
         for pod in pods:
             self.kubelet.wait_gone(pod)
 
-    # --- observations ---------------------------------------------------------------------------------------
+    # --- state of pods and files ----------------------------------------------------------------------------
 
     def failures(self, pod: Pod) -> list[Event]:
         """Return the pod's events of claims that a driver could not prepare.

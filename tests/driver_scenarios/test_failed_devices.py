@@ -18,7 +18,7 @@ EVENT_TEXT = (
 MESSAGE = "thing.broken: bank 3 is dark. Advice: check the device"
 
 
-# --- found by the health engine -------------------------------------------------------------------------
+# --- faults that the engine finds -----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hostdev")
@@ -63,7 +63,7 @@ def test_prepare_before_the_first_evaluation_gets_its_cause(node: Node) -> None:
     assert all("code=mem.hugepages." in message for message in messages)
 
 
-# --- found by the driver ----------------------------------------------------------------------------------
+# --- faults that the driver finds -------------------------------------------------------------------------
 
 
 def test_driver_reported_device_is_unhealthy_before_the_pods_event(
@@ -147,7 +147,7 @@ def test_all_broken_devices_of_a_call_are_named_in_each_text(node: Node, failing
     }
 
 
-# --- when it ends -----------------------------------------------------------------------------------------
+# --- end of a fault ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("failing_driver")

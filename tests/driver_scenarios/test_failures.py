@@ -103,7 +103,7 @@ def test_corrected_claim_is_prepared_at_the_next_try(node: Node) -> None:
     node.kubelet.wait_running(pod)
 
 
-# --- transient ---------------------------------------------------------------------------------------------
+# --- transient failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hostdev")
@@ -135,7 +135,7 @@ def test_short_failure_is_retried_within_the_call(node: Node) -> None:
     assert len(node.calls()) == 1
 
 
-# --- permanent ---------------------------------------------------------------------------------------------
+# --- permanent failures ------------------------------------------------------------------------------------
 
 
 def test_unwritable_directory_is_permanent_without_device_fault(node: Node) -> None:

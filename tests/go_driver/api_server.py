@@ -97,7 +97,7 @@ class ApiServer:
         refuse it with an ApiError."""
         return target
 
-    # --- for tests ----------------------------------------------------------------------------------------
+    # --- methods for tests --------------------------------------------------------------------------------
 
     def add_node(self, name: str) -> None:
         """Add a node."""

@@ -44,7 +44,7 @@ def generated_module(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> 
     return new_driver(go, GO, tmp_path_factory.mktemp("new") / "driver")
 
 
-# --- its files --------------------------------------------------------------------------------------------
+# --- files of the new driver ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def status_again(data: bytes) -> bytes:
     return encode_status(decode_status(agent_v1.StatusReply().parse(data)))
 
 
-# --- what drivers send, and what they are answered ---------------------------------------------------------
+# --- requests of drivers, and answers ----------------------------------------------------------------------
 
 GIVEN: Final = {3: TEXT, 9: {}}
 """A verdict whose texts are the values that this module gives, but for the line made of them."""

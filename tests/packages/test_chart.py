@@ -356,7 +356,7 @@ def test_pod_monitor_names_job_and_instance_as_alerts_expect(helm: Path) -> None
     assert endpoint["relabelings"] == [node]
 
 
-# --- the pod at work ----------------------------------------------------------------------------------------
+# --- the running pod ----------------------------------------------------------------------------------------
 
 SECRET = "pods/0a1b/volumes/kubernetes.io~secret/token/token"
 CHECKPOINT = "dra_manager_state"

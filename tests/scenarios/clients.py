@@ -158,7 +158,7 @@ class Clients:
         ]
         assert not found, f"unexpected cause {text}: {found}"
 
-    # --- the order of it all -------------------------------------------------------------------------------
+    # --- order of reports ----------------------------------------------------------------------------------
 
     def settle_beginning(self) -> None:
         """Expect Healthy before an action for every device that no step has named yet."""
