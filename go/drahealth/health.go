@@ -132,11 +132,11 @@ func (k *checks) hide(got list, listed map[device]bool, now time.Time) []kubelet
 		checked[key.device] = k.absent
 	}
 	for at := range devices {
-		one := &devices[at]
-		key := device{one.PoolName, one.DeviceName}
+		entry := &devices[at]
+		key := device{entry.PoolName, entry.DeviceName}
 		listed[key] = true
-		if (checked[key] || checked[device{"", one.DeviceName}]) && one.Health == kubeletplugin.HealthStatusHealthy {
-			one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
+		if (checked[key] || checked[device{"", entry.DeviceName}]) && entry.Health == kubeletplugin.HealthStatusHealthy {
+			entry.Health, entry.Message = kubeletplugin.HealthStatusUnknown, noChecks
 		}
 	}
 	for key, hidden := range checked {
