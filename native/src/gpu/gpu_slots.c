@@ -76,7 +76,7 @@ static void slots_create_first(struct dh_gpu_watch *w)
         slots_full(w);
 }
 
-/* Whether a record belongs to this GPU, or to an unidentified one that may be it. */
+/* Return whether a record belongs to this GPU, or to an unidentified one that may be it. */
 static bool is_known(struct dh_gpu_watch *w, uint32_t nvml_index, const char *uuid)
 {
     bool last_result = false;
