@@ -119,7 +119,7 @@ def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
     assert found.driver_faults == (fault(B), fault(B, 2))
 
 
-def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
+def test_snapshot_before_the_hosts_first_is_none(host: Host) -> None:
     host.snapshot = None
     source = open_source(host)
     source.set_driver_faults(A, [fault(A)])

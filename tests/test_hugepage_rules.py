@@ -275,7 +275,7 @@ def test_fallen_allocation_counter_is_no_failure() -> None:
     )
 
 
-def test_allocation_failures_without_machine_sample_not_applicable() -> None:
+def test_allocation_failures_without_machine_sample_do_not_apply() -> None:
     seen = replace(snapshot(replace_overcommit(8)), machine=None)
     assert result_of(state_after(seen), seen, FAILED) == RuleNotApplicable(
         "no htlb_buddy_alloc_fail in /proc/vmstat"

@@ -19,7 +19,7 @@ TEXTS: Final = st.text(max_size=300) | st.builds(
 
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
-def test_line_parses_to(text: str, line: HostLogLine) -> None:
+def test_line_is_parsed_to_its_facts(text: str, line: HostLogLine) -> None:
     assert parse_host_line(text) == line
 
 

@@ -253,7 +253,7 @@ print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))
 """
 
 
-def test_controllers_in_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
+def test_controllers_in_an_overlay_of_sysfs_are_read(tmp_path: Path) -> None:
     write(tmp_path, controller(0, correctable=7, modules=1))
     mounted = within_mounts('mount -t overlay -o "lowerdir=$1:/sys" overlay /sys', tmp_path)
     command = [*mounted, sys.executable, "-c", READ_ONCE]

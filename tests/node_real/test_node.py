@@ -44,7 +44,7 @@ def running_pod(node: RealNode, name: str, device_class: str = PAGES) -> str:
     return path
 
 
-def test_pool_shrunk_pod_status_unhealthy_then_healthy(
+def test_shrunk_pool_makes_pod_status_unhealthy_then_healthy(
     node: RealNode, driver: None, pool: HugepagePool, times: Times
 ) -> None:
     with times.measure("claim and pod created to pod Running"):
@@ -58,7 +58,7 @@ def test_pool_shrunk_pod_status_unhealthy_then_healthy(
         node.api.wait(pod, has_health("Healthy"), "Healthy again")
 
 
-def test_pool_shrunk_slice_tainted_and_next_pod_pending(
+def test_shrunk_pool_taints_slice_and_next_pod_is_pending(
     node: RealNode, driver: None, pool: HugepagePool, times: Times
 ) -> None:
     node.api.wait(SLICE, lambda entry: not taint_keys(entry, "NoSchedule"), "without taints")
@@ -273,7 +273,7 @@ def test_explain_joins_kubelet_driver_and_cgroups(node: RealNode, go_driver: Non
     assert [pod["name"] for pod in pods] == ["explained"]
 
 
-def test_audit_all_qos_classes_as_expected(node: RealNode, go_driver: None) -> None:
+def test_audit_finds_all_qos_classes_as_expected(node: RealNode, go_driver: None) -> None:
     running_pod(node, "best-effort", GO_CLASS)
     memory = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "32Mi"}}
     guaranteed = {"cpu": "50m", "memory": "16Mi"}
