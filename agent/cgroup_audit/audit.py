@@ -405,8 +405,7 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Wrong cgroup settings of QoS classes, and wrong memory protections of kubepods, as one audit found
-    them."""
+    """Wrong cgroup settings of QoS classes, and wrong memory protections of kubepods, of one audit."""
 
     at_wall_s: float
     """Time of the audit that found the differences [s since 1970]."""
@@ -573,8 +572,7 @@ _OF_CPUS: Final = ("claim.starved", "cpus.")
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
-    """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then one for each risk
-    of the pod."""
+    """Yield a finding for each wrong setting of a pod that limits a resource, then one for each risk."""
     uid = audit.pod.cgroup_uid
     for comparison in audit.comparisons:
         kind, size_kib = comparison.setting

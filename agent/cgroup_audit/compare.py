@@ -236,8 +236,7 @@ def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdic
 
 
 def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
-    """Scale an expected CPU quota to the actual CFS period, so that a wrong period alone does not make the
-    quota wrong."""
+    """Scale an expected CPU quota to the actual CFS period, so that a wrong period counts only once."""
     period = read.values.get(CgroupSettingId(SettingKind.PERIOD))
     if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
         return expected

@@ -219,8 +219,7 @@ def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> Expec
 def _reserved_settings(
     name: str, amounts: ResourceAmounts, facts: NodeFacts, kubelet: KubeletConfig
 ) -> Iterable[ExpectedSetting]:
-    """Yield the expected settings of a cgroup for reserved resources, if the kubelet's configuration enforces
-    the reservation."""
+    """Yield the expected settings of a cgroup for reserved resources, if the kubelet enforces them."""
     is_whole = name in kubelet.enforced
     if not is_whole and f"{name}-compressible" not in kubelet.enforced:
         return

@@ -56,8 +56,7 @@ def format_amount(resource: str, amount: Quantity) -> str:
 
 
 def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
-    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds the resources of the
-    pod's claims."""
+    """Sum the requests and overhead of a pod for one resource; ``with_claims`` adds those of its claims."""
     level = pod.pod_level_requests.get(resource)
     if level is not None and (hidden := _pending_resize(pod, resource)):
         return hidden
@@ -233,8 +232,7 @@ def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
 
 
 def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmount:
-    """Return the amounts that the claims of a pod add to a sum of requests or limits; none if ``claims`` is
-    False."""
+    """Return the amounts that a pod's claims add to a sum of requests or limits; none without ``claims``."""
     if not claims:
         return ()
     if isinstance(pod.claim_resources, UnknownAmount):
@@ -311,8 +309,7 @@ def linear_weight(shares: int) -> int:
 
 
 def quadratic_weight(shares: int) -> int:
-    """Convert CPU shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares become the default
-    weight of 100."""
+    """Convert CPU shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares become 100."""
     if shares <= MIN_SHARES:
         return 1
     if shares >= MAX_SHARES:

@@ -215,8 +215,7 @@ def expected_devices(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Inv
 def update_inventory(
     snapshot: Snapshot, known: Iterable[InventoryDevice], expected: Mapping[str, int]
 ) -> tuple[InventoryDevice, ...]:
-    """Return the known devices together with the devices in the snapshot and the hugepage devices in
-    ``expected``."""
+    """Return the known devices, those in the snapshot, and the hugepage devices in ``expected``."""
     before = tuple(known)
     found = set(before)
     # a NUMA node with memory only has no CPU device; one whose CPUs are unreadable has

@@ -340,8 +340,7 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return the taints of a device that are published: up to sixteen, or fifteen and the taint
-    ``more-causes``."""
+    """Return the published taints of a device: up to sixteen, or fifteen and the taint ``more-causes``."""
     more = [taint.taint for taint in held if taint.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [taint.taint for taint in held if taint.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

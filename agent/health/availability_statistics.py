@@ -147,8 +147,7 @@ class ObservedTimeAxis:
         return min(max(0.0, self._unobserved_until(end_s) - self._unobserved_until(begin_s)), end_s - begin_s)
 
     def gaps(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-        """Yield the parts of the time from `begin_s` to `end_s` in which the agent did not run, as (begin,
-        end)."""
+        """Yield the parts of `begin_s` to `end_s` in which the agent did not run, as (begin, end)."""
         gap_begins, gap_ends = [begin_s, *self._ends], [*self._starts, self.now_s]
         for gap_begin_s, gap_end_s in zip(gap_begins, gap_ends, strict=True):
             since_s, until_s = max(gap_begin_s, begin_s), min(gap_end_s, end_s)
@@ -290,8 +289,7 @@ def _interrupts(change: VerdictChange) -> bool:
 
 
 def _most_within(times_s: Sequence[float], window_s: float) -> int:
-    """Return the largest number of ``times_s`` (in ascending order) that lie in one interval of `window_s`
-    [s]."""
+    """Return the largest number of ``times_s`` (ascending) within one interval of `window_s` [s]."""
     return max(
         (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
         default=0,

@@ -105,8 +105,7 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the score of the worst of several failures in one prepare, with the evidence of all these
-    failures."""
+    """Return the score of the worst of several failures in one prepare, with the evidence of all."""
     ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
     same = [score for score in ranked if (score.error_class, score.code) == (worst.error_class, worst.code)]

@@ -77,8 +77,7 @@ def usage_key(use: HasUsageIdentity) -> UsageKey:
 
 
 def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
-    """Yield the identities of a pod's use of a device in which a name replaces the UID of the pod, the claim
-    or both."""
+    """Yield the identities of a device's use in which names replace the UID of the pod, the claim or both."""
     pods = [use.pod.uid, str(use.pod)] if use.pod.uid and use.pod.name else [use.pod.uid or str(use.pod)]
     claims = [use.claim.uid, str(use.claim)] if use.claim.uid else [str(use.claim)]
     keys = [(pod, claim, use.device) for pod in pods for claim in claims]

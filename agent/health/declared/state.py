@@ -156,8 +156,7 @@ def _invalid_file(before: InvalidDeclarationFile | None, error: str, now: Instan
 # --- outdated cached verdicts ------------------------------------------------------------------------------
 
 ALL_DEVICES: Final[CpuSet] = -1
-"""Stands for all CPUs, also those of devices without CPUs: a change of the shared input affects every device.
-"""
+"""Stands for all CPUs, also of devices without CPUs: a change of the shared input affects each device."""
 
 
 class SharedRuleInput(NamedTuple):
@@ -278,8 +277,7 @@ def cpus_affecting(declared: DriverDevice) -> CpuSet:
 
 
 class CachedVerdict(NamedTuple):
-    """Rule results of one device from the last evaluation. They are valid while the device's readings are
-    equal."""
+    """Rule results of a device from the last evaluation, valid while the device's readings are equal."""
 
     declared: DriverDevice
     kind: DeviceKind

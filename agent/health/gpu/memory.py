@@ -55,8 +55,7 @@ def _correctable(limits: GpuLimits) -> GrowthLimit:
 
 
 def _sram_sources(view: GpuRuleInput) -> str:
-    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: no errors are
-    counted."""
+    """Format the places in SRAM that had uncorrectable errors: ``SRAM (parity)``; empty: there are none."""
     found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
     return f"SRAM ({', '.join(found)})" if found else ""
 

@@ -421,8 +421,7 @@ def _growth(
 def _instances(
     before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
 ) -> tuple[MigInstance, ...]:
-    """Return a GPU's present MIG instances, followed by the instances that were removed less than REMOVED_NS
-    ago."""
+    """Return a GPU's MIG instances, followed by those that were removed less than REMOVED_NS ago."""
     present = {(mig.gi, mig.ci) for mig in migs}
     removed = [
         MigInstance(instance.mig, instance.removed_at or now)

@@ -176,8 +176,7 @@ def _parse_aer(match: _Match, text: str) -> _Parsed:
 
 
 def _parse_pci_fault(match: _Match, text: str) -> _Parsed:
-    """Parse the kernel-log line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery
-    failed``."""
+    """Parse a line about a PCI device's fault: ``nvme 0000:3b:00.0: AER: device recovery failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1].removeprefix("DPC ")
     return normal_pci_address(match[2]), (re.split(r",| \(", event, maxsplit=1)[0],)
 

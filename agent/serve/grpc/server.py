@@ -123,8 +123,7 @@ class _ServerProtocol(HardenedProtocol):
         self.send_goaway()
 
     def charge_reset(self) -> None:
-        """Charge a request that the server resets to the client's budget; close the connection if it is used
-        up."""
+        """Charge a request that the server resets to the client's budget; close the connection at its end."""
         try:
             self._budget.charge()
         except TooManyControlFrames as error:

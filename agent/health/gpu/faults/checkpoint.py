@@ -511,8 +511,7 @@ def _restored_fault(
 
 
 def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
-    """Return the repair of a restored GPU fault, by its finding code, its cure (what ends it) and its
-    severity."""
+    """Return the repair of a restored GPU fault, by its code, its cure (what ends it) and its severity."""
     if saved.cure is Cure.REPLACE:
         return Repair.REPLACE_HARDWARE
     return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))

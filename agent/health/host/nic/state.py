@@ -128,8 +128,7 @@ def next_nic_state(
 
 
 def nic_baselines(state: NicRuleState) -> Iterator[NicBaseline]:
-    """Yield the best values of each NIC since the agent's start (active ports, rates), to be stored for a
-    restart."""
+    """Yield the best values of each NIC since the agent's start (active ports, rates), to be stored."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
             NicPortBaseline(
