@@ -260,9 +260,11 @@ class _Window:
 
 
 def _faults(window: _Window) -> Iterator[tuple[float | None, float | None]]:
-    """Yield the begin and the end of each fault of a device. A begin of None is unknown; an end of None means
-    that the fault has not ended. A fault lasts from the state Unhealthy to the next usable state. In between,
-    the device can also be Unknown or absent."""
+    """Yield the begin and the end of each fault of a device.
+
+    A begin of None is unknown; an end of None means that the fault has not ended. A fault lasts from the
+    state Unhealthy to the next usable state. In between, the device can also be Unknown or absent.
+    """
     begin_s: float | None = None
     is_open = False
     for span in window.spans:

@@ -279,8 +279,10 @@ class Evaluation:
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
         """Return the finding codes of a subject's conditions (raised or pending faults), if all are stable.
+
         None: a condition is not stable. It would change in the next evaluation even if rule results are
-        equal."""
+        equal.
+        """
         record = self._subjects.get(subject)
         if record is None:
             return ()

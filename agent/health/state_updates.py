@@ -166,8 +166,9 @@ def rebaseline_host_device(
 def rebaseline_declared_part(
     host: HostRuleState, snapshot: Snapshot, part: DeclaredPart, code: str
 ) -> HostRuleState:
-    """Return the host rules' state in which the present values of a declared part replace those at start. A
-    declared part is the hardware of the host that a driver declares as a device. Expected values that the
+    """Return the host rules' state in which the present values of a declared part replace those at start.
+
+    A declared part is the hardware of the host that a driver declares as a device. Expected values that the
     driver declares stay.
 
     Args:

@@ -257,9 +257,11 @@ def _since(
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """Return when the present health, severity and message of a device, given in ``shown``, began. If the
-    last verdict has the same values, the time is taken from it. Otherwise, it is the begin of the newest
-    cause, or now if that cause is older than the last evaluation."""
+    """Return when the present health, severity and message of a device, given in ``shown``, began.
+
+    If the last verdict has the same values, the time is taken from it. Otherwise, it is the begin of the
+    newest cause, or now if that cause is older than the last evaluation.
+    """
     if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
     newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)

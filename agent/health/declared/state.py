@@ -249,9 +249,11 @@ def _shared_pci_input(host: HostRuleState, snapshot: Snapshot, now: Instant) -> 
 
 
 def changed_cpus(before: SharedRuleInput | None, now: SharedRuleInput) -> CpuSet:
-    """Return the CPUs that a change of the shared rule input affects. The change is that between two
-    evaluations. The result is ``ALL_DEVICES`` if the change affects every device of the kind. ``before`` is
-    None in the first evaluation."""
+    """Return the CPUs that a change of the shared rule input affects.
+
+    The change is that between two evaluations. The result is ``ALL_DEVICES`` if the change affects every
+    device of the kind. ``before`` is None in the first evaluation.
+    """
     if before is None or before.shared != now.shared:
         return ALL_DEVICES
     cpus = 0

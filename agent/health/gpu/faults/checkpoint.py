@@ -315,9 +315,11 @@ def build_checkpoint(
     cleared: tuple[ClearedFault, ...] = (),
     module: DriverModule = NO_MODULE,
 ) -> PersistentState:
-    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``. A
-    latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the records
-    of faults that operators cleared."""
+    """Return the state to store for a restart: known GPUs, latched faults above INFO, and ``cleared``.
+
+    A latched fault is reported once, such as an XID, and kept until it is resolved. ``cleared`` has the
+    records of faults that operators cleared.
+    """
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():

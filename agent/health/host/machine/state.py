@@ -51,9 +51,11 @@ def pressure_read_ns(machine: MachineSample) -> int:
 
 
 def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
-    """Return the total wait time for a resource [us]. For memory and io, it is the time in which all tasks
-    waited ("full"). For cpu, it is the time in which at least one task waited ("some"), because the kernel
-    has no "full" for the whole machine."""
+    """Return the total wait time for a resource [us].
+
+    For memory and io, it is the time in which all tasks waited ("full"). For cpu, it is the time in which at
+    least one task waited ("some"), because the kernel has no "full" for the whole machine.
+    """
     totals = {"cpu": pressure.cpu_some, "memory": pressure.memory_full, "io": pressure.io_full}
     return totals[resource]
 
