@@ -95,8 +95,7 @@ class NicRuleState:
     read_ns: int = 0
     """CLOCK_MONOTONIC of the last reading of the NICs [ns]."""
     restored: Mapping[DeclaredNicDevice, _NicState] = field(default_factory=dict)
-    """States of NICs that the agent before a restart stored, for NICs that no driver has declared again yet.
-    """
+    """States of NICs that the agent before a restart stored, and that no driver has declared again yet."""
 
     @property
     def addresses(self) -> frozenset[str]:
