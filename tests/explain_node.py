@@ -167,9 +167,9 @@ class Node:
 
     def explain(self, *argv: str) -> tuple[int, str, str]:
         """Run the command on this node; return exit code, output and errors."""
-        return self.bare(*argv, *self.flags)
+        return self.run_bare(*argv, *self.flags)
 
-    def bare(self, *argv: str) -> tuple[int, str, str]:
+    def run_bare(self, *argv: str) -> tuple[int, str, str]:
         """Run the command with these arguments alone; return exit code, output and errors."""
         code = main(["explain", *argv])
         return code, *self.capsys.readouterr()

@@ -117,7 +117,7 @@ class PaperNode:
         """Set one pool."""
         self.pools[sample.size_kib, sample.numa_node] = sample
 
-    def online(self, cpus: str) -> None:
+    def set_online(self, cpus: str) -> None:
         """Set the online CPUs."""
         self.cpus = cpus_sample(parse_cpus(cpus))
 

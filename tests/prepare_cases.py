@@ -138,7 +138,7 @@ def unknown_value(_: Path) -> None:
     msgspec.convert({"pages": "many"}, Parameters)
 
 
-def while_(operation: Operation, act: Callable[[Path], object]) -> Callable[[Path], object]:
+def during_operation(operation: Operation, act: Callable[[Path], object]) -> Callable[[Path], object]:
     def run_in_operation(path: Path) -> None:
         with doing(operation):
             act(path)
@@ -305,24 +305,24 @@ CASES = [
     Case("cdi.write", T, full_disk),
     Case("cdi.write", P, os_error_raiser(errno.EROFS, None, "/var/run/cdi/gpu.json")),
     Case("cdi.dir_missing", T, no_directory),
-    Case("cdi.malformed", T, while_(Operation.CDI, bad_json)),
+    Case("cdi.malformed", T, during_operation(Operation.CDI, bad_json)),
     # Parameters and claims
-    Case("config.decode", B, while_(Operation.CONFIG, bad_json)),
-    Case("config.decode", B, while_(Operation.CONFIG, bad_toml)),
-    Case("config.decode", B, while_(Operation.CONFIG, bad_msgspec)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_json)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_toml)),
+    Case("config.decode", B, during_operation(Operation.CONFIG, bad_msgspec)),
     Case("config.decode", B, unknown_value, claim=WITH_PARAMETERS),
     Case("config.conflict", B, users("config.conflict")),
     Case("config.source_not_allowed", B, users("config.source_not_allowed")),
-    Case("config.invalid", B, while_(Operation.CONFIG, bug)),
+    Case("config.invalid", B, during_operation(Operation.CONFIG, bug)),
     Case("config.invalid", B, users("")),
     *(Case(code, T, passes(code)) for code in ("claim.unallocated", "claim.uid_mismatch",
                                                "claim.no_result_for_driver", "claim.malformed")),
     Case("claim.not_found", T, api(404)),
     # The API server, other servers
     Case("api.timeout", T, api(504, "Timeout")),
-    Case("api.timeout", T, while_(Operation.API, asyncio_timeout)),
+    Case("api.timeout", T, during_operation(Operation.API, asyncio_timeout)),
     Case("api.unreachable", T, os_error_raiser(errno.ECONNREFUSED, Operation.API)),
-    Case("api.unreachable", T, while_(Operation.API, resolve_invalid_address)),
+    Case("api.unreachable", T, during_operation(Operation.API, resolve_invalid_address)),
     Case("os.unconnected", T, resolve_invalid_address),
     Case("api.conflict", T, api(409, "Conflict")),
     Case("api.429", T, api(429)),
@@ -347,7 +347,7 @@ CASES = [
     Case("driver.cancelled", T, asyncio_cancelled),
     Case("state.write", T, os_error_raiser(errno.ENOSPC, Operation.STATE)),
     Case("state.write", P, os_error_raiser(errno.EROFS, Operation.STATE)),
-    Case("state.checkpoint_corrupt", P, while_(Operation.STATE, bad_json)),
+    Case("state.checkpoint_corrupt", P, during_operation(Operation.STATE, bad_json)),
     Case("state.version_newer", P, stays("state.version_newer", Scope.DRIVER)),
     Case("backend.unreachable", U, error_raiser(AgentUnreachable("no server at /run/drahealth/agent.sock"))),
     Case("os.enospc", T, os_error_raiser(errno.ENOSPC, None)),

@@ -13,7 +13,7 @@ from cgroup_audit_pods import (
     amounts,
     claim,
     container,
-    exact,
+    exact_value,
     knob,
     pod,
     pod_object,
@@ -156,7 +156,8 @@ def test_init_container_without_limit_after_a_limited_sidecar_is_limited() -> No
     no_app = pod(container("c1"), init=init, qosClass="Burstable")
     old = replace(V2, counts_earlier_sidecars=True)
     found = [
-        exact(expected_pod_cgroups(setting, old), SettingKind.QUOTA) for setting in (after, before, no_app)
+        exact_value(expected_pod_cgroups(setting, old), SettingKind.QUOTA)
+        for setting in (after, before, no_app)
     ]
     assert found == [300_000, NO_LIMIT, NO_LIMIT]
 
@@ -207,8 +208,8 @@ def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
 def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
     mine = pod(FULL, container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
     groups = expected_pod_cgroups(mine, V2, [ExclusiveCpus("c1", CPUS, by_kubelet=True)])
-    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
-    assert exact(groups, SettingKind.QUOTA, "c2") == 100_000
+    assert exact_value(groups, SettingKind.QUOTA) == exact_value(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
+    assert exact_value(groups, SettingKind.QUOTA, "c2") == 100_000
     assert "c1 has exclusive CPUs" in knob(groups, SettingKind.QUOTA).arithmetic
 
 
@@ -250,13 +251,13 @@ def test_container_that_shares_the_cpus_of_its_pod_keeps_its_quota(
     exclusive = [ExclusiveCpus(name, CPUS, by_kubelet=True) for name in ("c1", "c2")]
     facts = replace(V2, kubelet=KubeletConfig("file"))
     groups = expected_pod_cgroups(mine, facts, exclusive)
-    assert [exact(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
+    assert [exact_value(groups, SettingKind.QUOTA, name) for name in ("", "c1", "c2")] == expected
 
 
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
     groups = expected_pod_cgroups(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
-    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == 200_000
+    assert exact_value(groups, SettingKind.QUOTA) == exact_value(groups, SettingKind.QUOTA, "c1") == 200_000
     for kind in (SettingKind.CPUS, SettingKind.EFFECTIVE):
         assert values(knob(groups, kind, "c1")) == [CPUS]
     assert all(setting.setting.kind is not SettingKind.CPUS for setting in groups[0].settings)
@@ -296,8 +297,8 @@ def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
     whole = expected_pod_cgroups(
         pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2
     )
-    assert exact(whole, SettingKind.WEIGHT) == 39
-    assert exact(whole, SettingKind.QUOTA) == exact(whole, SettingKind.QUOTA, "c1") == 200_000
+    assert exact_value(whole, SettingKind.WEIGHT) == 39
+    assert exact_value(whole, SettingKind.QUOTA) == exact_value(whole, SettingKind.QUOTA, "c1") == 200_000
     uncounted = expected_pod_cgroups(
         pod(FULL, claims=[status_entry]), NodeFacts(hugepages_kib=SIZES, counts_claims=False)
     )
@@ -337,7 +338,7 @@ def test_pending_resize_uses_the_allocated_requests() -> None:
     groups = expected_pod_cgroups(
         pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1
     )
-    assert exact(groups, SettingKind.WEIGHT) == exact(groups, SettingKind.WEIGHT, "c1") == 1024
+    assert exact_value(groups, SettingKind.WEIGHT) == exact_value(groups, SettingKind.WEIGHT, "c1") == 1024
     assert (
         unknown_knobs(groups, CgroupLevel.POD)
         == unknown_knobs(groups, CgroupLevel.CONTAINER)
@@ -447,7 +448,7 @@ def test_larger_request_never_lowers_an_expected_value(
     small, large = groups(*less), groups(*more)
     for name in ("", "c1"):
         for kind in (SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY):
-            assert exact(small, kind, name) <= exact(large, kind, name)
+            assert exact_value(small, kind, name) <= exact_value(large, kind, name)
 
 
 @given(grants, grants, st.sampled_from([V1, V2, SYSTEMD]))
@@ -467,4 +468,4 @@ def test_larger_claim_amount_never_lowers_an_expected_value(
             (SettingKind.MEMORY, 0),
             (SettingKind.PAGES, SIZES[0]),
         ):
-            assert exact(small, kind, name, size) <= exact(large, kind, name, size)
+            assert exact_value(small, kind, name, size) <= exact_value(large, kind, name, size)

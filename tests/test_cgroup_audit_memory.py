@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from cgroup_audit_pods import GI, MI, V1, V2, claim, container, exact, knob, pod_object, sidecar, values
+from cgroup_audit_pods import GI, MI, V1, V2, claim, container, exact_value, knob, pod_object, sidecar, values
 
 from agent.cgroup_audit.audit import PodAudit, audit_findings
 from agent.cgroup_audit.audit_verdicts import ActualCgroup, AuditVerdict
@@ -83,7 +83,7 @@ def test_throttling_limit_lies_between_request_and_limit() -> None:
 
 def test_throttling_factor_of_one_is_the_limit() -> None:
     factor = {**THROTTLED, "memoryThrottlingFactor": 1}
-    assert exact(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
+    assert exact_value(groups_of(pod_of(BURSTABLE), facts_of(factor)), HIGH, "c1") == 512 * MI
 
 
 def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None:
@@ -95,8 +95,8 @@ def test_memory_high_without_a_memory_limit_follows_allocatable_memory() -> None
 
 def test_eviction_threshold_does_not_change_the_throttling_limit() -> None:
     mine, evicts = pod_of(container("c1", "memory=1Gi")), {"evictionHard": {"memory.available": "2Gi"}}
-    with_threshold = exact(groups_of(mine, facts_of({**THROTTLED, **evicts})), HIGH, "c1")
-    assert with_threshold == exact(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")
+    with_threshold = exact_value(groups_of(mine, facts_of({**THROTTLED, **evicts})), HIGH, "c1")
+    assert with_threshold == exact_value(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1")
 
 
 @pytest.mark.parametrize("spec", [GUARANTEED, container("c1", "memory=1Gi", "memory=1Gi")])
@@ -118,7 +118,7 @@ def test_claim_sets_no_memory_high_if_the_request_equals_the_limit() -> None:
 
 def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
     mine = pod_of(BURSTABLE, claims=[claim("m", "c1", "memory=256Mi")])
-    assert exact(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1") == int(
+    assert exact_value(groups_of(mine, facts_of(THROTTLED)), HIGH, "c1") == int(
         (256 + 512 * 0.9) * MI // 4096 * 4096
     )
 
@@ -160,7 +160,7 @@ def test_cgroup_v1_has_no_memory_qos() -> None:
 def test_tiered_reservation_protects_requests_by_qos_class(spec: Any, expected: tuple[int, int]) -> None:
     groups = groups_of(pod_of(spec), facts_of(TIERED))
     for name in ("", "c1"):
-        assert (exact(groups, MIN, name), exact(groups, LOW, name)) == expected
+        assert (exact_value(groups, MIN, name), exact_value(groups, LOW, name)) == expected
 
 
 def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
@@ -171,7 +171,7 @@ def test_pod_protection_is_the_sum_of_requests_and_claims() -> None:
         overhead="memory=8Mi",
     )
     groups = groups_of(mine, facts_of(TIERED))
-    assert exact(groups, LOW) == (256 + 128 + 64 + 8) * MI
+    assert exact_value(groups, LOW) == (256 + 128 + 64 + 8) * MI
     assert [value.value for value in knob(groups, LOW).explained_wrong_values] == [(256 + 128 + 8) * MI]
     assert values(knob(groups, LOW, "c1")) == [256 * MI, 320 * MI]
     assert values(knob(groups, LOW, "c2")) == [128 * MI]
@@ -189,7 +189,7 @@ def test_without_a_policy_pod_protections_are_not_compared() -> None:
 
 def test_kubelet_135_protects_all_requests_by_minimum() -> None:
     groups = groups_of(pod_of(BURSTABLE), facts_of({"featureGates": {"MemoryQoS": True}}, minor=35))
-    assert (exact(groups, MIN, "c1"), exact(groups, LOW, "c1")) == (256 * MI, 0)
+    assert (exact_value(groups, MIN, "c1"), exact_value(groups, LOW, "c1")) == (256 * MI, 0)
 
 
 def test_unknown_version_accepts_the_protections_of_all_versions() -> None:
@@ -378,7 +378,7 @@ def test_other_oom_score_of_a_changed_pod_is_not_evaluated(score: int, verdict: 
 
 def test_oom_score_of_a_guaranteed_pod_never_changes() -> None:
     groups = groups_of(pod_of(GUARANTEED, metadata={"generation": 2}), facts_of(None))
-    assert (exact(groups, SCORE, "c1"), knob(groups, SCORE, "c1").doubt) == (-997, "")
+    assert (exact_value(groups, SCORE, "c1"), knob(groups, SCORE, "c1").doubt) == (-997, "")
 
 
 def test_tie_break_gate_leaves_burstable_oom_scores_out() -> None:

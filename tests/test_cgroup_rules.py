@@ -63,7 +63,7 @@ def v1_pages(hits: int, refusals: int) -> CgroupRuleInput:
     return CgroupRuleInput(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
 
 
-def of(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
+def view_with(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
     return view._replace(**members)
 
 
@@ -95,8 +95,8 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     (HIT, hugepage_hits(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
     (HIT, hugepage_hits(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
     (HIT, hugepage_hits(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
-    (HIT, of(hugepage_hits(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
-    (HIT, of(hugepage_hits(1), pod=None), info(HIT, "2mi pages hit the limit")),
+    (HIT, view_with(hugepage_hits(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
+    (HIT, view_with(hugepage_hits(1), pod=None), info(HIT, "2mi pages hit the limit")),
     (HIT, v1_pages(0, 1),
      info(HIT, "2mi pages could not be reserved, mmap failed with ENOMEM (limit 4 MiB)")),
     (HIT, v1_pages(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
@@ -108,21 +108,22 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
      info(HIT, "2mi pages hit the limit")),
     # --- CPU time
     (THROTTLED, SIZES, OK),
-    (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(5, 20)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(19, 19)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
-    (THROTTLED, of(SIZES, throttling=CpuThrottling(7, 20),
+    (THROTTLED, view_with(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(5, 20)), OK),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(19, 19)), OK),
+    (THROTTLED,
+     view_with(SIZES, throttling=CpuThrottling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
+    (THROTTLED, view_with(SIZES, throttling=CpuThrottling(7, 20),
                    limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
      info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
     (THROTTLED, CgroupRuleInput(POD, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
+    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(view_with(SIZES, throttling=SLOW),)), OK),
     (EXCLUSIVE, pinned_container("2-3", 1), OK),
     (EXCLUSIVE, pinned_container("2-3"),
      Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
-    (EXCLUSIVE, of(pinned_container("2-3"), containers=(pinned_container("2-3"),)), OK),
-    (EXCLUSIVE, of(pinned_container("2-3"), exclusive=()), OK),
-    (EXCLUSIVE, of(pinned_container("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), containers=(pinned_container("2-3"),)), OK),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), exclusive=()), OK),
+    (EXCLUSIVE, view_with(pinned_container("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
     # --- memory
     (KILL, memory(32 * MIB), OK),
     (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed: out of memory (limit 32 MiB)")),
@@ -145,11 +146,11 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     (AT_HIGH, memory(NO_LIMIT, at_high=10), info(AT_HIGH, "above memory.high at least 10 times in 60 s")),
     # --- freezer
     (FROZEN, SIZES, OK),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
+    (FROZEN, view_with(SIZES, group=CONTAINER._replace(frozen=EIO)),
      RuleInconclusive("whether it is still frozen cannot be read")),
-    (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(of(SIZES,
+    (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(view_with(SIZES,
      group=CONTAINER._replace(frozen=1)),)),
      OK),
 ]  # fmt: skip
@@ -376,7 +377,7 @@ def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
     node.next()
     many = MAX_REMOVED_CGROUPS + 50
     for first in range(0, many, 100):
-        node.groups = [dead(ident) for ident in range(first, min(first + 100, many))]
+        node.groups = [killed_container(ident) for ident in range(first, min(first + 100, many))]
         node.next()
     node.groups = []
     node.next()
@@ -385,7 +386,7 @@ def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
     assert min(kept) == 50, "the newest are kept"
 
 
-def dead(ident: int) -> CgroupSample:
+def killed_container(ident: int) -> CgroupSample:
     """Return a container with one OOM kill."""
     return group_sample(ident + 1, container=f"c{ident + 1}")._replace(id=ident, mem_oom_kill=1)
 

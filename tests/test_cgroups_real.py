@@ -81,7 +81,7 @@ def group_of(snapshot: Snapshot, container: str = CONTAINER) -> CgroupSample | N
     return next((group for group in snapshot.groups if group.container == container), None)
 
 
-def says(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
+def has_readings(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
     """Return a condition: the group exists and has these readings."""
 
     def claim(snapshot: Snapshot) -> bool:
@@ -107,7 +107,7 @@ def create_limited_group(tree: Kubepods, sampler: Sampler, container: str = CONT
     group = make_promptly(
         tree, container, lambda group: (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
     )
-    passes = until(sampler, says(container, mem_limit=LIMIT), woken=False).core.passes
+    passes = until(sampler, has_readings(container, mem_limit=LIMIT), woken=False).core.passes
     until(sampler, lambda newest: newest.core.passes >= passes + SETTLED, woken=False)
     return group
 
@@ -115,10 +115,10 @@ def create_limited_group(tree: Kubepods, sampler: Sampler, container: str = CONT
 def test_kill_is_noticed_long_before_the_sweep() -> None:
     with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
         group = create_limited_group(tree, sampler)
-        assert until(sampler, says(), woken=False).core.unwatched == 0
+        assert until(sampler, has_readings(), woken=False).core.unwatched == 0
         (group / "memory.limit_in_bytes").write_text(f"{2 * LIMIT}\n")
         oom_kill(group)
-        found = group_of(until(sampler, says(mem_oom_kill=1)))
+        found = group_of(until(sampler, has_readings(mem_oom_kill=1)))
         assert found is not None
         assert found.mem_limit == 2 * LIMIT, "it is read with the kill, and else in an hour"
 
@@ -127,7 +127,7 @@ def test_pod_memory_limit_kills_are_counted_in_the_container() -> None:
     with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
         create_limited_group(tree, sampler, "")
         oom_kill(tree.make(QOS, POD, CONTAINER))
-        until(sampler, says(mem_oom_kill=1), woken=False)
+        until(sampler, has_readings(mem_oom_kill=1), woken=False)
 
 
 def test_every_kill_of_many_is_counted() -> None:
@@ -135,13 +135,13 @@ def test_every_kill_of_many_is_counted() -> None:
         group = create_limited_group(tree, sampler)
         for _ in range(5):
             oom_kill(group)
-        until(sampler, says(mem_oom_kill=5), woken=False)
+        until(sampler, has_readings(mem_oom_kill=5), woken=False)
 
 
 def test_kill_wakes_the_core() -> None:
     with kubepods_tree("memory", unified=False) as tree, watch_tree(tree) as sampler:
         oom_kill(create_limited_group(tree, sampler))
-        until(sampler, says(mem_oom_kill=1))
+        until(sampler, has_readings(mem_oom_kill=1))
 
 
 def test_removed_group_removes_its_descendants_without_failure() -> None:
@@ -150,7 +150,7 @@ def test_removed_group_removes_its_descendants_without_failure() -> None:
         held = until(sampler, lambda _: True).core.descriptors
         for _ in range(3):
             tree.make(QOS, POD, CONTAINER)
-            until(sampler, says(mem_oom_kill=0), woken=False)
+            until(sampler, has_readings(mem_oom_kill=0), woken=False)
             tree.remove(QOS, POD)  # the kernel writes to the eventfds of what is removed
             snapshot = until(sampler, lambda newest: not newest.groups, woken=False)
             assert snapshot.core.unwatched == 0
@@ -162,23 +162,23 @@ def test_removed_group_removes_its_descendants_without_failure() -> None:
 def test_container_frozen_by_v1_is_noticed_by_the_sweep() -> None:
     with kubepods_tree("freezer", unified=False) as tree, watch_tree(tree, NS // 5) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
-        until(sampler, says(frozen=0), woken=False)
+        until(sampler, has_readings(frozen=0), woken=False)
         (group / "freezer.state").write_text("FROZEN\n")
-        until(sampler, says(frozen=1))
+        until(sampler, has_readings(frozen=1))
         (group / "freezer.state").write_text("THAWED\n")
-        until(sampler, says(frozen=0))
+        until(sampler, has_readings(frozen=0))
 
 
 def test_cpus_of_container_are_read_once_settled() -> None:
     with kubepods_tree("cpuset", unified=False) as tree, watch_tree(tree) as sampler:
         top = tree.roots[0]
 
-        def pin(group: Path) -> None:
+        def pin_to_cpus(group: Path) -> None:
             for level in [*reversed(group.relative_to(top).parents), group.relative_to(top)][1:]:
                 (top / level / "cpuset.cpus").write_text("0\n")
 
-        make_promptly(tree, CONTAINER, pin)
-        until(sampler, says(cpus=0b1), woken=False)
+        make_promptly(tree, CONTAINER, pin_to_cpus)
+        until(sampler, has_readings(cpus=0b1), woken=False)
 
 
 def slow_down(tree: Kubepods) -> Path:
@@ -275,7 +275,7 @@ def test_held_descriptor_reads_the_kernels_current_value() -> None:
                 oom_kill(memory)
                 (freezer / "freezer.state").write_text(f"{state}\n")
                 snapshot, opens = sweep_once(sampler)
-                assert says(mem_oom_kill=kills, frozen=int(state == "FROZEN"))(snapshot)
+                assert has_readings(mem_oom_kill=kills, frozen=int(state == "FROZEN"))(snapshot)
                 assert opens == 0
             (freezer / "freezer.state").write_text("THAWED\n")
 
@@ -291,7 +291,7 @@ def test_group_recreated_under_its_name_is_opened_again() -> None:
             oom_kill(memory)
             snapshot, opens = sweep_once(sampler)
             assert opens > 0
-            assert says(mem_oom_kill=1, frozen=0)(snapshot)
+            assert has_readings(mem_oom_kill=1, frozen=0)(snapshot)
             assert snapshot.sources[-1].failures == 0
             assert sweep_once(sampler)[1] == 0
 
@@ -309,11 +309,11 @@ def test_held_descriptors_of_removed_groups_are_closed() -> None:
 def test_kernel_notifies_about_a_file_whose_descriptor_is_held() -> None:
     with kubepods_tree() as tree, watch_tree(tree) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
-        before = until(sampler, says(populated=0), woken=False).core.descriptors
+        before = until(sampler, has_readings(populated=0), woken=False).core.descriptors
         with subprocess.Popen(["sleep", "600"]) as member:
             for populated, procs in ((1, group), (0, tree.roots[0])) * 4:
                 (procs / "cgroup.procs").write_text(f"{member.pid}\n")
-                snapshot = until(sampler, says(populated=populated), woken=False)
+                snapshot = until(sampler, has_readings(populated=populated), woken=False)
             member.kill()
         assert snapshot.core.descriptors > before
 

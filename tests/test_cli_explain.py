@@ -90,7 +90,7 @@ def affected_pods(document: dict) -> list[tuple[str | None, str | None, bool]]:
 def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
     claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
     pods = node.write_objects("p.json", pod_object("pod-u-1", "gpus", uid="u-1", owner="train"))
-    code, out, err = node.bare("gpu-0", "--claims", claims, "--pods", pods)
+    code, out, err = node.run_bare("gpu-0", "--claims", claims, "--pods", pods)
     assert (code, err) == (3, "")
     assert "? team-a/gpus  team-a/pod-u-1  main        Job train  pods-file, claims-file\n" in out
     assert "Unknown: no source reports its health" in out
@@ -98,9 +98,11 @@ def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
 
 def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
     claims = train.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
-    code, out, _ = train.bare("gpu-0", "--claims", claims, "-o", "json")
+    code, out, _ = train.run_bare("gpu-0", "--claims", claims, "-o", "json")
     assert [source["source"] for source in json.loads(out)["sources"]] == ["claims-file"]
-    code, out, _ = train.bare("gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json")
+    code, out, _ = train.run_bare(
+        "gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json"
+    )
     assert code == 2
     sources = [source["source"] for source in json.loads(out)["sources"]]
     assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(sources)
@@ -109,13 +111,13 @@ def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
 
 @pytest.mark.parametrize("flag", ["--pods", "--claims"])
 def test_missing_file_of_objects_is_a_usage_error(node: Node, flag: str) -> None:
-    code, out, err = node.bare("gpu-0", flag, str(node.root / "none.json"))
+    code, out, err = node.run_bare("gpu-0", flag, str(node.root / "none.json"))
     assert (code, out) == (64, "")
     assert f"{node.root / 'none.json'}: No such file or directory" in err
 
 
 def test_two_files_on_standard_input_are_refused(node: Node) -> None:
-    code, _, err = node.bare("gpu-0", "--pods", "-", "--claims", "-")
+    code, _, err = node.run_bare("gpu-0", "--pods", "-", "--claims", "-")
     assert code == 64
     assert "--pods and --claims: only one of them can be standard input" in err
 
@@ -124,7 +126,7 @@ def test_pods_in_a_pipe_have_no_timeout(node: Node, monkeypatch: pytest.MonkeyPa
     """The pipe of a shell, ``<(kubectl get pods)``, is as slow as its writer."""
     set_limits(monkeypatch, socket_s=PATIENCE_S, disk_s=0)
     with open(node.write_objects("p.json", pod_object("waits")), "rb") as file:
-        _, out, _ = node.bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
+        _, out, _ = node.run_bare("pod", "waits", "--pods", f"/dev/fd/{file.fileno()}")
     assert "pod team-a/waits" in out
 
 
@@ -134,7 +136,7 @@ def test_mixed_reservations_are_all_named(node: Node) -> None:
         "c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP, *reservations("u-1"), other])
     )
     pods = node.write_objects("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
-    code, out, _ = node.bare("gpu-0", "--claims", claims, "--pods", pods)
+    code, out, _ = node.run_bare("gpu-0", "--claims", claims, "--pods", pods)
     assert code == 3
     assert "used by 0 pods, 2 more may use the device, through 1 claim\n" in out
     assert "pod group workers" in next(line for line in out.splitlines() if "team-a/worker" in line)
@@ -148,11 +150,11 @@ def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
     pods = node.write_objects(
         "p.json", pod_object("w", uid="u-9", group="workers"), pod_object("x", uid="u-1")
     )
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     1 pod, pod group gone: no pod in --pods matches\n" in out
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
     assert [orphan["name"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims)
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims)
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
 
@@ -183,10 +185,10 @@ def test_reservations_without_their_workload_are_named_as_orphaned(node: Node) -
         workload("Deployment", "web", "d-new", "apps/v1"),
     )
     pods = node.write_objects("p.json", *objects)
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
     assert "orphaned?     jobs gone, deployments web: no object in --pods matches\n" in out
     assert "pods-file: 1 pod, 3 other objects" in out
-    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
     assert [orphan["uid"] for orphan in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
 
 
@@ -195,7 +197,7 @@ def test_pod_group_whose_object_is_given_is_not_orphaned(node: Node) -> None:
     group = workload("PodGroup", "workers", "g-1", "scheduling.k8s.io/v1alpha2")
     for objects, is_orphaned in (((), True), ((group,), False)):
         pods = node.write_objects("p.json", pod_object("x", uid="u-1"), *objects)
-        _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+        _, out, _ = node.run_bare("claim", "gpus", "--claims", claims, "--pods", pods)
         assert ("orphaned?" in out) is is_orphaned
 
 
@@ -203,7 +205,7 @@ def test_unreleased_fields_are_shown_and_ignored(node: Node) -> None:
     claim = claim_object("gpus", "gpu-0")
     claim["spec"] = {"reservedFor": {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}}
     claim["status"]["allocation"]["reservedForAnyPod"] = True
-    _, out, _ = node.bare("claim", "gpus", "--claims", node.write_objects("c.json", claim))
+    _, out, _ = node.run_bare("claim", "gpus", "--claims", node.write_objects("c.json", claim))
     assert "reserved for  no consumer (claims-file)\n" in out
     assert "meant for     jobs train, any pod: ignored by every kubelet (claims-file)\n" in out
 
@@ -211,7 +213,7 @@ def test_unreleased_fields_are_shown_and_ignored(node: Node) -> None:
 def test_pod_group_uid_does_not_match_a_pod(node: Node) -> None:
     claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
     pods = node.write_objects("p.json", pod_object("stranger", uid="g-1"))
-    _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims, "--pods", pods)
+    _, out, _ = node.run_bare("claim", "team-a/gpus", "--claims", claims, "--pods", pods)
     assert "stranger" not in out
     assert "reserved for  pod group workers (claims-file)" in out
 
@@ -219,13 +221,13 @@ def test_pod_group_uid_does_not_match_a_pod(node: Node) -> None:
 def test_too_many_reservations_are_counted(node: Node) -> None:
     many = reservations(*(f"u-{number}" for number in range(300)))
     claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=many))
-    _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims)
+    _, out, _ = node.run_bare("claim", "team-a/gpus", "--claims", claims)
     assert "300 pods; 300 entries, more than the API server accepts (claims-file)" in out
 
 
 def test_claim_without_allocation_is_marked(node: Node) -> None:
     claims = node.write_objects("c.json", claim_object("gpus"))
-    code, out, _ = node.bare("claim", "gpus", "--claims", claims)
+    code, out, _ = node.run_bare("claim", "gpus", "--claims", claims)
     assert code == 3
     assert "not allocated; no consumer (claims-file)" in out
     assert "no pod of the claim is known" in out
@@ -233,11 +235,11 @@ def test_claim_without_allocation_is_marked(node: Node) -> None:
 
 def test_pod_without_claims_is_ok_and_with_unknown_claim_unknown(node: Node) -> None:
     pods = node.write_objects("p.json", pod_object("plain"))
-    code, out, _ = node.bare("pod", "team-a/plain", "--pods", pods)
+    code, out, _ = node.run_bare("pod", "team-a/plain", "--pods", pods)
     assert code == 0
     assert "the pod refers to no claim\n" in out
     pods = node.write_objects("p.json", pod_object("waits", "gpus"))
-    code, out, _ = node.bare("pod", "team-a/waits", "--pods", pods)
+    code, out, _ = node.run_bare("pod", "team-a/waits", "--pods", pods)
     assert code == 3
 
 
@@ -621,7 +623,7 @@ def test_file_with_control_characters_is_cleaned(node: Node) -> None:
     )
     pods = node.write_objects("p.json", pod_object("pod\x1b", "gpus", uid=odd, group="g\x1b", owner="j\x1b"))
     for argv in (["gpu-0\x07"], ["claim", odd], ["pod", odd]):
-        _, out, err = node.bare(*argv, "--claims", claims, "--pods", pods)
+        _, out, err = node.run_bare(*argv, "--claims", claims, "--pods", pods)
         assert err == ""
         assert "\x1b" not in out
         assert "\x07" not in out
@@ -630,11 +632,11 @@ def test_file_with_control_characters_is_cleaned(node: Node) -> None:
 def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     pod = pod_object("waits")
     pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]
-    code, out, _ = node.bare("pod", "waits", "--pods", node.write_objects("p.json", pod))
+    code, out, _ = node.run_bare("pod", "waits", "--pods", node.write_objects("p.json", pod))
     assert code == 3
     assert "  claim gpus is not created yet, or not needed\n" in out
     assert "no claim of the pod is known\n" in out
-    _, out, _ = node.bare("pod", "waits", "--pods", node.write_objects("p.json", pod), "-o", "json")
+    _, out, _ = node.run_bare("pod", "waits", "--pods", node.write_objects("p.json", pod), "-o", "json")
     (obj,) = json.loads(out)["pods"][0]["objects"]
     assert obj["claims"] == [{"name": "gpus", "claim": None}]
 
@@ -763,8 +765,8 @@ def all_rows(out: str) -> list[list[str]]:
 def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
     flags = busy_node(node)
     with node.sockets(podresources_answer(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
-        code, out, _ = node.bare("--all", *flags)
-        document = json.loads(node.bare("--all", *flags, "-o", "json")[1])
+        code, out, _ = node.run_bare("--all", *flags)
+        document = json.loads(node.run_bare("--all", *flags, "-o", "json")[1])
     device = f"{DRIVER}/node-1"
     assert code == 2
     assert document["claimsElsewhere"] == 1
@@ -791,7 +793,7 @@ def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
 def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
     flags = busy_node(node)
     with node.sockets(podresources_answer(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
-        code, out, _ = node.bare("--all", *flags, "-o", "json")
+        code, out, _ = node.run_bare("--all", *flags, "-o", "json")
     document = json.loads(out)
     assert (code, document["kind"], document["severity"]) == (2, "all", "unhealthy")
     assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
@@ -809,7 +811,7 @@ def test_all_claims_of_files_alone_are_listed(node: Node) -> None:
     claims = node.write_objects(
         "c.json", claim_object("a", "gpu-0"), claim_object("b", reserved_for=reservations("u-1"))
     )
-    code, out, _ = node.bare("--all", "--claims", claims)
+    code, out, _ = node.run_bare("--all", "--claims", claims)
     assert code == 3
     assert [row[:2] for row in all_rows(out)] == [
         ["team-a/a", "no consumer is known"],
@@ -829,7 +831,7 @@ def test_all_without_claims_is_ok_unless_a_source_is_unreadable(node: Node) -> N
 def test_all_names_orphans_with_their_claim(node: Node) -> None:
     claims = node.write_objects("c.json", claim_object("gpus", "gpu-0", reserved_for=reservations("u-1")))
     pods = node.write_objects("p.json", pod_object("other", uid="u-9"))
-    _, out, _ = node.bare("--all", "--claims", claims, "--pods", pods)
+    _, out, _ = node.run_bare("--all", "--claims", claims, "--pods", pods)
     assert "orphaned?  team-a/gpus: 1 pod: no pod in --pods matches\n" in out
 
 
@@ -841,7 +843,7 @@ def test_all_names_orphans_with_their_claim(node: Node) -> None:
     ],
 )
 def test_all_takes_no_name_and_a_name_is_needed_otherwise(node: Node, argv: list[str], error: str) -> None:
-    code, out, err = node.bare(*argv)
+    code, out, err = node.run_bare(*argv)
     assert (code, out) == (64, "")
     assert error in err
 

@@ -100,9 +100,9 @@ def test_kubelet_cgroup_root_is_respected(node: Node) -> None:
 def test_with_pods_file_cgroups_are_read_only_by_flag(node: Node) -> None:
     node.runs("u-1")
     pods = node.write_objects("p.json", pod_object("train", uid="u-1"))
-    _, out, _ = node.bare("pod", "train", "--pods", pods)
+    _, out, _ = node.run_bare("pod", "train", "--pods", pods)
     assert "process" not in out
-    _, out, _ = node.bare("pod", "train", "--pods", pods, "--cgroupfs-root", str(node.cgroups))
+    _, out, _ = node.run_bare("pod", "train", "--pods", pods, "--cgroupfs-root", str(node.cgroups))
     assert "has running processes" in line_of(out, "pod team-a/train")
 
 

@@ -152,7 +152,7 @@ def package(events: Reading, span_s: float = 60.0) -> CpuRuleInput:
     return VIEW._replace(throttled_package=CounterGrowth(events, span_s))
 
 
-def offline(evidence: str, files: str) -> Finding:
+def offline_finding(evidence: str, files: str) -> Finding:
     advice = f"write 1 to /sys/devices/system/cpu/{files}; if that fails, check for machine checks"
     return Finding("cpu.offline", Severity.UNHEALTHY, evidence, advice)
 
@@ -162,9 +162,9 @@ CASES: Final[list[tuple[str, CpuRuleInput, RuleResult]]] = [
     ("cpu.offline", VIEW._replace(online=0b11111), OK),
     ("cpu.offline", VIEW._replace(expected_online=ExpectedCpus(0, "configured"), online=0b1), OK),
     ("cpu.offline", VIEW._replace(online=0b1101),
-     offline("CPU 1 offline, online at start: 0-3", "cpu1/online")),
+     offline_finding("CPU 1 offline, online at start: 0-3", "cpu1/online")),
     ("cpu.offline", VIEW._replace(online=0b0001, expected_online=ExpectedCpus(0b1111, "configured")),
-     offline("CPUs 1-3 offline, configured: 0-3", "cpu<N>/online of CPUs 1-3")),
+     offline_finding("CPUs 1-3 offline, configured: 0-3", "cpu<N>/online of CPUs 1-3")),
     ("cpu.offline", VIEW._replace(online=EIO), RuleInputUnreadable("cpu/online", EIO)),
     ("cpu.offline", VIEW._replace(online=ABSENT), RuleInputUnreadable("cpu/online", ABSENT)),
     ("cpu.offline", VIEW._replace(node=node_sample(3, ABSENT)), RuleInputUnreadable("node3/cpulist", ABSENT)),
@@ -240,7 +240,7 @@ def test_virtual_machine_has_no_cpu_findings() -> None:
 def test_declared_cpus_must_be_online_regardless_of_the_start() -> None:
     paper = PaperCpus(cpus=cpu_sets("0-1"))
     paper.declare("1-2")
-    assert paper.result("cpu.offline") == offline("CPU 2 offline, declared: 1-2", "cpu2/online")
+    assert paper.result("cpu.offline") == offline_finding("CPU 2 offline, declared: 1-2", "cpu2/online")
 
 
 def test_nonexistent_declared_cpu_has_one_finding() -> None:
@@ -250,7 +250,7 @@ def test_nonexistent_declared_cpu_has_one_finding() -> None:
     assert paper.result("cpu.missing") == bad("cpu.missing", "CPUs 4-5 do not exist, declared: 2-5")
     assert paper.result("cpu.offline") is OK
     paper.cpus = paper.cpus._replace(present=EIO)
-    assert paper.result("cpu.offline") == offline(
+    assert paper.result("cpu.offline") == offline_finding(
         "CPUs 4-5 offline, declared: 2-5", "cpu<N>/online of CPUs 4-5"
     )
 

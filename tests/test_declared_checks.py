@@ -195,7 +195,7 @@ def test_two_checks_are_independent() -> None:
 def test_check_adds_causes_to_those_of_host_part() -> None:
     node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.check(STUCK._replace(severity=Severity.DEGRADED))
-    node.online("0")
+    node.set_online("0")
     assert health_and_codes(node.next()) == (Health.UNHEALTHY, ["cpu.offline", "fw.stuck"])
 
 
@@ -567,19 +567,19 @@ def test_host_rules_count_like_checks() -> None:
     node = Node(DeclaredCpuDevice(parse_cpus("1"), 0, exclusive=False, isolated=False))
     node.next()
     node.fail()
-    node.online("0")
+    node.set_online("0")
     node.next()
     assert health_and_codes(node.fail(expired=True)) == (
         Health.UNHEALTHY,
         ["cpu.offline", "driver.failed_device"],
     )
-    node.online("0-1")
+    node.set_online("0-1")
     assert health_and_codes(node.next(5)) == (Health.HEALTHY, [])
 
     node.wait(1)
     node.fail(2)
     node.next()
-    node.online("0")
+    node.set_online("0")
     node.next()
     assert health_and_codes(node.fail(2, expired=True)) == (Health.UNHEALTHY, ["cpu.offline"])
 

@@ -87,7 +87,7 @@ def test_offline_declared_cpu_makes_only_its_device_unhealthy() -> None:
     node = Node()
     node.declare(declared_device("cpuset-0", CPUS._replace(cpus=1)), declared_device("cpuset-1", CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     assert declared_verdict(report, "cpuset-0").health is Health.HEALTHY
     device = declared_verdict(report, "cpuset-1")
@@ -209,7 +209,7 @@ def test_reused_name_keeps_no_state_of_previous_device() -> None:
     node = Node()
     node.declare(declared_device("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
     node.next()
-    node.online("0")
+    node.set_online("0")
     assert declared_verdict(node.next(), "cpuset-1").health is Health.UNHEALTHY
     node.declare(declared_device("cpuset-1", CPUS._replace(cpus=parse_cpus("0"))))
     device = declared_verdict(node.next(), "cpuset-1")
@@ -222,7 +222,7 @@ def test_unchanged_declaration_keeps_faults() -> None:
     node = Node()
     node.declare(declared_device("cpuset-1", CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     before = declared_verdict(node.next(), "cpuset-1")
     node.declare(declared_device("cpuset-1", CPUS, lease_s=60))
     assert declared_verdict(node.next(), "cpuset-1").causes == before.causes
@@ -267,7 +267,7 @@ def test_same_name_in_two_pools_is_two_devices() -> None:
     here = declared_device("cpuset-0", CPUS._replace(cpus=0b01))
     node.declare(here, here._replace(pool="other", part=CPUS))
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     healths = {device.pool: device.health for device in report.devices if device.device == "cpuset-0"}
     assert healths == {"node-a": Health.HEALTHY, "other": Health.UNHEALTHY}

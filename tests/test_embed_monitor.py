@@ -147,7 +147,7 @@ def test_raising_check_ends_no_thread() -> None:
         raise SystemExit(1)
 
     @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-2", raise_after=1)
-    async def speechless(_: Device) -> None:
+    async def raise_ending(_: Device) -> None:
         raise Ending
 
     @monitor.check(every_s=0.1, timeout_s=PATIENCE_S, devices="d-1", raise_after=1)

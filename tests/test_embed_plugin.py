@@ -129,11 +129,11 @@ def monitor(kubelet_dir: Path) -> Iterator[Monitor]:
 def new_monitor(kubelet_dir: Path, config: Config | None = None) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state", config=config)
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every_s=0.1, timeout_s=PATIENCE_S)(well)
+    monitor.check(every_s=0.1, timeout_s=PATIENCE_S)(is_well)
     return monitor
 
 
-def well(device: Device) -> bool:
+def is_well(device: Device) -> bool:
     return True
 
 
@@ -535,11 +535,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Kubelet) -> None:
     holders = ["b"]
 
-    def overlap() -> None:
+    def fail_on_overlap() -> None:
         if holders:
             raise TransientError(f"is still held by {holders}", code="cpu.overlap")
 
-    driver.behaviour = {"a": overlap, "b": holders.clear}
+    driver.behaviour = {"a": fail_on_overlap, "b": holders.clear}
     waiting = kubelet.prepare_async(claim("a"))
     eventually(lambda: len(driver.prepared) > 1, "it is tried again")
     assert not waiting.done()
@@ -586,11 +586,11 @@ def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, 
     """Another call with a failed claim shares the run, and does not end it."""
     release = threading.Event()
 
-    def overlap() -> None:
+    def fail_on_overlap() -> None:
         if not release.is_set():
             raise TransientError("is busy", code="cpu.overlap")
 
-    driver.behaviour = {"busy": overlap, "bad": error_raiser(BadConfigError("no such mode"))}
+    driver.behaviour = {"busy": fail_on_overlap, "bad": error_raiser(BadConfigError("no such mode"))}
     waiting = kubelet.prepare_async(claim("busy"), claim("good"))
     eventually(lambda: "busy" in driver.prepared, "the first try")
     other = kubelet.prepare_async(claim("busy"), claim("bad"))
@@ -854,13 +854,13 @@ def test_driver_with_an_ended_loop_is_unavailable(kubelet_dir: Path, monitor: Mo
 def test_loop_end_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
-    async def never() -> None:
+    async def wait_forever() -> None:
         begun.set()
         await asyncio.Event().wait()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
         host = DriverCallbackRunner()
-        call = pool.submit(host.call, never)
+        call = pool.submit(host.call, wait_forever)
         await asyncio.to_thread(begun.wait)
         return call
 
@@ -873,12 +873,12 @@ def test_loop_end_during_a_prepare_is_transient() -> None:
 def test_loop_close_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
-    async def never() -> None:
+    async def wait_forever() -> None:
         begun.set()
         await asyncio.get_running_loop().create_future()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        call = pool.submit(DriverCallbackRunner().call, never)
+        call = pool.submit(DriverCallbackRunner().call, wait_forever)
         await asyncio.to_thread(begun.wait)
         return call
 

@@ -39,7 +39,7 @@ def hosting(monitor: Monitor, short_tmp: Path) -> Iterator[Hosting]:
         yield made
 
 
-def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
+def wait_for_health(watcher: Watcher, name: str, health: int, code: str = "") -> None:
     """Read the stream until a device has this health and cause."""
     while True:
         for entry in watcher.next().devices:
@@ -59,13 +59,13 @@ def test_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, 
         assert first.devices[0].device.pool_name == "node-a"
         assert first.devices[0].health == HEALTHY
         monitor.add(Device("x-0"))
-        hear(kubelet, "x-0", HEALTHY)
+        wait_for_health(kubelet, "x-0", HEALTHY)
         answer[0] = BAD
-        hear(kubelet, "x-0", UNHEALTHY, "demo.bad: 1 of 2. Advice: replace it")
+        wait_for_health(kubelet, "x-0", UNHEALTHY, "demo.bad: 1 of 2. Advice: replace it")
         answer[0] = None
-        hear(kubelet, "x-0", HEALTHY)
+        wait_for_health(kubelet, "x-0", HEALTHY)
         monitor.remove("x-0")
-        hear(kubelet, "x-0", UNKNOWN, "declared.gone")
+        wait_for_health(kubelet, "x-0", UNKNOWN, "declared.gone")
 
 
 def test_devices_verified_again_are_sent_again(hosting: Hosting) -> None:
@@ -119,10 +119,10 @@ def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
         Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
         watch_health(hosting.path) as kubelet,
     ):
-        hear(kubelet, "d-0", HEALTHY)
+        wait_for_health(kubelet, "d-0", HEALTHY)
         clock.broken = True
         wait_until_failed(monitor)
-        hear(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
+        wait_for_health(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
 
 
 def test_streams_end_with_the_monitor_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
@@ -175,7 +175,7 @@ def test_failed_device_is_on_the_stream_before_the_prepare_ends(monitor: Monitor
         assert names(kubelet.next()) == ["d-0"]
         monitor.report_faults([fault("d-0")])
         assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
-        hear(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
+        wait_for_health(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
 
 
 def test_unread_stream_delays_nothing(monitor: Monitor, hosting: Hosting) -> None:

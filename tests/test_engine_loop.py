@@ -508,10 +508,10 @@ async def test_exception_in_an_evaluation_ends_the_loop(
 ) -> None:
     running = Running(source)
 
-    def contradict() -> None:
+    def remove_cpus() -> None:
         source.node.cpus = None  # type: ignore[assignment]
         source.wake()
 
     with pytest.raises(BaseExceptionGroup) as raised:
-        await running.until(10, (1, contradict))
+        await running.until(10, (1, remove_cpus))
     assert raised.group_contains(AttributeError)

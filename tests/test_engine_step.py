@@ -233,17 +233,17 @@ def test_expected_pool_without_hugepages_has_a_verifying_source() -> None:
 def test_offline_cpu_is_named_until_it_returns() -> None:
     node = PaperNode()
     node.next()
-    node.online("0")
+    node.set_online("0")
     device = device_of(node.next(), CPU)
     assert device.health is Health.UNHEALTHY
     assert device.message.startswith("cpu.offline: CPU 1 offline, online at start: 0-1. Advice: ")
-    node.online("0-1")
+    node.set_online("0-1")
     assert health(node.next(CLEAN_PASSES), CPU) is Health.HEALTHY
 
 
 def test_cpu_offline_at_start_is_no_finding() -> None:
     node = PaperNode()
-    node.online("0")
+    node.set_online("0")
     assert health(node.next(), CPU) is Health.HEALTHY
 
 
@@ -272,7 +272,7 @@ def test_offline_cpu_affects_only_its_numa_node() -> None:
     node = PaperNode()
     node.nodes = {0: node_sample(0, 0b01), 1: node_sample(1, 0b10)}
     node.next()
-    node.online("0")
+    node.set_online("0")
     report = node.next()
     assert health(report, CPU) is Health.HEALTHY
     assert health(report, "cpu-node1") is Health.UNHEALTHY
@@ -284,7 +284,7 @@ def test_numa_node_with_unreadable_cpulist_is_unknown() -> None:
     assert health(node.next(), CPU) is Health.UNKNOWN
     node.nodes[0] = node_sample()
     assert health(node.next(CLEAN_PASSES), CPU) is Health.HEALTHY
-    node.online("0")
+    node.set_online("0")
     assert health(node.next(), CPU) is Health.UNHEALTHY
 
 
@@ -931,7 +931,7 @@ def test_after_recovery_every_device_is_healthy(story: list[Any]) -> None:
             node.read()
         node.evaluate()
     node.pool(pool_sample(10))
-    node.online("0-1")
+    node.set_online("0-1")
     node.stuck = set()
     report = node.next(2 * CLEAN_PASSES)  # as many to believe the source, as many to believe the device
     assert [(d.health, d.message, d.causes) for d in report.devices] == [(Health.HEALTHY, "", ())] * 2

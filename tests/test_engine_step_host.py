@@ -380,7 +380,7 @@ whats: Final = st.one_of(
 )
 
 
-def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
+def unique_by(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
     """Return some samples without duplicate numbers."""
     return st.lists(samples, max_size=3, unique_by=lambda entry: getattr(entry, member)).map(tuple)
 
@@ -388,8 +388,8 @@ def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tu
 machines: Final = st.builds(
     MachineSample,
     dimms=st.lists(dimms, max_size=3, unique_by=lambda error: (error.controller, error.dimm)).map(tuple),
-    numa=unlike(memory_of_node, "numa_node"),
-    cores=unlike(cores, "cpu"),
+    numa=unique_by(memory_of_node, "numa_node"),
+    cores=unique_by(cores, "cpu"),
     pressure=pressures,
     nodes_online=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
     nodes_memory=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
@@ -404,7 +404,9 @@ events: Final = st.one_of(
     st.tuples(st.just("nodes"), st.dictionaries(nodes, st.one_of(cpu_sets, st.just(EIO)), max_size=3)),
     st.tuples(st.just("pool"), readings, readings, nodes),
     st.tuples(st.just("group"), cpu_sets, counts, counts, readings, readings),
-    st.tuples(st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unlike(functions, "address"))),
+    st.tuples(
+        st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unique_by(functions, "address"))
+    ),
     st.tuples(
         st.just("nics"),
         st.one_of(

@@ -87,7 +87,7 @@ def lease_of(kubelet: FakeKubelet) -> int:
     return 1000 if type(kubelet) is FakeKubelet else 5
 
 
-def only(*versions: str) -> pytest.MarkDecorator:
+def only_versions(*versions: str) -> pytest.MarkDecorator:
     """Run a test with these versions of the kubelet only."""
     return pytest.mark.parametrize("make_kubelet", implementations(*versions), indirect=True)
 
@@ -504,7 +504,7 @@ def test_unreachable_plugin_opens_no_stream_and_clears_nothing(
     assert len(kubelet.history.of(Cleared)) == len(kubelet.history.of(StreamEnded)) == 1
 
 
-@only("1.36")
+@only_versions("1.36")
 def test_kubelet_1_36_retries_unimplemented_health_forever(
     kubelet: FakeKubelet, sample: SamplePlugin
 ) -> None:
@@ -547,7 +547,7 @@ def assert_status_and_streams(kubelet: FakeKubelet, count: int) -> None:
         kubelet.wait_for(lambda: len(found_sample.opened) == count, "streams")
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
     with SamplePlugin(kubelet.root, DRIVER) as found_sample:
         kubelet.wait_for(lambda: found_sample.opened, "a stream")
@@ -556,7 +556,7 @@ def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
         assert found_sample.opened == ["v1"]
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     """Kubelet test: TestHealthStreamRequiresAdvertisedService."""
     sample.services = ["v1.DRAPlugin"]
@@ -567,7 +567,7 @@ def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample
     assert kubelet.history.of(StreamOpened) == []
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
     short_tmp: Path, make_kubelet: MakeKubelet
 ) -> None:
@@ -1018,7 +1018,7 @@ def test_unprepare_of_a_pod_that_was_refused_spares_the_claim_from_1_37(
     assert [call.method for call in plugin.calls] == expected
 
 
-@only("1.37")
+@only_versions("1.37")
 def test_claim_that_is_being_unprepared_refuses_new_pods(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     pod, later = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     kubelet.run_pod(pod)

@@ -94,7 +94,7 @@ def links(up: Reading, before: int = ALL_UP, mig: Reading = 0) -> GpuRuleInput:
     return gpu_view(changed, seen=SeenGpuFeatures(links_up=before))
 
 
-def noisy(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuRuleInput:
+def noisy_links(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuRuleInput:
     return gpu_view(grown=by)._replace(sample=gpu_sample(link_errors=counts))
 
 
@@ -170,23 +170,25 @@ CASES: Final[Cases] = [
     (DOWN, links(ABSENT), RuleNotApplicable("the GPU has no NVLinks")),
     # --- gpu.nvlink.errors, gpu.nvlink.recovery_failed
     (ERRORS, gpu_view(), OK),
-    (ERRORS, noisy({GpuField.LINK_CRC: 5_999}), OK),
-    (ERRORS, noisy({GpuField.LINK_CRC: 6_000}), bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: 1}), bad(ERRORS, f"NVLink replays: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: 1, GpuField.LINK_CRC: 9_000}),
+    (ERRORS, noisy_links({GpuField.LINK_CRC: 5_999}), OK),
+    (ERRORS, noisy_links({GpuField.LINK_CRC: 6_000}),
+     bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: 1}),
+     bad(ERRORS, f"NVLink replays: at least 1 in 10 min{HELD}")),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: 1, GpuField.LINK_CRC: 9_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min, "
          f"NVLink replays: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (0, 0, 0, 7, 1)),
+    (ERRORS, noisy_links({GpuField.LINK_RECOVERY: 2}, (0, 0, 0, 7, 1)),
      bad(ERRORS, f"NVLink recoveries: at least 1 in 10 min{HELD}"
          "; since the driver was loaded, most on NVLink 3")),
-    (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
+    (ERRORS, noisy_links({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
      bad(ERRORS, f"NVLink recoveries: at least 1 in 10 min{HELD}")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), OK),  # it counted nothing, ever
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), OK),  # it counted nothing, ever
     (ERRORS, gpu_view({GpuField.LINK_REPLAY: 7}, grown={GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}),
      RuleInconclusive("needs 10 min of history")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
-    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
+    (ERRORS, noisy_links({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
     (ERRORS, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     (GIVEN_UP, gpu_view(), OK),
@@ -274,5 +276,5 @@ def test_up_to_three_worst_links_are_listed() -> None:
     judge = ROWS[ERRORS].evaluate
     text = f"NVLink replays: at least 1 in 10 min{HELD}"
     named = bad(ERRORS, f"{text}; since the driver was loaded, most on NVLink 0-2")
-    assert judge(noisy({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 0))) == named
-    assert judge(noisy({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 9))) == bad(ERRORS, text)
+    assert judge(noisy_links({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 0))) == named
+    assert judge(noisy_links({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 9))) == bad(ERRORS, text)

@@ -69,7 +69,7 @@ def pages(sbe: Reading, dbe: Reading) -> GpuRuleInput:
     return gpu_view({GpuField.RETIRED_SBE: sbe, GpuField.RETIRED_DBE: dbe}, readings=T4)
 
 
-def off(text: str) -> Finding:
+def off_finding(text: str) -> Finding:
     return Finding(OFF, Severity.INFO, text)
 
 
@@ -119,10 +119,10 @@ CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.ecc.off
     (OFF, mode(1, 1), OK),
     (OFF, mode(1, ABSENT), OK),
-    (OFF, mode(1, 0), off("ECC will be off after the next reset")),
-    (OFF, mode(0, 1), off("ECC is off until the next reset")),
-    (OFF, mode(0, 0), off("ECC is off")),
-    (OFF, mode(0, 0, at_start=True), off("ECC is off, but was on at start")),
+    (OFF, mode(1, 0), off_finding("ECC will be off after the next reset")),
+    (OFF, mode(0, 1), off_finding("ECC is off until the next reset")),
+    (OFF, mode(0, 0), off_finding("ECC is off")),
+    (OFF, mode(0, 0, at_start=True), off_finding("ECC is off, but was on at start")),
     (OFF, mode(EIO, 1), RuleInputUnreadable("ecc_mode", EIO)),
     (OFF, mode(ABSENT, ABSENT), RuleNotApplicable("the GPU has no ECC")),
     # --- gpu.ecc.sram_threshold

@@ -444,13 +444,13 @@ def test_http2_connection_without_progress_is_closed(
 
 
 def test_client_of_a_unix_socket_that_does_not_read_is_disconnected(short_tmp: Path) -> None:
-    async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+    async def respond_endlessly(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while True:
             await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
 
     path = short_tmp / "http.sock"
-    with serve_app(endless, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server:
+    with serve_app(respond_endlessly, ListenAddress("", path=str(path)), idle_s=0.2, check_s=0.05) as server:
 
         def is_answered_and_closed() -> bool:
             """Return False if the server closed the connection before the request of a slow client."""

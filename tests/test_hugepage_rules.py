@@ -197,7 +197,7 @@ def test_advice_differs_for_pages_that_never_existed() -> None:
 START: Final = Instant(1_000 * NS, 1_700_000_000.0)
 
 
-def after(seconds: float) -> Instant:
+def instant_after(seconds: float) -> Instant:
     return Instant(START.mono_ns + int(seconds * NS), START.wall_s + seconds)
 
 
@@ -225,7 +225,9 @@ def result_of(
 ) -> RuleResult:
     """Return the result of a rule for a pool of the host."""
     device = hugepage_device(size_kib, node)
-    view = pool_rule_input(past, pools_by_device(seen), seen, EngineSettings("node-a"), device, after(at_s))
+    view = pool_rule_input(
+        past, pools_by_device(seen), seen, EngineSettings("node-a"), device, instant_after(at_s)
+    )
     return ROWS[code].evaluate(view)
 
 
@@ -236,7 +238,11 @@ def state_after(
     past = PoolRuleState()
     for second, reading in enumerate(seen):
         past = next_pool_state(
-            past, log or KernelLogState(), reading, settings or EngineSettings("node-a"), after(second)
+            past,
+            log or KernelLogState(),
+            reading,
+            settings or EngineSettings("node-a"),
+            instant_after(second),
         )
     return past
 
@@ -271,7 +277,7 @@ def test_fallen_allocation_counter_is_no_failure() -> None:
         state_after(
             *(snapshot(alloc_failures=alloc_failures) for alloc_failures in (5, 0, 1))
         ).alloc_failed_ns
-        == after(2).mono_ns
+        == instant_after(2).mono_ns
     )
 
 
@@ -306,7 +312,7 @@ ON_NODE_1: Final = "HugeTLB: allocating 4 of page size 1.00 GiB failed node1.  O
 ANYWHERE: Final = "HugeTLB: allocating 8 of page size 1.00 GiB failed.  Only allocated 6 hugepages."
 
 
-def big(*pages: Reading) -> Snapshot:
+def big_pools(*pages: Reading) -> Snapshot:
     """Return a pool of 1 GiB pages per node, and the machine's."""
     counts = [count for count in pages if isinstance(count, int)]
     machine_pool = pool_sample(sum(counts), size_kib=GIB1, node=None)
@@ -323,26 +329,26 @@ def boot_results(seen: Snapshot, *lines: str) -> list[RuleResult]:
 
 
 def test_boot_shortage_has_the_time_of_its_line() -> None:
-    seen = big(4, 2)
+    seen = big_pools(4, 2)
     found = result_of(state_after(seen, log=log_of(ON_NODE_1)), seen, SHORT, size_kib=GIB1, node=1)
     assert isinstance(found, Finding)
     assert found.since == START
 
 
 def test_boot_shortage_counts_for_the_named_node() -> None:
-    assert boot_results(big(4, 2), ON_NODE_1) == [
+    assert boot_results(big_pools(4, 2), ON_NODE_1) == [
         OK,
         bad(SHORT, "4 pages of 1gi requested at boot, 2 allocated"),
     ]
-    assert boot_results(big(4, 4), ON_NODE_1) == [OK, OK], "the pages were allocated later"
+    assert boot_results(big_pools(4, 4), ON_NODE_1) == [OK, OK], "the pages were allocated later"
 
 
 def test_boot_shortage_without_node_counts_for_all_nodes() -> None:
     text = "8 pages of 1gi requested at boot, 6 allocated"
     together = bad(SHORT, f"{text}, on all NUMA nodes together")
-    assert boot_results(big(3, 3), ANYWHERE) == [together, together]
-    assert boot_results(big(7, 1), ANYWHERE) == [OK, OK], "the line names no node"
-    assert boot_results(big(6), ANYWHERE) == [bad(SHORT, text)], "there is only one"
+    assert boot_results(big_pools(3, 3), ANYWHERE) == [together, together]
+    assert boot_results(big_pools(7, 1), ANYWHERE) == [OK, OK], "the line names no node"
+    assert boot_results(big_pools(6), ANYWHERE) == [bad(SHORT, text)], "there is only one"
 
 
 def test_boot_shortage_of_another_size_is_ignored() -> None:
@@ -386,7 +392,9 @@ def test_declared_pages_are_summed_again_only_on_change() -> None:
     small, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
     past = state_after(snapshot(files=small), snapshot(files=(*small,)))
     assert past.declared_pages == {(MIB2, 0): DeclaredPageTotal(3, 1)}
-    same = next_pool_state(past, KernelLogState(), snapshot(files=small), EngineSettings("node-a"), after(9))
+    same = next_pool_state(
+        past, KernelLogState(), snapshot(files=small), EngineSettings("node-a"), instant_after(9)
+    )
     assert same.declared_pages is past.declared_pages
     assert state_after(snapshot(files=small), snapshot(files=two)).declared_pages == {
         (MIB2, 0): DeclaredPageTotal(4, 1)
@@ -416,7 +424,7 @@ class RealPools:
         seen = self._sampler.read()
         assert seen is not None
         self._now_s += after_s
-        now = after(self._now_s)
+        now = instant_after(self._now_s)
         sources = tuple(source._replace(beat_ns=now.mono_ns) for source in seen.sources)
         self._state, report = step(self._state, replace(seen, sources=sources), now)
         return report

@@ -88,7 +88,7 @@ def use(
     return AllocatedDevice(DeviceRef(driver, pool, name), requests, share)
 
 
-def only(data: bytes) -> PreparedClaim:
+def only_claim(data: bytes) -> PreparedClaim:
     (found,), _, _ = parse_claims_checkpoint(data)
     return found
 
@@ -139,36 +139,36 @@ def test_checksum_covers_the_text_and_not_its_escaping() -> None:
 
 
 def test_claim_before_prepare_has_waiting_driver() -> None:
-    found = only(checkpoint([claim("u", pods=["p"], drivers={DRIVER: {"Devices": None}})]))
+    found = only_claim(checkpoint([claim("u", pods=["p"], drivers={DRIVER: {"Devices": None}})]))
     assert (found.devices, found.pods, found.waiting) == ((), ("p",), (DRIVER,))
 
 
 @pytest.mark.parametrize("operations", [["*"], ["NodePrepareResources", "NodeUnprepareResources"]])
 def test_skipped_driver_is_not_waiting(operations: list[str]) -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": operations}}
-    found = only(checkpoint([claim("u", drivers=state)]))
+    found = only_claim(checkpoint([claim("u", drivers=state)]))
     assert (found.waiting, found.skipped) == ((), (DRIVER,))
 
 
 def test_driver_with_skipped_unprepare_only_is_called() -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": ["NodeUnprepareResources", "Later"]}}
-    assert only(checkpoint([claim("u", drivers=state)])).waiting == (DRIVER,)
+    assert only_claim(checkpoint([claim("u", drivers=state)])).waiting == (DRIVER,)
 
 
 def test_devices_listed_twice_by_repeated_prepare_are_merged() -> None:
-    found = only(checkpoint([claim("u", drivers=devices(device(), device("gpu-1"), device()))]))
+    found = only_claim(checkpoint([claim("u", drivers=devices(device(), device("gpu-1"), device()))]))
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
 
 def test_two_shares_of_one_device_are_distinct() -> None:
-    found = only(checkpoint([claim("u", drivers=devices(device(share="s-1"), device(share="s-2")))]))
+    found = only_claim(checkpoint([claim("u", drivers=devices(device(share="s-1"), device(share="s-2")))]))
     assert found.devices == (use("gpu-0", "gpus", share="s-1"), use("gpu-0", "gpus", share="s-2"))
 
 
 def test_duplicate_claim_entries_are_merged() -> None:
     first = claim("u", name="c", pods=["p-2"], drivers=devices(device()))
     second = claim("u", name="c", pods=["p-1"], drivers={**devices(device("gpu-1")), "nic": {}})
-    found = only(checkpoint([first, second]))
+    found = only_claim(checkpoint([first, second]))
     assert found.pods == ("p-1", "p-2")
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
@@ -183,7 +183,7 @@ def test_unknown_fields_and_versions_are_ignored() -> None:
     data = checkpoint(
         [{**with_binding, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[]
     )
-    assert only(data).devices == (use("gpu-0", "gpus"),)
+    assert only_claim(data).devices == (use("gpu-0", "gpus"),)
 
 
 # --- invalid checkpoints --------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ def uids(answer: SourceAnswer[Any]) -> list[str]:
     return sorted(item["metadata"]["uid"] for item in answer.items)
 
 
-def say(stream: Any, *events: Any) -> None:
+def send_events(stream: Any, *events: Any) -> None:
     for found_event in events:
         stream.put(found_event)
 
@@ -349,9 +349,9 @@ SYNCED = event("INITIAL_SYNC_COMPLETE")
 def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-1", "u-2"])).is_complete
-        say(
+        send_events(
             stream,
             event("MODIFIED", pod("u-1", phase="Failed")),
             deleted_event("u-2"),
@@ -367,20 +367,20 @@ def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> Non
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
         assert not watching.watch.is_current
-        say(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
         assert (watching.changes, watching.watch.is_current) == (1, True)
         version, _ = watching.latest.peek()
-        say(stream, event("MODIFIED", pod("u-1", phase="Running", size=1000)))
+        send_events(stream, event("MODIFIED", pod("u-1", phase="Running", size=1000)))
         await watching.latest.wait_newer(version)
         assert watching.changes == 1
-        say(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
+        send_events(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
         await watching.until(lambda answer: answer.items[0]["status"]["phase"] == "Succeeded")
         assert watching.changes == 2
-        say(stream, deleted_event("u-1"))
+        send_events(stream, deleted_event("u-1"))
         await watching.until(lambda answer: not answer.items)
         assert watching.changes == 3
-        say(stream, SLOW_CLIENT)
+        send_events(stream, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         assert (watching.changes, watching.watch.is_current) == (3, False)
 
@@ -390,7 +390,7 @@ def test_watch_reports_added_removed_and_phase_changes_only(socket: Path) -> Non
 def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, *(event("ADDED", pod(f"u-{number}")) for number in range(50)), SYNCED)
+        send_events(stream, *(event("ADDED", pod(f"u-{number}")) for number in range(50)), SYNCED)
         _, first = await watching.latest.wait_newer(0)
         assert len(first.items) == 50
 
@@ -400,16 +400,16 @@ def test_watch_publishes_nothing_before_the_initial_list_is_complete(socket: Pat
 def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         before = await watching.until(lambda answer: len(answer.items) == 2)
-        say(stream, SLOW_CLIENT)
+        send_events(stream, SLOW_CLIENT)
         lost = await watching.until(lambda answer: bool(answer.invalid))
         assert uids(lost) == ["u-1", "u-2"]  # the old list, with its old time
         assert lost.provenance == before.provenance
         assert lost.invalid == (f"{socket}: RESOURCE_EXHAUSTED: watch client channel closed",)
         again = await open_stream(api)
-        say(again, event("ADDED", pod("u-2")))
-        say(again, SYNCED)
+        send_events(again, event("ADDED", pod("u-2")))
+        send_events(again, SYNCED)
         answer = await watching.until(lambda answer: answer.is_complete and uids(answer) == ["u-2"])
         assert answer.provenance.read_at > before.provenance.read_at
 
@@ -419,12 +419,12 @@ def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) ->
 def test_stream_broken_during_initial_list_replaces_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("ADDED", pod("u-1")), SYNCED)
+        send_events(stream, event("ADDED", pod("u-1")), SYNCED)
         await watching.until(lambda answer: uids(answer) == ["u-1"])
-        say(stream, STARTING)
+        send_events(stream, STARTING)
         again = await open_stream(api)
-        say(again, event("ADDED", pod("u-9")), STARTING)
-        say(await open_stream(api), event("ADDED", pod("u-3")), SYNCED)
+        send_events(again, event("ADDED", pod("u-9")), STARTING)
+        send_events(await open_stream(api), event("ADDED", pod("u-3")), SYNCED)
         seen: list[list[str]] = []
         await watching.until(lambda answer: seen.append(uids(answer)) or uids(answer) == ["u-3"])
         assert ["u-9"] not in seen
@@ -442,7 +442,7 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
             _, answer = await watching.latest.wait_newer(0)
             assert (answer.absence, answer.reason) == (Absence.ABSENT, f"{socket}: no such socket")
             with WatchApi(socket) as api:
-                say(await open_stream(api), SYNCED)
+                send_events(await open_stream(api), SYNCED)
                 answer = await watching.until(lambda answer: answer.absence is None)
                 assert (answer.items, answer.is_complete) == ((), True)  # a node without pods
         task.cancel()
@@ -453,13 +453,13 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
 
 def test_watch_waits_out_a_rate_limit_and_keeps_the_pods(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
-        say(await open_stream(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
+        send_events(await open_stream(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
         await watching.until(lambda answer: bool(answer.invalid))
         for _ in range(2):
-            say(await open_stream(api), RATE_LIMIT)
+            send_events(await open_stream(api), RATE_LIMIT)
             answer = await watching.until(lambda answer: "RESOURCE_EXHAUSTED" in str(answer.invalid))
             assert (uids(answer), watching.watch.is_current) == (["u-1"], False)
-        say(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
+        send_events(await open_stream(api), event("ADDED", pod("u-2")), SYNCED)
         assert (await watching.until(lambda answer: uids(answer) == ["u-2"])).is_complete
 
     run_watch(socket, story)
@@ -470,7 +470,7 @@ def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -
         watching = Watching(socket, sync_s=0.05)
         task = asyncio.ensure_future(watching.watch.run())
         with WatchApi(socket) as api:
-            say(await open_stream(api), event("ADDED", pod("u")))
+            send_events(await open_stream(api), event("ADDED", pod("u")))
             answer = await watching.until(lambda answer: True)
             why = f"{socket}: kubelet did not send all pods within 0.05 s"
             assert (answer.items, answer.reason) == ((), why)
@@ -485,7 +485,9 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
         nameless = message_class("core", "Pod")().SerializeToString()
-        say(stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED)
+        send_events(
+            stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED
+        )
         answer = await watching.until(lambda answer: uids(answer) == ["u"])
         assert answer.invalid == (
             "event: pod: message ends inside a varint",
@@ -498,7 +500,7 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
 def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
+        send_events(stream, event("UNSPECIFIED", pod("u-1")), event("ADDED", pod("u-2")), SYNCED)
         assert uids(await watching.until(lambda answer: answer.absence is None)) == ["u-2"]
 
     run_watch(socket, story)
@@ -507,10 +509,10 @@ def test_event_of_unknown_kind_changes_nothing(socket: Path) -> None:
 def test_slow_reader_gets_newest_list_and_never_blocks_kubelet(socket: Path) -> None:
     async def story(watching: Watching, api: WatchApi) -> None:
         stream = await open_stream(api)
-        say(stream, SYNCED)
+        send_events(stream, SYNCED)
         await watching.until(lambda answer: answer.absence is None)
         for number in range(2000):
-            say(stream, event("MODIFIED", pod("u", phase=f"step {number}")))
+            send_events(stream, event("MODIFIED", pod("u", phase=f"step {number}")))
         answer = await watching.until(
             lambda answer: bool(answer.items) and answer.items[0]["status"]["phase"] == "step 1999"
         )

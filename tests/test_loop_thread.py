@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 from agent.system.threads.loop_thread import AsyncioThread
 
 
-async def forever(ready: Callable[[], None]) -> None:
+async def run_forever(ready: Callable[[], None]) -> None:
     ready()
     await asyncio.Event().wait()
 
@@ -33,7 +33,7 @@ def test_loop_runs_in_a_named_thread_until_stopped() -> None:
     def names() -> list[str]:
         return [worker.name for worker in set(threading.enumerate()) - before]
 
-    thread = AsyncioThread(forever, on_failure=fail_test)
+    thread = AsyncioThread(run_forever, on_failure=fail_test)
     thread.start(PATIENCE_S)
     assert "dh-io" in names()
     assert thread.stop(PATIENCE_S)
@@ -50,7 +50,7 @@ def test_loop_is_of_asyncio_while_the_process_uses_another(monkeypatch: pytest.M
 
     async def main(ready: Callable[[], None]) -> None:
         loops.put(type(asyncio.get_running_loop()))
-        await forever(ready)
+        await run_forever(ready)
 
     monkeypatch.setattr(asyncio.events, "new_event_loop", ForeignLoop)
     thread = AsyncioThread(main, on_failure=fail_test)
@@ -101,7 +101,7 @@ def test_return_without_stop_is_a_failure() -> None:
 def test_failure_during_shutdown_is_raised_by_stop() -> None:
     async def main(ready: Callable[[], None]) -> None:
         try:
-            await forever(ready)
+            await run_forever(ready)
         finally:
             raise OSError("cannot even stop")
 
@@ -136,7 +136,7 @@ def test_start_times_out_if_never_ready() -> None:
 
 
 def test_stop_before_start_is_final() -> None:
-    thread = AsyncioThread(forever, on_failure=fail_test)
+    thread = AsyncioThread(run_forever, on_failure=fail_test)
     assert thread.stop(PATIENCE_S)
     with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
         thread.start(PATIENCE_S)
@@ -166,10 +166,10 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
     path = str(tmp_path / "a.sock")
 
     async def main(ready: Callable[[], None]) -> None:
-        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def close_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
 
-        async with await asyncio.start_unix_server(greet, path):
+        async with await asyncio.start_unix_server(close_at_once, path):
             ready()
             await asyncio.Event().wait()
 
@@ -202,7 +202,7 @@ def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixtu
     async def main(ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(0)
-        await forever(ready)
+        await run_forever(ready)
 
     thread = AsyncioThread(main, on_failure=fail_test)
     thread.start(PATIENCE_S)
@@ -211,4 +211,4 @@ def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixtu
 
 
 def test_stop_of_an_unstarted_thread_does_nothing() -> None:
-    assert AsyncioThread(forever, on_failure=fail_test).stop()
+    assert AsyncioThread(run_forever, on_failure=fail_test).stop()

@@ -203,7 +203,7 @@ def test_source_distribution_has_all_files_of_the_build(dist: Path) -> None:
     assert not [name for name in names if name.endswith(".so") or name.startswith("native/build")]
 
 
-def without(text: str, pattern: str) -> str:
+def remove_pattern(text: str, pattern: str) -> str:
     changed, count = re.subn(pattern, "", text, flags=re.MULTILINE | re.DOTALL)
     assert count == 1, f"{pattern} is not in the file"
     return changed
@@ -221,7 +221,7 @@ def without(text: str, pattern: str) -> str:
 )
 def test_build_without_the_core_fails(tmp_path: Path, file: str, pattern: str, complaint: str) -> None:
     tree = copy_tree(tmp_path)
-    (tree / file).write_text(without((tree / file).read_text(), pattern))
+    (tree / file).write_text(remove_pattern((tree / file).read_text(), pattern))
     done = build(tree, "--wheel")
     assert done.returncode != 0
     assert complaint in done.stdout

@@ -77,7 +77,7 @@ def healthy(name: str, driver: str = DRIVER) -> DeviceHealth:
     return device(name, driver=driver, pool=NODE)
 
 
-def bad(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
+def unhealthy_device(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
     cause = Cause("gpu.xid.79", Severity.UNHEALTHY, Blame.HARDWARE, "fell off", "replace it", read_clocks())
     return device(name, driver=driver, pool=NODE, health=health, severity=Severity.UNHEALTHY, causes=(cause,))
 
@@ -373,11 +373,12 @@ def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, fol
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     following = follow(pods_period_ns=10**9)
     with following.run_watch():
-        following.watch.handle_report(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+        devices = (unhealthy_device("gpu-0"),)
+        following.watch.handle_report(Report(NODE, read_clocks(), devices, declaring=None))  # type: ignore[arg-type]
         following.until_state(SourceState.FAILING)
         eventually(lambda: following.passes >= 6, "three poller")
         assert following.uses == {"u-1": ["gpu-0"]}
-        following.take(bad("gpu-0", health=Health.UNKNOWN))
+        following.take(unhealthy_device("gpu-0", health=Health.UNKNOWN))
         eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
     assert (
         following.lines[0] == "pod tracker: poll failed: internal error; the last known uses of devices stay"
@@ -561,7 +562,7 @@ def test_unhealthy_device_logs_its_pod_in_one_line(kubelet: Kubelet, follow: Mak
         following.take(healthy("gpu-3"), healthy("gpu-4"))
         following.until_uses({"u-1": ["gpu-3"]})
         eventually(lambda: following.names == {"u-1": "team-a/train-0"}, "its name is known")
-        following.take(bad("gpu-3"), bad("gpu-4"))
+        following.take(unhealthy_device("gpu-3"), unhealthy_device("gpu-4"))
         eventually(lambda: len(following.lines) == 1, "a line")
         following.take(healthy("gpu-3"), healthy("gpu-4"))
         eventually(lambda: len(following.lines) == 2, "another")
@@ -579,7 +580,11 @@ def test_ended_pod_is_not_affected() -> None:
     for pods, lines in (([over], 0), ([], 1)):
         answers = source_answers(checkpoint=[listed_prepared("c", use("gpu-3"), pods=["u-1"])], pods_api=pods)
         assert (
-            len(impact_lines(build_consumer_map(answers), {ref("gpu-3"): bad("gpu-3")}, {}).not_healthy)
+            len(
+                impact_lines(
+                    build_consumer_map(answers), {ref("gpu-3"): unhealthy_device("gpu-3")}, {}
+                ).not_healthy
+            )
             == lines
         )
 
@@ -588,7 +593,7 @@ def test_device_of_served_driver_without_declarations_is_the_hosts(kubelet: Kube
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
     following = follow(drivers=(DRIVER,))
     with following.run_watch():
-        following.take(bad("gpu-3", driver=""))
+        following.take(unhealthy_device("gpu-3", driver=""))
         eventually(lambda: len(following.lines) == 1, "a line")
     line = f"{DRIVER}/{NODE}/gpu-3 is Unhealthy (gpu.xid.79): affects pod u-1 (claim team-a/gpus)"
     assert following.lines == [line]
@@ -598,7 +603,7 @@ def test_device_of_unserved_driver_is_not_the_hosts(kubelet: Kubelet, follow: Ma
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
     following = follow()
     with following.run_watch():
-        following.take(bad("gpu-3", driver=""))
+        following.take(unhealthy_device("gpu-3", driver=""))
         passes = following.passes
         eventually(lambda: following.passes > passes, "a round later")
     assert following.lines == []
@@ -608,7 +613,7 @@ def test_new_user_of_unhealthy_device_is_logged(kubelet: Kubelet, follow: Make) 
     kubelet.write_checkpoint()
     following = follow()
     with following.run_watch():
-        following.take(bad("gpu-3"))
+        following.take(unhealthy_device("gpu-3"))
         following.until_state(SourceState.OK)
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
         eventually(lambda: len(following.lines) == 1, "a line")
@@ -619,7 +624,7 @@ def test_unhealthy_device_of_unused_claim_is_logged_once_used(kubelet: Kubelet, 
     noted: list[object] = []
     following = follow(lambda *what: noted.append(what))
     with following.run_watch():
-        following.take(bad("gpu-3"))
+        following.take(unhealthy_device("gpu-3"))
         eventually(lambda: bool(noted), "a round with the report")
         assert following.lines == []
         kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
@@ -631,7 +636,7 @@ def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet
     kubelet.write_checkpoint(*(prepared_claim(f"c-{name}", name, pods=[f"u-{name}"]) for name in names))
     following = follow()
     with following.run_watch():
-        following.take(*map(bad, names))
+        following.take(*map(unhealthy_device, names))
         eventually(lambda: bool(following.lines), "lines")
     assert len(following.lines) == LINES_MAX + 1
     assert (
@@ -644,7 +649,7 @@ def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, follow: 
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
     following = follow()
     with following.run_watch():
-        following.take(bad("gpu-3"))
+        following.take(unhealthy_device("gpu-3"))
         eventually(lambda: bool(following.lines), "a line")
     assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
 
@@ -733,7 +738,7 @@ def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, follow: Make
 
 def test_health_of_a_driver_replaces_an_unknown_verdict_only() -> None:
     unknown = healthy("gpu-0")._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN)
-    of_agent = report([unknown, bad("gpu-1"), healthy("cpu-node0", driver="")])
+    of_agent = report([unknown, unhealthy_device("gpu-1"), healthy("cpu-node0", driver="")])
     sent = [device(name, pool=NODE) for name in ("gpu-0", "gpu-1", "gpu-2")]
     found = {device.key: device for device in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
     assert {key[2]: entry.health for key, entry in found.items()} == {
@@ -759,7 +764,7 @@ def test_every_map_is_recorded_with_the_newest_report(kubelet: Kubelet, follow: 
     noted: list[Noted] = []
     following = follow(lambda *what: noted.append(Noted(*what)))
     with following.run_watch():
-        following.take(bad("gpu-0"))
+        following.take(unhealthy_device("gpu-0"))
         eventually(lambda: bool(noted), "something is noted")
         following.take(healthy("gpu-0"))
         eventually(lambda: noted[-1].report.devices[0].health is Health.HEALTHY, "the newest is")
@@ -779,7 +784,7 @@ def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, follow
     following = follow(record)
     with following.run_watch():
         try:
-            following.take(bad("gpu-0"))
+            following.take(unhealthy_device("gpu-0"))
             eventually(lambda: bool(following.lines), "a line")
             kubelet.write_checkpoint(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
             following.until_uses({"u-1": ["gpu-1"]})

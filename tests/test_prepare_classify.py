@@ -23,6 +23,7 @@ from prepare_cases import (
     Case,
     bad_json,
     claim_of,
+    during_operation,
     health_of,
     nvml,
     os_error_raiser,
@@ -30,7 +31,6 @@ from prepare_cases import (
     raised_error,
     ref,
     unknown_value,
-    while_,
 )
 from private_mounts import within_mounts
 
@@ -128,7 +128,7 @@ def test_driver_report_of_an_unhealthy_device_gives_the_engine_cause() -> None:
     [
         (BadConfigError("3 of 2"), "config.invalid"),
         (PermanentError("no IOMMU"), "driver.permanent"),
-        (raised_error(while_(Operation.CONFIG, bad_json), NOWHERE), "config.decode"),
+        (raised_error(during_operation(Operation.CONFIG, bad_json), NOWHERE), "config.decode"),
         (raised_error(os_error_raiser(errno.EROFS, Operation.CDI), NOWHERE), "cdi.write"),
     ],
 )
@@ -535,7 +535,7 @@ def test_different_faults_of_two_devices_name_both() -> None:
 
 def test_stronger_failure_of_a_class_is_reported() -> None:
     errors = [
-        raised_error(while_(Operation.CONFIG, bad_json), NOWHERE),
+        raised_error(during_operation(Operation.CONFIG, bad_json), NOWHERE),
         BadConfigError("3 of 2", code="fpga.banks"),
     ]
     assert classify(BaseExceptionGroup("", errors), PrepareContext(ONE)).code == "fpga.banks"
@@ -555,13 +555,13 @@ async def test_members_of_a_group_are_classified_one_by_one() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
-    async def both() -> None:
+    async def run_both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, TransientError("busy"))
             nursery.start_soon(fail, BadConfigError("3 of 2"))
 
     with pytest.raises(ExceptionGroup) as caught:
-        await both()
+        await run_both()
     assert classify(caught.value, PrepareContext(ONE)).summary == "3 of 2"
 
 

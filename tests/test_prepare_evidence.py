@@ -390,13 +390,13 @@ async def test_group_has_one_failure_for_each_member() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
-    async def both() -> None:
+    async def run_both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, BadConfigError("a"))
             nursery.start_soon(fail, OSError(errno.EIO, "b"))
 
     with pytest.raises(BaseExceptionGroup) as caught:
-        await both()
+        await run_both()
     found = extract_evidence_chains(caught.value)
     assert {type(chain[0]) for chain in found} == {DriverReportedError, ErrnoEvidence}
 

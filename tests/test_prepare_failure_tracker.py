@@ -267,36 +267,36 @@ def test_outcomes_are_sorted_newest_first(driver):
 # --- faults that the engine is about to find --------------------------------------------------------------
 
 
-def newer(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
+def classify_by_newer(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
     return tracker.classify_by_newer_health(of, tracker.classify(of, error), error)
 
 
 @pytest.mark.parametrize("error", [KeyError("bank"), TransientError("busy")])
 def test_fault_found_after_the_failure_is_its_cause(driver, error):
     driver.engine.newer = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
-    verdict = newer(driver.open(), error)
+    verdict = classify_by_newer(driver.open(), error)
     assert (verdict.error_class, verdict.code) == (ErrorClass.FAILED_DEVICE, "gpu.xid.79")
 
 
 def test_failure_of_healthy_devices_keeps_its_class(driver):
-    assert newer(driver.open(), KeyError("bank")).code == "driver.bug.key_error"
+    assert classify_by_newer(driver.open(), KeyError("bank")).code == "driver.bug.key_error"
     assert driver.engine.evaluated == [[ref()]]
 
 
 @pytest.mark.parametrize("error", [BadConfigError("no"), PermanentError("no"), DEAD])
 def test_failure_with_a_proven_cause_waits_for_no_evaluation(driver, error):
-    newer(driver.open(), error)
+    classify_by_newer(driver.open(), error)
     assert driver.engine.evaluated == []
 
 
 def test_claim_without_devices_waits_for_no_evaluation(driver):
-    newer(driver.open(), KeyError("bank"), Claim("team", "a", "uid-a"))
+    classify_by_newer(driver.open(), KeyError("bank"), Claim("team", "a", "uid-a"))
     assert driver.engine.evaluated == []
 
 
 def test_stopped_engine_is_not_waited_for(driver):
     driver.engine.is_up = False
-    newer(driver.open(), KeyError("bank"))
+    classify_by_newer(driver.open(), KeyError("bank"))
     assert driver.engine.evaluated == []
 
 

@@ -105,12 +105,12 @@ def test_order_of_maps_does_not_change_the_text(claims: list[str], devices: list
     )
 
 
-def elsewhere(*failures: tuple[str, str]) -> list[OtherDriverFailure]:
+def failures_elsewhere(*failures: tuple[str, str]) -> list[OtherDriverFailure]:
     return [OtherDriverFailure(driver, verdict_of(claim)) for driver, claim in failures]
 
 
 def test_failures_at_other_drivers_follow_those_of_the_call() -> None:
-    others = elsewhere(("nic.example.com", "claim-n"), ("cpu.example.com", "claim-c"))
+    others = failures_elsewhere(("nic.example.com", "claim-n"), ("cpu.example.com", "claim-c"))
     first, second = kubelet_texts(
         [verdict_of("claim-a"), verdict_of("claim-b")],
         lambda claim: others if claim.name == "claim-a" else [],
@@ -131,7 +131,7 @@ def test_many_failures_at_other_drivers_leave_room_for_the_summary() -> None:
                 requests=("r" * 63, "q" * 63))
         for number in range(3)
     ]  # fmt: skip
-    others = elsewhere(*(("x" * 63, f"{'n' * 250}{number}") for number in range(9)))
+    others = failures_elsewhere(*(("x" * 63, f"{'n' * 250}{number}") for number in range(9)))
     for line in kubelet_texts(verdicts, lambda _: others):
         assert len(line.encode()) <= MAX_MESSAGE_BYTES
         assert "] " + "s" * 90 in line

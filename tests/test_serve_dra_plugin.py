@@ -156,10 +156,10 @@ def test_internal_error_fails_only_its_claim(
 
 
 def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
-    async def endless(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def prepare_many(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return tuple(PreparedDevice(pool="p" * 1000, device=f"d{n}") for n in range(5000))
 
-    serving.claims.behaviour["a"] = endless
+    serving.claims.behaviour["a"] = prepare_many
     answers = kubelet.prepare(claim("a"), claim("b"))
     assert "code=driver.bug.answer" in answers["uid-a"].error
     assert "bytes, limit 4128768 for all claims of a call" in answers["uid-a"].error
@@ -173,7 +173,7 @@ def test_unavailable_handler_answers_unavailable_with_reason(
 ) -> None:
     serving.claims.unavailable = "the driver's event loop has ended"
     with pytest.raises(grpc.RpcError) as raised:
-        kubelet.raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
+        kubelet.call_raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert raised.value.details() == "the driver's event loop has ended"
 
@@ -378,7 +378,7 @@ def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet)
         (bytes(600 << 10), "message is 614400 bytes, limit 524288; refused unread"),
     ]:
         with pytest.raises(grpc.RpcError) as raised:
-            kubelet.raw(PREPARE, data)
+            kubelet.call_raw(PREPARE, data)
         assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
@@ -401,7 +401,7 @@ def test_invalid_request_is_refused_with_place(
     serving: Serving, kubelet: Kubelet, path: str, field: bytes, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        kubelet.raw(path, encode_field(1, field))
+        kubelet.call_raw(path, encode_field(1, field))
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert text in (raised.value.details() or "")
     assert serving.claims.calls == []
@@ -416,7 +416,7 @@ def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet
         + b"\x78\x05"
     )
     answer = message_class(f"{DRA}.v1", "NodePrepareResourcesResponse").FromString(
-        kubelet.raw(PREPARE, newer)
+        kubelet.call_raw(PREPARE, newer)
     )
     assert answer.claims["u"].error == ""
     assert serving.claims.calls == [("prepare", "c")]

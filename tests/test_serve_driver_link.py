@@ -345,14 +345,14 @@ def test_internal_error_is_logged_once(
 
 def test_request_above_the_limit_is_refused_unread(driver: Driver) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        driver.raw("CheckClaims", bytes(600 << 10))
+        driver.call_raw("CheckClaims", bytes(600 << 10))
     assert raised.value.code() is Status.RESOURCE_EXHAUSTED
     assert raised.value.details() == "message is 614400 bytes, limit 524288; refused unread"
 
 
 def test_method_of_a_later_version_is_unimplemented(driver: Driver) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        driver.raw("PredictTheFuture", b"")
+        driver.call_raw("PredictTheFuture", b"")
     assert raised.value.code() is Status.UNIMPLEMENTED
 
 

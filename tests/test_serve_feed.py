@@ -20,7 +20,7 @@ from agent.serve.health.service import HealthFeed, HealthPublisher, HealthSubscr
 from agent.system.threads.latest_value import LatestValue
 
 
-def ago(age_s: float) -> int:
+def ns_before_now(age_s: float) -> int:
     """Return the monotonic time of so many seconds before now [ns]."""
     return time.monotonic_ns() - int(age_s * NS)
 
@@ -181,7 +181,7 @@ def test_skipped_publications_lose_no_device(
 def test_new_stream_gets_no_list_after_the_end_of_a_lease() -> None:
     async def messages_after(age_s: float) -> tuple[bytes, ...] | None:
         subscribers = HealthSubscribers(Encoder())
-        publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ago(age_s))
+        publish(subscribers, [device("a", timeout_s=60), device("b", timeout_s=0)], ns_before_now(age_s))
         return subscribers._pending_lists(HealthSubscriber(None)).messages  # type: ignore[arg-type]
 
     assert asyncio.run(messages_after(0.0))  # the machine may take a while
@@ -235,15 +235,15 @@ def test_withheld_full_list_is_sent_with_the_next_report(sent_lists: SentLists, 
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         old = [device("fast", timeout_s=30), device("slow", timeout_s=3600)]
-        publish(subscribers, old, ago(40 if is_new else 0))
+        publish(subscribers, old, ns_before_now(40 if is_new else 0))
         async with open_stream(subscribers, "stream"):
             if not is_new:
                 assert sent_lists.lists.pop("stream") == [b"fast,slow"]
-                publish(subscribers, old, ago(40))  # nothing was read again
+                publish(subscribers, old, ns_before_now(40))  # nothing was read again
                 subscribers.resend_all()
             assert sent_lists.lists == {}
-            publish(subscribers, [device("fast", verified=2), old[1]], ago(0))
-            publish(subscribers, [device("fast", verified=3), old[1]], ago(0))
+            publish(subscribers, [device("fast", verified=2), old[1]], ns_before_now(0))
+            publish(subscribers, [device("fast", verified=3), old[1]], ns_before_now(0))
             assert sent_lists.lists == {"stream": [b"fast,slow", b"fast"]}
 
     asyncio.run(run())
@@ -255,14 +255,14 @@ def test_old_healthy_verdict_does_not_begin_its_lease_again(sent_lists: SentList
     async def run() -> None:
         subscribers = HealthSubscribers(Encoder())
         names = ["fast", "slow", "broken"]
-        publish(subscribers, [device(name, timeout_s=30) for name in names], ago(0))
+        publish(subscribers, [device(name, timeout_s=30) for name in names], ns_before_now(0))
         async with open_stream(subscribers, "stream"):
             assert sent_lists.lists.pop("stream") == [b"fast,slow,broken"]
             broken = unhealthy("broken")._replace(timeout_s=30)
             old = [device("fast", verified=2, timeout_s=30), device("slow", verified=2, timeout_s=60), broken]
-            publish(subscribers, old, ago(16))
+            publish(subscribers, old, ns_before_now(16))
             assert sent_lists.lists.pop("stream") == [b"slow,broken"]
-            publish(subscribers, [device("fast", verified=3, timeout_s=30), *old[1:]], ago(0))
+            publish(subscribers, [device("fast", verified=3, timeout_s=30), *old[1:]], ns_before_now(0))
             assert sent_lists.lists == {"stream": [b"fast"]}
 
     asyncio.run(run())
@@ -273,7 +273,7 @@ def test_stream_of_a_publisher_that_starts_late_gets_no_ended_leases(sent_lists:
 
     async def run() -> None:
         latest: LatestValue[Report] = LatestValue()
-        latest.publish(Report("node-a", Instant(ago(40), 0.0), (device("a"),)))
+        latest.publish(Report("node-a", Instant(ns_before_now(40), 0.0), (device("a"),)))
         publisher = HealthPublisher(latest, Encoder(), [DRIVER])
         task = asyncio.create_task(publisher.run())
         await latest.wait_newer(0)
@@ -302,7 +302,7 @@ def test_unknown_devices_of_a_last_report_are_sent_again(sent_lists: SentLists) 
 
     async def run() -> None:
         latest: LatestValue[Report] = LatestValue()
-        latest.publish(Report("node-a", Instant(ago(3600), 0.0), (UNKNOWN,)))
+        latest.publish(Report("node-a", Instant(ns_before_now(3600), 0.0), (UNKNOWN,)))
         publisher = HealthPublisher(latest, Encoder(), [DRIVER])
         task = asyncio.create_task(publisher.run())
         await latest.wait_newer(0)

@@ -50,31 +50,37 @@ SOURCE = st.builds(
 RULE = st.builds(NotApplicable, TEXT, TEXT, TEXT)
 
 
-def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+def few_of(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
     return st.lists(strategy, max_size=3).map(tuple)
 
 
 DEVICE = st.builds(
     DeviceHealth,
-    *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few(CAUSE)),
-    few(st.tuples(TEXT, TEXT)),
+    *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few_of(CAUSE)),
+    few_of(st.tuples(TEXT, TEXT)),
     TEXT,
 )
 CLEARED = st.builds(
     ClearedFault, TEXT, TEXT, st.floats(0, 1e12), SMALL, SMALL, st.integers(NO_LOGIN_UID, 1 << 32)
 )
-NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few(TEXT))
+NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few_of(TEXT))
 REPORT = st.builds(
     Report,
-    *(TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL),
-    cleared=few(CLEARED),
+    *(TEXT, INSTANT, few_of(DEVICE), few_of(NOTE), few_of(RULE), few_of(RULE), few_of(SOURCE), CORE, SMALL),
+    cleared=few_of(CLEARED),
 )
 STATUS = st.builds(
     AgentStatus,
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
-    *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
-    few(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
-    few(st.builds(RepairCount, REPAIR, SMALL)),
+    *(
+        st.integers(1, 1 << 40),
+        few_of(st.builds(SeverityCount, SEVERITY, SMALL)),
+        few_of(SOURCE),
+        CORE,
+        SMALL,
+    ),
+    few_of(st.builds(SocketSubscriberCounts, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
+    few_of(st.builds(RepairCount, REPAIR, SMALL)),
 )
 
 
@@ -192,7 +198,7 @@ def test_unknown_enum_value_raises_with_field_name(message: v1.Report, field: st
         decode_report(Codec().decode(bytes(message), v1.Report))
 
 
-@given(few(CLEARED), st.none() | st.sampled_from(ClearRefusal), TEXT)
+@given(few_of(CLEARED), st.none() | st.sampled_from(ClearRefusal), TEXT)
 def test_clear_reply_is_equal_after_decoding(
     cleared: tuple[ClearedFault, ...], refusal: ClearRefusal | None, reason: str
 ) -> None:

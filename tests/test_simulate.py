@@ -205,11 +205,11 @@ def test_taint_that_goes_at_once_is_found(monkeypatch):
 def test_time_that_the_history_loses_is_found(monkeypatch):
     real = node_run.VerdictChangeLog.handle_report
 
-    def forgetful(log, report, boot_s):
+    def forget_changes(log, report, boot_s):
         if len(log.pending) < 40:
             real(log, report, boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forget_changes)
     events = [(600 + 300 * number, "gpu-hang", 0, 30) for number in range(8)]
     assert violated_invariant(*events, length=4000) == HISTORY
 
@@ -217,11 +217,11 @@ def test_time_that_the_history_loses_is_found(monkeypatch):
 def test_device_that_the_history_lacks_is_found(monkeypatch):
     real = node_run.VerdictChangeLog.handle_report
 
-    def forgetful(log, report, boot_s):
+    def forget_cpus(log, report, boot_s):
         devices = [device for device in report.devices if device.device != "cpu-node0"]
         real(log, replace(report, devices=tuple(devices)), boot_s)
 
-    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forgetful)
+    monkeypatch.setattr(node_run.VerdictChangeLog, "handle_report", forget_cpus)
     assert violated_invariant() == HISTORY
 
 

@@ -368,12 +368,12 @@ def test_dropped_taints_are_logged_and_not_written_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def drop(devices: list[dict[str, Any]], now: str) -> None:
+    def drop_devices(devices: list[dict[str, Any]], now: str) -> None:
         for device in devices:
             device.pop("taints", None)
             device.pop("consumesCounters", None)
 
-    monkeypatch.setattr("go_driver.api_server._check_slice", drop)
+    monkeypatch.setattr("go_driver.api_server._check_slice", drop_devices)
     device = drahealth.SliceDevice("card-0", fields={"consumesCounters": [{"counterSet": "x"}]})
     publisher = drahealth.SlicePublisher(api, monitor, [device])
     for _ in range(3):

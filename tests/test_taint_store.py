@@ -38,11 +38,11 @@ def changed_file(**values: object) -> bytes:
     return json.dumps(document).encode()
 
 
-def twice(document: dict[str, Any]) -> None:
+def double_devices(document: dict[str, Any]) -> None:
     document["devices"] *= 2
 
 
-def same(document: dict[str, Any]) -> None:
+def repeat_taint(document: dict[str, Any]) -> None:
     document["devices"][0]["taints"][1]["value"] = "79"
 
 
@@ -94,9 +94,9 @@ def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (twice, "taint file has device gpu.example.com/node-1/gpu-0 twice"),
+        (double_devices, "taint file has device gpu.example.com/node-1/gpu-0 twice"),
         (
-            same,
+            repeat_taint,
             "taint file has 2 taints of device gpu.example.com/node-1/gpu-0, but only 1 with different key "
             "and value",
         ),

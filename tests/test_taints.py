@@ -87,12 +87,12 @@ def report(*devices: DeviceHealth, starting: bool = False, declaring: tuple[str,
     return Report("node-1", at(0), devices, declaring=declaring, starting=starting)
 
 
-def bad(*codes: str) -> Causes:
+def unhealthy_causes(*codes: str) -> Causes:
     return [(code, Severity.UNHEALTHY) for code in codes]
 
 
 NO_CAUSES: Final[Causes] = []
-XID: Final = bad("gpu.xid.79")
+XID: Final = unhealthy_causes("gpu.xid.79")
 UNKNOWN: Final[Causes] = [("gpu.not_answering", Severity.UNKNOWN)]
 
 
@@ -175,14 +175,18 @@ def test_cause_gives_its_taint(
 
 
 def test_two_xids_give_two_taints() -> None:
-    assert TaintTimeline().decide(0, bad("gpu.xid.79", "gpu.xid.48")) == (
+    assert TaintTimeline().decide(0, unhealthy_causes("gpu.xid.79", "gpu.xid.48")) == (
         taint("xid", "48"),
         taint("xid", "79"),
     )
 
 
 def test_taint_of_two_causes_has_the_stronger_effect() -> None:
-    causes = [("gpu.xid.48", Severity.DEGRADED), *bad("gpu.xid.48"), ("gpu.xid.48", Severity.DEGRADED)]
+    causes = [
+        ("gpu.xid.48", Severity.DEGRADED),
+        *unhealthy_causes("gpu.xid.48"),
+        ("gpu.xid.48", Severity.DEGRADED),
+    ]
     assert TaintTimeline().decide(0, causes) == (taint("xid", "48"),)
 
 
@@ -250,7 +254,7 @@ def test_effect_rises_at_once_and_falls_after_the_quiet_time() -> None:
     timeline = TaintTimeline()
     mild = [("gpu.nvlink.down", Severity.DEGRADED)]
     assert timeline.decide(0, mild) == (taint("gpu.nvlink.down", effect=NONE),)
-    worse = timeline.decide(5, bad("gpu.nvlink.down"))
+    worse = timeline.decide(5, unhealthy_causes("gpu.nvlink.down"))
     assert worse == (taint("gpu.nvlink.down", added=5),)
     assert timeline.decide(10, mild) == worse
     assert timeline.decide(69, mild) == worse
@@ -268,7 +272,7 @@ def test_unknown_device_keeps_its_taints() -> None:
 
 def test_unknown_device_stops_evicting_after_the_quiet_time() -> None:
     timeline = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.lost"}), report_unknown=False))
-    first = timeline.decide(0, bad("gpu.lost"))
+    first = timeline.decide(0, unhealthy_causes("gpu.lost"))
     assert first == (taint("gpu-lost", effect=NO_EXECUTE),)
     assert timeline.decide(10, UNKNOWN) == first
     assert timeline.decide(70, UNKNOWN) == (taint("gpu-lost", added=70),)
@@ -420,10 +424,10 @@ def test_stored_taints_of_another_driver_are_ignored() -> None:
 
 def test_unpublished_taint_keeps_its_time_over_a_restart() -> None:
     timeline = TaintTimeline()
-    timeline.decide(0, bad(*CODES[:17]))
+    timeline.decide(0, unhealthy_causes(*CODES[:17]))
     restarted = timeline.restart()
-    restarted.decide(10, bad(CODES[16]))
-    assert taint(CODES[16]) in restarted.decide(70, bad(CODES[16]))
+    restarted.decide(10, unhealthy_causes(CODES[16]))
+    assert taint(CODES[16]) in restarted.decide(70, unhealthy_causes(CODES[16]))
 
 
 def test_time_added_is_rounded_down() -> None:
@@ -436,13 +440,13 @@ CODES: Final = [f"fpga.part_{number:02}" for number in range(20)]
 
 
 def test_sixteen_causes_give_sixteen_taints() -> None:
-    taints = TaintTimeline().decide(0, bad(*CODES[:16]))
+    taints = TaintTimeline().decide(0, unhealthy_causes(*CODES[:16]))
     assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
 def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
     timeline = TaintTimeline()
-    causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *bad("gpu.xid.79")]
+    causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *unhealthy_causes("gpu.xid.79")]
     expected = [taint("xid", "79"), *(taint(code, effect=NONE) for code in CODES[:14])]
     assert timeline.decide(0, causes) == (*expected, taint(MORE_CAUSES, effect=NONE))
     assert timeline.restart().decide(10, causes) == timeline.state.taints.devices[GPU]
@@ -450,21 +454,21 @@ def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
 
 def test_published_taint_stays_before_new_ones_of_equal_effect() -> None:
     timeline = TaintTimeline()
-    first = timeline.decide(0, bad(*CODES[1:17]))
-    after = timeline.decide(1, bad(*CODES[:17]))
+    first = timeline.decide(0, unhealthy_causes(*CODES[1:17]))
+    after = timeline.decide(1, unhealthy_causes(*CODES[:17]))
     assert after == (*first[:15], taint(MORE_CAUSES, effect=NONE, added=1))
 
 
 def test_count_flapping_around_16_changes_nothing() -> None:
     timeline = TaintTimeline()
-    first = timeline.decide(0, bad(*CODES[:17]))
+    first = timeline.decide(0, unhealthy_causes(*CODES[:17]))
     for seconds in range(10, 1000, 50):
-        assert timeline.decide(seconds, bad(*CODES[:16])) == first
-        assert timeline.decide(seconds + 25, bad(*CODES[:17])) == first
+        assert timeline.decide(seconds, unhealthy_causes(*CODES[:16])) == first
+        assert timeline.decide(seconds + 25, unhealthy_causes(*CODES[:17])) == first
 
 
 def test_without_informing_taints_the_worst_16_are_published() -> None:
-    taints = TaintTimeline(SILENT).decide(0, bad(*CODES))
+    taints = TaintTimeline(SILENT).decide(0, unhealthy_causes(*CODES))
     assert [taint.key for taint in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 

@@ -193,7 +193,7 @@ def make_verdict(
         health=health,
         severity=severity,
         message=text,
-        since=_since(previous, last, (health, severity, text), causes, evaluation.now),
+        since=_begin_of_health(previous, last, (health, severity, text), causes, evaluation.now),
         verified=verified,
         timeout_s=timeout_s + previous.lease_salt_s,
         causes=tuple(causes),
@@ -250,7 +250,7 @@ def add_minor_causes(
     )
 
 
-def _since(
+def _begin_of_health(
     previous: VerdictContext,
     last: DeviceHealth | None,
     shown: tuple[Health, Severity, str],

@@ -134,7 +134,7 @@ class ValueEncoder:
         """
         kind = type(value)
         if kind is int:
-            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _large(value)]
+            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _encode_large(value)]
         if kind is str:
             return value if value.isascii() else _text(value)
         if value is None or kind is float or kind is bool or kind is bytes:
@@ -229,7 +229,7 @@ def _getter(known: ValueClass) -> Any:
     return attrgetter(*known.names)
 
 
-def _large(value: int) -> bytes:
+def _encode_large(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 

@@ -30,7 +30,7 @@ class Odd(Exception):
     """Exception of an unknown type."""
 
 
-def busy(text: str) -> Exception:
+def busy_error(text: str) -> Exception:
     return drahealth.TransientError(text, retry_after_s=HOUR_S)
 
 
@@ -40,7 +40,7 @@ def broken_device_error(device: str, text: str) -> Exception:
 
 RAISED: Final[Mapping[str, Callable[..., Exception]]] = {
     "odd": Odd,
-    "busy": busy,
+    "busy": busy_error,
     "broken": broken_device_error,
     "bad": drahealth.BadConfigError,
     "permanent": drahealth.PermanentError,

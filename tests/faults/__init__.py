@@ -116,7 +116,7 @@ def _test_cases(paths: Iterable[Path]) -> Iterator[tuple[str, ElementTree.Elemen
             yield f"{file}.py::{case.get('name', '').partition('[')[0]}", case
 
 
-def unproven(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
+def unproven_faults(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
     """Return the rows whose test did not run, was skipped, or failed in any case."""
     problems = []
     for fault in faults:

@@ -211,13 +211,13 @@ class ApiServer:
                 end = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": meta}
                 lines.append(_event("BOOKMARK", end))
         yield from lines
-        while (changes := self._after(sent_count)) is not None:
+        while (changes := self._wait_changes_after(sent_count)) is not None:
             for change in changes:
                 if change.path.startswith(f"{path}/") and _has(change.object, selector):
                     yield _event(change.kind, change.object)
             sent_count += len(changes)
 
-    def _after(self, sent_count: int) -> list[Change] | None:
+    def _wait_changes_after(self, sent_count: int) -> list[Change] | None:
         """Wait for changes after the first ``sent_count``. None: the server stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._changes) > sent_count)

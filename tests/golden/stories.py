@@ -56,7 +56,7 @@ MACHINE: Final = ("edac", "memory", "cores", "pressure")
 GIB_KIB: Final = 1 << 20
 
 
-def brief(report: Report) -> dict[str, Any]:
+def brief_report(report: Report) -> dict[str, Any]:
     """Return what a report concludes, without its texts."""
     document = report_document(report)
     return {
@@ -154,13 +154,13 @@ def host() -> Steps:
     node.pool(pool_sample(10))
     yield "pool back", report_document(node.next(2))
     yield "pool healthy", report_document(node.next(3))
-    node.online("0")
+    node.set_online("0")
     node.cores[0] = PerCpuSample(0, 0, 0, 3_000_000, 800_000, 3)
     yield "CPU offline and capped", report_document(node.next(4))
     node.nodes[0] = node_sample(0, 0b11, 25, 12)
     node.states["throttle"] = SourceState("ok")
     yield "throttled", report_document(node.next(2))
-    node.online("0-1")
+    node.set_online("0-1")
     node.dimms[1] = DimmSample(0, 1, "DIMM A1", "channel 0 slot 1", 40, 2)
     node.numa[0] = NumaMemorySample(0, 15 * GIB_KIB, 64, 128, 2)
     node.numbers[2:4] = [64, 5]
@@ -271,13 +271,13 @@ def _apply_random_event(draw: random.Random, node: Host) -> str:
     return "event"
 
 
-def chance(seed: int) -> Steps:
+def apply_random_events(seed: int) -> Steps:
     """Random events on a host, with passes between them."""
     draw = random.Random(seed)
     node = Host()
     for _ in range(25):
         what = _apply_random_event(draw, node)
-        yield what, brief(node.next(draw.randrange(1, 5)))
+        yield what, brief_report(node.next(draw.randrange(1, 5)))
 
 
 # --- devices of drivers ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def declare_devices() -> Steps:
     )
     yield "declared", report_document(node.next(4))
     node.pool(pool_sample(7))
-    node.online("0")
+    node.set_online("0")
     yield "parts fail", report_document(node.next(4))
     mem = DeviceRef(DRIVER, "node-a", "mem-0")
     claim = ClaimRef("team-a", "gpus", "c-1")
@@ -380,7 +380,7 @@ driver = "mlx5_core"
 """
 
 
-def misfits() -> Steps:
+def declare_misfits() -> Steps:
     """Declared devices that differ from the machine, and the faults of a PCI function."""
     node = Host()
     node.files = (DeclaredFile(DRIVER, parse_declaration(MISFITS.encode(), DRIVER, "node-a")),)
@@ -398,7 +398,7 @@ def misfits() -> Steps:
     }.items():
         driver, *numbers = function
         node.functions = (PciSample(NIC, 0x15B3, 0x101D, driver, "", *numbers),)
-        yield name, brief(node.next(15))
+        yield name, brief_report(node.next(15))
 
 
 def audits() -> Steps:
@@ -419,7 +419,7 @@ def audits() -> Steps:
             )
             source = SourceSample("pods", SourceState("ok"), node.now_ns, 60 * NS, 0, "", 1, False)
             node.pods = PodsSample(source, of, {}, (found,))
-            report = brief(node.next(2))
+            report = brief_report(node.next(2))
             report["devices"] = [device for device in report["devices"] if device[-1]]
             yield f"{code} {resource}", [report["devices"], report["notes"]]
 
@@ -487,11 +487,11 @@ def announce_events() -> Steps:
     for event in GpuEvent:
         node = GpuNode(1)
         node.nvml_event(0, event, 3)
-        yield f"event {event.value}", [brief(node.next(2)), brief(node.rest(700))["devices"]]
+        yield f"event {event.value}", [brief_report(node.next(2)), brief_report(node.rest(700))["devices"]]
     for error in (3, 4, 9, 12, 18, 999):
         node = GpuNode(2)
         node.library |= {"err": error, "count": 0}
-        yield f"library {error}", brief(node.next(3))
+        yield f"library {error}", brief_report(node.next(3))
     node = GpuNode(2, expect=3)
     buses = tuple(gpu.bus for gpu in node.gpus.values())
     for name, known in {
@@ -513,7 +513,7 @@ def announce_events() -> Steps:
     ):
         node = GpuNode(2)
         node.log(text)
-        yield text[:30], brief(node.next(2))
+        yield text[:30], brief_report(node.next(2))
 
 
 def load_json(data: bytes) -> Any:
@@ -547,12 +547,12 @@ def report_xids() -> Steps:
             for readings in ({}, {"readings": OLD_DRIVER}):
                 node = GpuNode(1, **readings)
                 node.xid(0, int(number))
-                yield f"{code} {bool(readings)}", brief(node.next(2))["devices"]
+                yield f"{code} {bool(readings)}", brief_report(node.next(2))["devices"]
         elif code.startswith("gpu.fabric.sxid."):
             node = GpuNode(1)
             severity = "Non-fatal, Link 28 " if SXIDS[int(number)].states_severity else ""
             node.log(f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {number}, {severity}something")
-            yield code, brief(node.next(2))["devices"]
+            yield code, brief_report(node.next(2))["devices"]
 
 
 # --- prepares and taints -----------------------------------------------------------------------------------
@@ -667,12 +667,12 @@ def publish_taints() -> Steps:
 STORIES: Final[Mapping[str, Callable[[], Steps]]] = {
     "host": host,
     "expectations": expectations,
-    **{f"chance-{seed}": lambda seed=seed: chance(seed) for seed in range(8)},
+    **{f"chance-{seed}": lambda seed=seed: apply_random_events(seed) for seed in range(8)},
     "declared": declare_devices,
     "gpus": gpus,
     "gpus-released": lambda: gpus_released(FIRST_BOOT),
     "gpus-released-booted": lambda: gpus_released(SECOND_BOOT),
-    "misfits": misfits,
+    "misfits": declare_misfits,
     "audits": audits,
     "gpu-readings": readings,
     "gpu-announced": announce_events,

@@ -66,7 +66,7 @@ class Plugin:
         if was_ready:
             self._on_connection(False)
 
-    def usable(self) -> bool:
+    def wait_usable(self) -> bool:
         """Wait until the channel is connected or in backoff, and return whether it is connected.
 
         grpc-go does the same for a call without WaitForReady: it sends the call on a connected channel and

@@ -124,7 +124,7 @@ class HealthStream:
     def _run_once(self) -> bool:
         """Open the stream and read it to its end. Returns whether to open it again."""
         plugin = self.plugin
-        if not plugin.usable():
+        if not plugin.wait_usable():
             if not self._stopped.is_set():
                 self._history.add(StreamRefused(plugin.driver, plugin.endpoint))
             return True

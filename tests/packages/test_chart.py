@@ -96,7 +96,7 @@ def render_chart(
 # --- the manifests ------------------------------------------------------------------------------------------
 
 
-def complaints(found: Mapping[str, Any], version: str) -> list[str]:
+def schema_errors(found: Mapping[str, Any], version: str) -> list[str]:
     """Return what the schemas of a Kubernetes version have against an object."""
     for name in (f"kubernetes-{version}", "podmonitor"):
         schemas = json.loads((SCHEMAS / f"{name}.json").read_text())
@@ -117,7 +117,7 @@ def test_chart_passes_lint(helm: Path) -> None:
 def test_rendered_objects_fit_the_schemas_of_kubernetes(helm: Path, variant: str, version: str) -> None:
     objects = render_chart(helm, VARIANTS[variant], version)
     assert ("PodMonitor" in objects, "ConfigMap" in objects) == (variant == "everything",) * 2
-    assert [complaint for found in objects.values() for complaint in complaints(found, version)] == []
+    assert [complaint for found in objects.values() for complaint in schema_errors(found, version)] == []
 
 
 def test_numeric_names_are_texts(helm: Path) -> None:
@@ -127,7 +127,7 @@ def test_numeric_names_are_texts(helm: Path) -> None:
         "serviceAccount": {"name": "3"},
     }
     objects = render_chart(helm, {**VARIANTS["everything"], **names}, release="123")
-    assert [complaint for found in objects.values() for complaint in complaints(found, "1.37")] == []
+    assert [complaint for found in objects.values() for complaint in schema_errors(found, "1.37")] == []
     assert {found["metadata"].get("namespace", "123") for found in objects.values()} == {"123"}
 
 
@@ -148,7 +148,7 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
     container["volumeMount"] = container.pop("volumeMounts")
     container["ports"][0]["containerPort"] = "http"
     del daemonset["spec"]["selector"]
-    found = " ".join(complaints(daemonset, version))
+    found = " ".join(schema_errors(daemonset, version))
     assert all(
         text in found for text in ("'volumeMount' was unexpected", "'http' is not of", "'selector' is a")
     )
@@ -194,7 +194,7 @@ def test_plain_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     objects = [found for file in files for found in yaml.safe_load_all((PLAIN / file).read_text())]
     kinds = ["Namespace", "PriorityClass", "NetworkPolicy", "ServiceAccount", "DaemonSet"]
     assert [found["kind"] for found in objects] == kinds
-    assert [complaint for found in objects for complaint in complaints(found, version)] == []
+    assert [complaint for found in objects for complaint in schema_errors(found, version)] == []
 
 
 def test_chart_and_changes_have_the_version_of_the_agent() -> None:

@@ -75,7 +75,7 @@ class Clients:
         self.until(self._has_begun, "the first list and report")
 
     def _has_begun(self) -> bool:
-        listed, reported = self._current(self._listed), self._current(self._reported)
+        listed, reported = self._current_devices(self._listed), self._current_devices(self._reported)
         if not listed or self.report is None:
             return False
         nvml, events = self.source("nvml"), self.source("nvml-events")
@@ -85,7 +85,7 @@ class Clients:
                 return False
         return not self._unread and (events is None or events.state != SOURCE_STARTING)
 
-    def _current(self, entries: Mapping[str, Sequence[ListedEntry | ReportedEntry]]) -> set[str]:
+    def _current_devices(self, entries: Mapping[str, Sequence[ListedEntry | ReportedEntry]]) -> set[str]:
         """Return the devices with an entry of the agent that runs."""
         return {name for name, found in entries.items() if found[-1].agent_number == self._agent_number}
 

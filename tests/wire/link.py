@@ -199,7 +199,7 @@ class Driver:
         )
         return call.future(message(descriptor.input_type.name, **fields), timeout=timeout_s)
 
-    def raw(self, method: str, data: bytes) -> bytes:
+    def call_raw(self, method: str, data: bytes) -> bytes:
         """Send bytes as a request; return the bytes of the answer."""
         answer: bytes = self._channel.unary_unary(f"/{API}/{method}")(data, timeout=PATIENCE_S)
         return answer

@@ -140,7 +140,7 @@ def render_fleet(
         lines += ["", "  the server has no metrics of agents: see its targets, and --select"]
     if fleet.silent:
         names = list(map(clean, fleet.silent))
-        text = f"  not scraped now, but within the last hour: {_some(names, rows)}"
+        text = f"  not scraped now, but within the last hour: {_some_names(names, rows)}"
         lines += ["", style.paint(text, "magenta")]
     return "\n".join(lines) + "\n"
 
@@ -160,17 +160,17 @@ def _headline(fleet: Fleet) -> str:
     )
 
 
-def _some(names: Sequence[str], rows: int | None) -> str:
+def _some_names(names: Sequence[str], rows: int | None) -> str:
     if rows is None or len(names) <= NODES:
         return format_ranges(names)
     return f"{', '.join(names[:NODES])} and {len(names) - NODES:,} more"
 
 
-def _more(hidden: int, style: TextStyle) -> list[str]:
+def _more_line(hidden: int, style: TextStyle) -> list[str]:
     return [style.paint(f"  {hidden:,} more: shown with --all", "dim")] if hidden > 0 else []
 
 
-def _since(at_s: float, now_s: float) -> str:
+def _age_since(at_s: float, now_s: float) -> str:
     return format_age(now_s - at_s) if at_s else ""
 
 
@@ -185,13 +185,13 @@ def _sick(sick: Sequence[SickDevice], style: TextStyle, now_s: float, rows: int 
             clean(device.device.node),
             clean(device.device.name),
             badge.word,
-            _since(device.since_s, now_s),
+            _age_since(device.since_s, now_s),
             sign=badge.coloured_sign(style),
             text=[RowText(causes)],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(sick) - len(sick[:rows]), style)
+    yield from _more_line(len(sick) - len(sick[:rows]), style)
 
 
 def _rules(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
@@ -204,11 +204,11 @@ def _rules(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
             f"{len(rule.nodes):,}",
             f"{rule.devices:,}" if rule.devices else "",
             sign=BADGES[rule.severity].coloured_sign(style),
-            text=[RowText(_some(list(map(clean, rule.nodes)), rows))],
+            text=[RowText(_some_names(list(map(clean, rule.nodes)), rows))],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(fleet.rules) - len(fleet.rules[:rows]), style)
+    yield from _more_line(len(fleet.rules) - len(fleet.rules[:rows]), style)
 
 
 def _groups(
@@ -224,13 +224,13 @@ def _groups(
         table.add(
             clean(group.name) or HOST,
             *(f"{count:,}" if count else "" for count in counts),
-            _since(group.newest_s, now_s),
+            _age_since(group.newest_s, now_s),
             sign=BADGES[max(group.by_severity)].coloured_sign(style),
             text=[RowText(", ".join(map(clean, group.codes[:CODES])) + more)],
         )
     yield ""
     yield from table.lines(style)
-    yield from _more(len(groups) - len(groups[:rows]), style)
+    yield from _more_line(len(groups) - len(groups[:rows]), style)
 
 
 def _flapping_lines(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _flapping_lines(fleet: Fleet, style: TextStyle, rows: int | None) -> Iterato
         table.add(clean(device.node), clean(device.name), f"{times:,} times")
     yield ""
     yield from table.lines(style)
-    yield from _more(len(fleet.flapping) - len(fleet.flapping[:rows]), style)
+    yield from _more_line(len(fleet.flapping) - len(fleet.flapping[:rows]), style)
 
 
 def _versions(fleet: Fleet, style: TextStyle) -> Iterator[str]:

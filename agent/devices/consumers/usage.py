@@ -104,7 +104,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
         obj = known.pods[pod].known
         owner = str(obj.controller or "") if obj else ""
         named = [container for container in claim.containers if container.pod == pod]
-        proof = _strongest(of_pod)
+        proof = _strongest_origin(of_pod)
         for device, of_device in given.items():
             requests = {request for usage in of_device for request in usage.use.requests}
             containers = containers_using_device(claim, named, requests)
@@ -112,7 +112,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
                 pod=pod,
                 claim=claim.ref,
                 device=device,
-                sources=tuple(sorted({proof, _strongest(of_device)})),
+                sources=tuple(sorted({proof, _strongest_origin(of_device)})),
                 requests=tuple(sorted(requests)),
                 containers=tuple(container.name for container in containers)[:CONTAINERS_MAX],
                 owner=owner,
@@ -121,7 +121,7 @@ def _uses_of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]
             )
 
 
-def _strongest(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
+def _strongest_origin(edges: list[ClaimConsumerEdge] | list[DeviceEdge]) -> Origin:
     return min((edge.provenance.origin for edge in edges), key=USE_SOURCE_RANKS.__getitem__)
 
 

@@ -49,7 +49,7 @@ def _ecc_off(view: GpuRuleInput) -> bool:
     return gpu_reading(view, GpuField.ECC_MODE) == 0
 
 
-def _correctable(limits: GpuLimits) -> GrowthLimit:
+def _correctable_limit(limits: GpuLimits) -> GrowthLimit:
     events, window_s = limits.correctable_errors, limits.correctable_window_s
     return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
@@ -133,7 +133,7 @@ def evaluate_correctable_rate(view: GpuRuleInput) -> RuleResult:
     """
     if _ecc_off(view):
         return RuleNotApplicable("ECC is off")
-    budget = _correctable(view.limits)
+    budget = _correctable_limit(view.limits)
     return growth_limit_result(view, budget, "gpu.ecc.correctable_rate", Severity.DEGRADED, NO_ECC)
 
 
@@ -214,7 +214,7 @@ def evaluate_retired_pages(view: GpuRuleInput) -> RuleResult:
 
 def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
     """Return the rules for a GPU's memory. The texts of the rules name the configured limits."""
-    budget, watch_ns = _correctable(limits), gpu_probation_ns(limits)
+    budget, watch_ns = _correctable_limit(limits), gpu_probation_ns(limits)
     replace = "drain the GPU, confirm with the vendor's field diagnostic, and replace the GPU"
     reset = "reset the GPU when its work has ended (nvidia-smi --gpu-reset)"
     return (

@@ -222,13 +222,13 @@ def _next_port_state(
         return before._replace(counters=counters)
     return before._replace(
         was_active=True,
-        rate_mbps=_higher(before.rate_mbps, port.rate_mbps),
-        width=_higher(before.width, port.width),
+        rate_mbps=_higher_reading(before.rate_mbps, port.rate_mbps),
+        width=_higher_reading(before.width, port.width),
         counters=counters,
     )
 
 
-def _higher(before: Reading, now: Reading) -> Reading:
+def _higher_reading(before: Reading, now: Reading) -> Reading:
     if isinstance(before, Missing) or isinstance(now, Missing):
         return before if isinstance(now, Missing) else now
     return max(before, now)
