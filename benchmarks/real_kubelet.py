@@ -1,4 +1,4 @@
-"""From a fault to the request of the real kubelet's DRA manager to sync the pod: a table in markdown.
+"""Time from a fault to the sync request of the real kubelet's DRA manager, as a table in Markdown.
 
 ``python benchmarks/real_kubelet.py [REPETITIONS] [VERSION]``, after ``make test-kubelet``. A driver in its
 own process reports the fault of a device that a pod uses, and the kubelet's own code receives it over its

@@ -221,7 +221,7 @@ class Kubepods:
     systemd: bool
 
     def directory(self, qos: str = "", pod: str = "", container: str = "") -> Path:
-        """Where a level lies below each root: kubepods, a QoS class (or none), a pod, a container."""
+        """Return the path of a level below each root: kubepods, a QoS class (or none), a pod, a container."""
         top = self.cgroup_root.strip("/")
         if self.systemd:
             names = [top.replace("-", "_"), "kubepods"]
@@ -352,10 +352,10 @@ def kubepods_tree(
 
 
 class HugetlbHit(NamedTuple):
-    """How a process ran into its cgroup's hugetlb limit."""
+    """Result of a process that reached its cgroup's hugetlb limit."""
 
     pages: int
-    """How many pages it got."""
+    """Number of pages that it got."""
     at_ns: int
     """CLOCK_MONOTONIC right before the page that it did not get [ns]."""
 

@@ -21,7 +21,7 @@ CLONE_NEWNET: Final = 0x40000000
 NETLINK_KOBJECT_UEVENT: Final = 15
 KERNEL_GROUP: Final = 1
 HEADER: Final = struct.Struct("=IHHII")
-"""Of a netlink message: length, type, flags, sequence, port."""
+"""Header of a netlink message: length, type, flags, sequence, port."""
 MIN_TYPE: Final = 16
 REQUEST_ACK: Final = 1 | 4
 

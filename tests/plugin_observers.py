@@ -1,4 +1,4 @@
-"""What saw the result of each test: an independent client, another process, or the test alone.
+"""Observers of each test's result: an independent client, another process, or the test alone.
 
 With ``--junitxml`` each test gets the property ``seen_by``, for docs/reliability.md.
 """

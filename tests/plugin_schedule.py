@@ -1,4 +1,4 @@
-"""Which tests each make target runs, and which tests must not run at the same time.
+"""Tests that each make target runs, and tests that must not run at the same time.
 
 ``make check`` runs what is marked neither ``live`` nor ``slow``, ``make test`` what is not ``slow``, and
 ``make test-all`` everything. The tables below mark whole files; a single test carries its mark itself.

@@ -46,7 +46,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """After pytest's own summary."""
+    """Print the line about skips after pytest's own summary."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or config.option.collectonly:
         return

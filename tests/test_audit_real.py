@@ -253,7 +253,7 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
 
 
 def test_containers_that_come_and_go_are_complete_gone_or_new() -> None:
-    """At no moment is a value unreadable or different from the written ones."""
+    """The values are readable all the time, and equal to the written values."""
     with tree_of_a_pod(False) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         done = threading.Event()

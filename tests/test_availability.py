@@ -100,7 +100,7 @@ clocks = st.builds(ClockReading, times, times, st.sampled_from(["", "boot-1", "b
 @settings(max_examples=100)
 @given(periods, changes, clocks, st.none() | st.floats(0, 1e9))
 def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) -> None:
-    """Also of a history with clocks that were set, reboots, and deleted periods."""
+    """The history has clocks that were set, reboots, and deleted periods."""
     stored = StoredVerdicts(
         tuple(ObservedPeriod(f"p-{number}", *values) for number, values in enumerate(given)),
         tuple(

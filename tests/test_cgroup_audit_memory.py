@@ -125,7 +125,7 @@ def test_claim_raises_the_throttling_limit_with_the_memory_limit() -> None:
 
 @pytest.mark.parametrize("cpu_and_request", [{"memory": "1Gi"}, {"cpu": "1", "memory": "2Gi"}])
 def test_throttling_limit_of_pod_level_memory_is_unknown(cpu_and_request: dict[str, str]) -> None:
-    """Also of a Guaranteed pod, whose containers may have limits above their requests."""
+    """This holds for a Guaranteed pod, too, whose containers may have limits above their requests."""
     level = {"requests": cpu_and_request, "limits": {**cpu_and_request, "memory": "2Gi"}}
     expected = knob(groups_of(pod_of(BURSTABLE, level=level), facts_of(THROTTLED)), HIGH, "c1")
     assert expected.accepted == ()

@@ -72,7 +72,7 @@ class Waits:
         self.now_s = now_s
         self.seconds: list[float] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens during a wait."""
+        """Actions during a wait."""
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

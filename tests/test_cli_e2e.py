@@ -59,7 +59,7 @@ class Node:
         file.write_text(text + "\n")
 
     def resize(self, pages: int) -> None:
-        """Set the pool's pages, 0 to 9, in place and in one write: sysfs is never seen half written."""
+        """Set the pool's pages, 0 to 9, in place and in one write: a reader of sysfs sees no half of it."""
         for base in ("kernel/mm", "devices/system/node/node0"):
             file = self.sysfs / base / "hugepages/hugepages-2048kB/nr_hugepages"
             with file.open("r+b", buffering=0) as stream:

@@ -1,4 +1,4 @@
-"""How a kubelet processes health lists, by the cases of upstream's own tests.
+"""Health lists in a kubelet, by the cases of upstream's own tests.
 
 Tests run with the fake kubelet, and with the kubelet's own code where ``make test-kubelet`` has built it.
 

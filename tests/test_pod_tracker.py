@@ -493,7 +493,7 @@ def test_silent_pods_api_costs_only_pod_names(
 
 
 def test_pod_names_stay_known_while_the_pods_api_is_absent(kubelet: Kubelet, follow: Make) -> None:
-    """Also the name of a pod without devices, about which there may be a note."""
+    """The tracker also has the name of a pod without devices, because a note may be about it."""
     kubelet.write_checkpoint()
     following = follow()
     with ExitStack() as stack:
@@ -679,7 +679,7 @@ LOST = unhealthy("gpu-0", "gpu.xid.79: 1 time")._replace(pool=NODE)
 def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
     kubelet: Kubelet, follow: Make, drivers: tuple[str, ...]
 ) -> None:
-    """Also if the agent serves the driver's name, and reports host devices under it."""
+    """This holds, too, if the agent serves the driver's name and reports host devices under it."""
     kubelet.write_checkpoint(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     history = HistoryFile(kubelet.state / HISTORY_FILE, UsageHistoryLimits())
     recorder = UsageRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)

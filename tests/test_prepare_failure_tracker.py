@@ -41,7 +41,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = NOW
         self.step_s = 0.0
-        """How far the wall clock was set forward [s]."""
+        """Step by which the wall clock was set forward [s]."""
 
     def __call__(self) -> float:
         return self.now + self.step_s

@@ -275,7 +275,7 @@ def scoreboard(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    """What the agent reports for all incidents."""
+    """Reports of the agent for all incidents."""
     return run_own(INCIDENTS)
 
 

@@ -180,7 +180,7 @@ def test_unavailable_handler_answers_unavailable_with_reason(
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=90), st.integers(0, 2)), max_size=40))
 def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str, str, int]]) -> None:
-    """Also for two claims of one name and different uids."""
+    """This holds for two claims of one name and different UIDs, too."""
     verdicts = [
         classify(BadConfigError(text, code=f"config.c{kind}"), PrepareContext(Claim("ns", name, f"u{n}"), {}))
         for n, (name, text, kind) in enumerate(facts)

@@ -75,7 +75,7 @@ LABELS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=63
 
 @given(LABELS, st.integers(1, 17), st.text("0123456789abcdef", max_size=36))
 def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid: str) -> None:
-    """Also with a kubelet directory that is a little longer than usual."""
+    """This holds for a kubelet directory that is a little longer than usual, too."""
     paths = plugin_paths(driver, kubelet_dir=Path("/" + "k" * depth), pod_uid=pod_uid)
     for path in (paths.service, paths.registration):
         assert len(os.fsencode(path)) <= SOCKET_PATH_LIMIT

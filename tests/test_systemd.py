@@ -173,7 +173,7 @@ def test_filter_allows_no_call_that_the_agent_never_makes() -> None:
 
 
 def test_filter_allows_every_call_of_an_agent_at_work(short_tmp: Path) -> None:
-    """With GPUs in a process of their own, clients, declarations, a history, and sockets that vanish.
+    """The agent has GPUs in a process of their own, clients, declarations, a history, and lost sockets.
 
     The agent has no capability, as in the unit.
     """
@@ -541,7 +541,7 @@ def sources(results: Path) -> dict[str, str]:
 
 
 def test_gpus_are_read_in_the_sandbox(results: Path) -> None:
-    """By the C core, and by pynvml: only its inventory has the VBIOS."""
+    """The C core and pynvml read the GPU: only pynvml's inventory has the VBIOS."""
     report = json.loads((results / "1-report").read_text())
     (gpu,) = (device for device in report["devices"] if device["kind"] == "gpu")
     assert gpu["health"] == "Healthy"

@@ -29,7 +29,7 @@ from conform.servers import Driver
 pytestmark = pytest.mark.timeout(1800)  # a repeated run waits for the others
 POOL: Final = "node-a"
 PACE: Final = replace(Pace.fast(), get_info_s=Pace().get_info_s)
-"""With the real deadline of GetInfo, which one of the drivers misses."""
+"""Pace with the real deadline of GetInfo, which one of the drivers misses."""
 
 Trouble = Callable[[FakeKubelet], bool]
 Implementation = tuple[str, Callable[[str], NewKubelet]]

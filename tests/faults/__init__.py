@@ -19,7 +19,7 @@ GRPCIO: Final = "grpcio client"
 SOCKET_CLIENT: Final = "socket client"
 OTHER_PROCESS: Final = "other process"
 OBSERVERS: Final = (GRPCIO, SOCKET_CLIENT, OTHER_PROCESS, "test")
-"""What can see the result of a test, the most independent first: grpcio is not the agent's library."""
+"""Observers of a test's result, the most independent first: grpcio is not the agent's library."""
 OBSERVER_PROPERTY: Final = "seen_by"
 """Property of each test in pytest's JUnit file, one of OBSERVERS."""
 

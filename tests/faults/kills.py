@@ -100,7 +100,7 @@ class Forks:
 
 
 class Kept:
-    """What the files of an agent must have, from what was answered or seen in them."""
+    """Required content of an agent's files, from answers and from earlier content."""
 
     def __init__(self, state: Path) -> None:
         self._state = state

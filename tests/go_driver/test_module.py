@@ -141,7 +141,7 @@ func main() {{ println((&one.GpuPart{{Pci: "a"}}).String(), (&other.GpuPart{{Pci
 
 
 def test_library_can_be_fetched_with_go_get(library: GoModule, tmp_path: Path) -> None:
-    """From a module proxy, as of its tag; the program is the example of the package's documentation."""
+    """The user gets the module from a proxy, by tag; its program is the example of the documentation."""
     user = library.publish_version(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
         USER, tmp_path / "driver", replaced=False
     )

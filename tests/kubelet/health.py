@@ -30,7 +30,7 @@ class DeviceHealth:
     device: str
     health: str = "Unknown"
     updated_ns: int = 0
-    """When the kubelet received the entry, since 1970."""
+    """Time when the kubelet received the entry, since 1970."""
     lease_ns: int = 0
     message: str = ""
     """Bytes of a character that was cut are lone surrogates here. A Go string keeps such bytes too."""

@@ -1,4 +1,4 @@
-"""What the fake kubelet observed and did, in order. Tests assert on these entries."""
+"""Observations and actions of the fake kubelet, in order. Tests assert on these entries."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""When the kubelet syncs a pod, and what a sync does. Each pod has a worker thread.
+"""Syncs of pods: their times and their actions. Each pod has a worker thread.
 
 It follows kubelet ``kubelet.go`` and ``pod_workers.go`` for claims only. A pod runs as soon as its claims
 are prepared, and its containers end at once when it is deleted.
@@ -66,7 +66,7 @@ class PodPreparer(Protocol):
 
 
 class EventRecorder(Protocol):
-    """Records a Warning event for a pod: its uid, the reason and the message."""
+    """Interface that records a Warning event for a pod: its UID, the reason and the message."""
 
     def warn(self, pod: str, reason: str, message: str) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How the kubelet finds plugins: it watches the registration sockets and compares them with its plugins.
+"""Discovery of plugins: the kubelet watches the registration sockets and compares them with its plugins.
 
 It follows kubelet ``pluginmanager/``. Each creation of a socket gets an identity, so a socket that was
 removed and created again is a new plugin. The watcher only records sockets, and a loop compares them with

@@ -81,7 +81,7 @@ class SamplePlugin:
         self.amend: Callable[[Any], None] = lambda response: None
         """Changes a whole response."""
         self.health_status: grpc.StatusCode | None = None
-        """If set, every health stream ends at once with this status."""
+        """Status with which every health stream ends at once; None: streams stay open."""
         self.statuses: list[Status] = []
         self.calls: list[Call] = []
         self.get_info_calls: list[str] = []

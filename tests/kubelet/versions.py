@@ -1,4 +1,4 @@
-"""How releases of the kubelet differ in their use of a plugin's health service, as data."""
+"""Differences between kubelet releases in their use of a plugin's health service, as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

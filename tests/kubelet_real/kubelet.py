@@ -81,7 +81,7 @@ class RealKubelet(FakeKubelet):
         self.binary = binary
         self.api = _Cluster(self.history, self.store)
         self.updates: list[tuple[int, Sequence[str]]] = []
-        """When the DRA manager requested syncs, on the monotonic clock [ns], with the uids of the pods."""
+        """Times when the DRA manager requested syncs, on the monotonic clock [ns], with UIDs of pods."""
 
     def start(self) -> None:
         """Start the API server if it does not run, and the kubelet."""

@@ -1,4 +1,4 @@
-"""What pods, scheduler and operators get from a driver and the agent on a whole node."""
+"""Effects of a driver and the agent on pods, scheduler and operators, on a whole node."""
 
 import json
 import signal
