@@ -571,15 +571,15 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[k8s]\ncondition-kinds = 'gpu'",
-            "k8s.condition-kinds: 'gpu' is not a list of names; write such as ['a', 'b']",
+            "k8s.condition-kinds: 'gpu' is not a list of names; write a list such as ['a', 'b']",
         ),
         (
             "[agent]\ndrivers = [1]",
-            "agent.drivers: [1] is not a list of names; write such as ['a', 'b']",
+            "agent.drivers: [1] is not a list of names; write a list such as ['a', 'b']",
         ),
         (
             '[agent]\ndrivers = "a,b"',
-            "agent.drivers: 'a,b' is not a list of names; write such as ['a', 'b']",
+            "agent.drivers: 'a,b' is not a list of names; write a list such as ['a', 'b']",
         ),
         (
             "[throttle]\nevents = true",
@@ -591,7 +591,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             '[throttle]\nwindow = "1500ms"',
-            "throttle.window: '1500ms' is not a whole number of seconds; write such as 30s or 5m",
+            "throttle.window: '1500ms' is not a whole number of seconds; write a value such as 30s or 5m",
         ),
         ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
         ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path; write the path of a file or directory"),

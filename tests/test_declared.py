@@ -208,7 +208,8 @@ DEVICES: Final = [
      "driver: 'a/b' is not a kernel driver, such as nvme"),
     (GPU + 'lease = "2s"', "lease: 2s is below the limit of 3s"),
     (GPU + 'lease = "24h"', "lease: 24h is over the limit of 86399s"),
-    (GPU + 'lease = "3.5s"', "lease: '3.5s' is not a whole number of seconds; write such as 30s or 5m"),
+    (GPU + 'lease = "3.5s"',
+     "lease: '3.5s' is not a whole number of seconds; write a value such as 30s or 5m"),
 ]  # fmt: skip
 
 

@@ -324,7 +324,7 @@ def print_publication_opcodes(subscribers: int) -> None:
 
 
 def measure_publication_ratio(clients: int) -> MedianInterval:
-    """Return the time of a publication to so many clients, in multiples of that to bare sockets."""
+    """Return how many times as long a publication to clients takes as the same writes to bare sockets."""
     with ExitStack() as stack:
         groups = [open_clients(stack, kind) for kind in (FRAMES, BARE_SOCKETS)]
         for group in groups:

@@ -88,7 +88,7 @@ def parse_whole_seconds(value: object) -> int:
     """Parse a duration that is a whole number of seconds; return it in seconds."""
     seconds, rest = divmod(parse_duration(value), S)
     if rest:
-        raise ValueError(f"{value!r} is not a whole number of seconds; write such as 30s or 5m")
+        raise ValueError(f"{value!r} is not a whole number of seconds; write a value such as 30s or 5m")
     return seconds
 
 
@@ -146,7 +146,7 @@ def parse_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is not a list of names; write such as ['a', 'b']") from None
+        raise TypeError(f"{value!r} is not a list of names; write a list such as ['a', 'b']") from None
 
 
 def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:

@@ -209,7 +209,7 @@ class History:
 
 
 def first_of_part(first: int, devices: int) -> int:
-    """Return the number of devices before the part of the page that has device `first` of so many."""
+    """Return how many devices come before the part of the page that has device number `first`."""
     return min(first, max(devices - 1, 0)) // ROWS_MAX * ROWS_MAX
 
 
