@@ -94,17 +94,17 @@ def known_claim(
     return ClaimObject(ref(uid, name), True, uses, tuple(reserved), **more)
 
 
-def for_pod(uid: str, name: str = "") -> Reservation:
+def pod_reservation(uid: str, name: str = "") -> Reservation:
     """Return a reservation for a pod."""
     return Reservation(ConsumerKind.POD, "", "pods", name or f"pod-{uid}", uid)
 
 
-def for_group(name: str, uid: str = "g") -> Reservation:
+def group_reservation(name: str, uid: str = "g") -> Reservation:
     """Return a reservation for a pod group."""
     return Reservation(ConsumerKind.POD_GROUP, "scheduling.k8s.io", "podgroups", name, uid)
 
 
-def for_job(name: str, uid: str = "j") -> Reservation:
+def job_reservation(name: str, uid: str = "j") -> Reservation:
     """Return a reservation for a kind of object that the agent does not know."""
     return Reservation(ConsumerKind.OTHER, "batch", "jobs", name, uid)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from agents import Agent, short_tmp, wait_for_message
 from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
@@ -348,4 +348,4 @@ def test_estimated_memory_of_held_descriptors_equals_the_kernels_charge() -> Non
         own.mkdir()
         if not (own / "memory.kmem.usage_in_bytes").exists():
             pytest.skip("the kernel does not account its memory by cgroup")
-        in_own_process(check_kernel_memory, own, tree.cgroup_root)
+        run_in_own_process(check_kernel_memory, own, tree.cgroup_root)

@@ -291,7 +291,7 @@ def test_wrong_file_type_in_the_runtime_directory_is_refused(node, name, noun, e
 
 
 def test_run_on_a_terminal_shows_a_live_table(node):
-    with on_terminal(*node.run_args()) as (process, screen):
+    with run_on_terminal(*node.run_args()) as (process, screen):
         screen.read_until(node.driver_socket)
         screen.read_until("2 devices: ")
         node.resize(4)
@@ -379,7 +379,7 @@ def test_watch_once_of_a_stopped_agent_exits_69(node, agent):
 
 
 def test_watch_on_a_terminal_redraws_its_table(node, agent):
-    with on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
+    with run_on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
         screen.read_until("2 healthy")
         node.resize(4)
         screen.read_until("1 unhealthy")
@@ -500,7 +500,7 @@ class Screen:
 
 
 @contextmanager
-def on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
+def run_on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
     """Run a process on its own pseudo-terminal; yield the process and the screen."""
     screen, terminal = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}} | {

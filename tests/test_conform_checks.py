@@ -88,13 +88,13 @@ def reporting_at(*seconds: float, lease_s: int = 30, health: int = 1) -> Session
     )
 
 
-def at_stage(stage: PrepareStage, *calls: PrepareCall) -> SessionRecord:
+def session_at_stage(stage: PrepareStage, *calls: PrepareCall) -> SessionRecord:
     """Return the session of a good driver with other calls of one stage."""
     return session_with_claims({stage: calls})
 
 
 def first_prepare(call: PrepareCall) -> SessionRecord:
-    return at_stage(PrepareStage.FIRST, call)
+    return session_at_stage(PrepareStage.FIRST, call)
 
 
 def session_returning(**changes: object) -> SessionRecord:
@@ -112,22 +112,26 @@ def refusals(stage: PrepareStage) -> list[tuple[SessionRecord, str, str]]:
     """Return cases of a claim that must be refused: a call that fails, and calls without an answer."""
     call = prepare_call(GHOST)
     return [
-        (at_stage(stage, call._replace(result=REFUSED)), "pass", "INTERNAL: no such claim"),
-        (at_stage(stage, call._replace(result=LATE)), "fail", "DEADLINE_EXCEEDED: no answer within 5 s"),
-        (at_stage(stage, call._replace(result=LOST)), "fail", "no status: connection lost"),
-        (at_stage(stage, call._replace(answers=())), "fail", "no answer for this claim"),
-        (at_stage(stage, call._replace(answers=(), decode_error="x")), "fail", "is not valid: x"),
+        (session_at_stage(stage, call._replace(result=REFUSED)), "pass", "INTERNAL: no such claim"),
+        (
+            session_at_stage(stage, call._replace(result=LATE)),
+            "fail",
+            "DEADLINE_EXCEEDED: no answer within 5 s",
+        ),
+        (session_at_stage(stage, call._replace(result=LOST)), "fail", "no status: connection lost"),
+        (session_at_stage(stage, call._replace(answers=())), "fail", "no answer for this claim"),
+        (session_at_stage(stage, call._replace(answers=(), decode_error="x")), "fail", "is not valid: x"),
     ]
 
 
 def bad_replies(**replies: object) -> SessionRecord:
     """Return the session of a driver that answers so in both calls with bad claims."""
-    return at_stage(PrepareStage.BAD, *[prepare_call(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
+    return session_at_stage(PrepareStage.BAD, *[prepare_call(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
 
 
 def bad_calls(**changes: object) -> SessionRecord:
     call = prepare_call(BAD_1, BAD_2, TRAIN, INFER)._replace(**changes)
-    return at_stage(PrepareStage.BAD, call, call)
+    return session_at_stage(PrepareStage.BAD, call, call)
 
 
 AT_LIMIT = StreamEnd(9, "", "more than is recorded", limit="64 MiB")
@@ -868,22 +872,22 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.answers": [
         (session_with_claims(), "pass", "one answer for each claim"),
         (
-            at_stage(PrepareStage.AGAIN, prepare_call(TRAIN)._replace(claims=(TRAIN, INFER))),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN)._replace(claims=(TRAIN, INFER))),
             "fail",
             "again: no answer for team-a/infer",
         ),
         (
-            at_stage(PrepareStage.ALONE, prepare_call(TRAIN, GHOST)._replace(claims=(TRAIN,))),
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, GHOST)._replace(claims=(TRAIN,))),
             "fail",
             "alone: answer for 'uid-ghost', which was not requested",
         ),
         (
-            at_stage(PrepareStage.ALONE, prepare_call(TRAIN, TRAIN)._replace(claims=(TRAIN,))),
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, TRAIN)._replace(claims=(TRAIN,))),
             "fail",
             "several answers for uid-train",
         ),
         (
-            at_stage(
+            session_at_stage(
                 PrepareStage.UNPREPARED, unprepare_call(TRAIN)._replace(decode_error="claim 0: not UTF-8")
             ),
             "fail",
@@ -966,29 +970,33 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.again": [
         (session_with_claims(), "pass", "the same answer"),
         (
-            at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer=DEVICES[TRAIN.uid][:1])),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer=DEVICES[TRAIN.uid][:1])),
             "fail",
             "team-a/infer: node-a/gpu-0 example.com/gpu=train-0, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (
-            at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, train=DEVICES[TRAIN.uid][::-1])),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, train=DEVICES[TRAIN.uid][::-1])),
             "pass",
             "the same answer",
         ),
         (
-            at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer="is prepared")),
+            session_at_stage(PrepareStage.AGAIN, prepare_call(TRAIN, INFER, infer="is prepared")),
             "fail",
             "is prepared",
         ),
     ],
     "prepare.second_pod": [
         (session_with_claims(), "pass", "the same answer in 2 calls"),
-        (at_stage(PrepareStage.ALONE, prepare_call(TRAIN, train=())), "fail", "team-a/train: no device, was"),
+        (
+            session_at_stage(PrepareStage.ALONE, prepare_call(TRAIN, train=())),
+            "fail",
+            "team-a/train: no device, was",
+        ),
     ],
     "prepare.two_calls": [
         (session_with_claims(), "pass", "both calls"),
         (
-            at_stage(
+            session_at_stage(
                 PrepareStage.AT_ONCE, prepare_call(TRAIN, INFER), prepare_call(TRAIN, INFER, infer="busy")
             ),
             "fail",
@@ -997,13 +1005,17 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "prepare.missing_claim": [
         (session_with_claims(), "pass", "no claim of this UID"),
-        (at_stage(PrepareStage.MISSING, prepare_call(GHOST, ghost=())), "fail", "prepared without an error"),
+        (
+            session_at_stage(PrepareStage.MISSING, prepare_call(GHOST, ghost=())),
+            "fail",
+            "prepared without an error",
+        ),
         *refusals(PrepareStage.MISSING),
     ],
     "prepare.other_uid": [
         (session_with_claims(), "pass", "no claim of this UID"),
         (
-            at_stage(PrepareStage.OTHER_UID, prepare_call(GHOST, ghost=())),
+            session_at_stage(PrepareStage.OTHER_UID, prepare_call(GHOST, ghost=())),
             "fail",
             "prepared without an error",
         ),
@@ -1015,7 +1027,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (bad_calls(result=LATE), "fail", "the whole call failed with DEADLINE_EXCEEDED"),
         (bad_calls(result=LOST), "fail", "the whole call failed with no status: connection lost"),
         (
-            at_stage(PrepareStage.BAD, *(prepare_call(BAD_1, TRAIN, INFER),) * 2),
+            session_at_stage(PrepareStage.BAD, *(prepare_call(BAD_1, TRAIN, INFER),) * 2),
             "fail",
             "team-a/bad-2: no answer for this claim",
         ),
@@ -1037,7 +1049,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.errors.stable": [
         (session_with_claims(), "pass", "the same text"),
         (
-            at_stage(
+            session_at_stage(
                 PrepareStage.BAD,
                 prepare_call(BAD_1, bad_1="attempt 1"),
                 prepare_call(BAD_1, bad_1="attempt 2"),
@@ -1062,17 +1074,21 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.deadline": [
         (session_with_claims(), "pass", "answered after 10 ms at most"),
         (
-            at_stage(PrepareStage.AGAIN, prepare_call(TRAIN)._replace(result=OK._replace(took_s=11.0))),
+            session_at_stage(
+                PrepareStage.AGAIN, prepare_call(TRAIN)._replace(result=OK._replace(took_s=11.0))
+            ),
             "warn",
             "again: answered after 11 s",
         ),
         (
-            at_stage(PrepareStage.MISSING, prepare_call(GHOST)._replace(result=OK._replace(took_s=28.0))),
+            session_at_stage(
+                PrepareStage.MISSING, prepare_call(GHOST)._replace(result=OK._replace(took_s=28.0))
+            ),
             "pass",
             "answered after 28 s at most",
         ),
         (
-            at_stage(
+            session_at_stage(
                 PrepareStage.UNPREPARED, unprepare_call(TRAIN)._replace(result=LATE._replace(took_s=45.0))
             ),
             "fail",
@@ -1081,18 +1097,22 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "prepare.restart": [
         (session_with_claims(), "pass", "the same answer"),
-        (at_stage(PrepareStage.RESTARTED, prepare_call(TRAIN, train="lost")), "fail", "team-a/train: lost"),
+        (
+            session_at_stage(PrepareStage.RESTARTED, prepare_call(TRAIN, train="lost")),
+            "fail",
+            "team-a/train: lost",
+        ),
     ],
     "prepare.reboot": [
         (session_with_claims(), "pass", "3 ids in CDI files"),
         (session_with_claims(cdi_rebooted=CdiSnapshot()), "fail", "no CDI file defines"),
         (
-            at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=())),
+            session_at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=())),
             "fail",
             "team-a/infer: no device, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (
-            at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
+            session_at_stage(PrepareStage.REBOOTED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
             "fail",
             "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
@@ -1108,24 +1128,28 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "prepare.after_unprepare": [
         (session_with_claims(), "pass", "3 ids in CDI files"),
         (
-            at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=())),
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=())),
             "fail",
             "team-a/infer: no dev",
         ),
         (
-            at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, INFER, infer=WITHOUT_IDS)),
             "fail",
             "team-a/infer: node-a/gpu-1, was node-a/gpu-1 example.com/gpu=infer-1",
         ),
         (session_with_claims(cdi_released=CdiSnapshot()), "fail", "no CDI file defines"),
         (session_with_claims(cdi_released=CdiSnapshot((), "gone")), "not run", "gone; see --cdi-dir"),
         (session_with_claims(cdi_prepared=CdiSnapshot()), "not run", "see prepare.cdi_ids"),
-        (at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, train="was released")), "fail", "was released"),
+        (
+            session_at_stage(PrepareStage.RELEASED, prepare_call(TRAIN, train="was released")),
+            "fail",
+            "was released",
+        ),
     ],
     "unprepare.all": [
         (session_with_claims(), "pass", "2 claims"),
         (
-            at_stage(PrepareStage.UNPREPARED, unprepare_call(TRAIN, error="busy")),
+            session_at_stage(PrepareStage.UNPREPARED, unprepare_call(TRAIN, error="busy")),
             "fail",
             "team-a/train: busy",
         ),
@@ -1133,7 +1157,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "unprepare.again": [
         (session_with_claims(), "pass", "no error"),
         (
-            at_stage(PrepareStage.UNPREPARED_AGAIN, unprepare_call(TRAIN, error="not prepared")),
+            session_at_stage(PrepareStage.UNPREPARED_AGAIN, unprepare_call(TRAIN, error="not prepared")),
             "fail",
             "not p",
         ),
@@ -1141,7 +1165,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "unprepare.unknown": [
         (session_with_claims(), "pass", "no error"),
         (
-            at_stage(PrepareStage.UNKNOWN, unprepare_call(GHOST, error="never prepared")),
+            session_at_stage(PrepareStage.UNKNOWN, unprepare_call(GHOST, error="never prepared")),
             "fail",
             "never prepared",
         ),
@@ -1162,7 +1186,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "unprepare.lost_device": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.LOST_DEVICE, unprepare_call(TRAIN, error="no device")), "fail", "no device"),
+        (
+            session_at_stage(PrepareStage.LOST_DEVICE, unprepare_call(TRAIN, error="no device")),
+            "fail",
+            "no device",
+        ),
         (
             session_with_claims(omitted={PrepareStage.LOST_DEVICE: skipped("only with --device-command")}),
             "skipped",
@@ -1171,7 +1199,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "unprepare.deleted_claim": [
         (session_with_claims(), "pass", "no error"),
-        (at_stage(PrepareStage.DELETED_CLAIM, unprepare_call(TRAIN, error="not found")), "fail", "not found"),
+        (
+            session_at_stage(PrepareStage.DELETED_CLAIM, unprepare_call(TRAIN, error="not found")),
+            "fail",
+            "not found",
+        ),
     ],
 }
 

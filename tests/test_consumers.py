@@ -7,14 +7,14 @@ from claim_samples import (
     DRIVER,
     answer,
     device,
-    for_group,
-    for_job,
-    for_pod,
+    group_reservation,
+    job_reservation,
     known_claim,
     known_pod,
     listed_claim,
     listed_pod,
     listed_prepared,
+    pod_reservation,
     provenance,
     ref,
     source_answers,
@@ -113,7 +113,7 @@ def test_reservation_ties_a_pod_name_to_its_uid() -> None:
         source_answers(
             checkpoint=[listed_prepared("c", use(), pods=["p"])],
             podresources=[listed_pod("pod-p", listed_claim("claim-c", use()))],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", True)]
@@ -137,7 +137,7 @@ def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
 
 def test_pod_known_by_a_reservation_alone_is_unsure() -> None:
     consumers = build_consumer_map(
-        source_answers(claims_file=[known_claim("c", use(), reserved=[for_pod("p")])])
+        source_answers(claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])])
     )
     assert affected_names(consumers) == [("team-a/pod-p", False)]
 
@@ -156,7 +156,7 @@ def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
     consumers = build_consumer_map(
         source_answers(
             checkpoint=[listed_prepared("c", pods=["p"], waiting=(DRIVER,))],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("p")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", False)]
@@ -192,7 +192,7 @@ def test_group_members_are_unsure_unless_the_claim_is_prepared() -> None:
                 known_pod("r", group="workers"),  # names no claim
                 known_pod("s", group="others"),
             ],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
     assert affected_names(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
@@ -204,7 +204,7 @@ def test_group_member_with_unnamed_claims_is_unsure() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("p", group="workers", claims=template)],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
     (pod,) = affected_pods(consumers, device())
@@ -215,7 +215,11 @@ def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("g", "claim-x")],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers", "g"), for_job("j", "g")])],
+            claims_file=[
+                known_claim(
+                    "c", use(), reserved=[group_reservation("workers", "g"), job_reservation("j", "g")]
+                )
+            ],
         )
     )
     reserved_for = {edge.consumer for edge in consumers.claims[ref("c")].consumers}
@@ -228,7 +232,10 @@ def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
 
 
 def test_each_of_300_reservations_is_an_edge() -> None:
-    reserved = [for_pod(f"p-{number}") for number in range(300)] + [for_group("workers"), for_job("train")]
+    reserved = [pod_reservation(f"p-{number}") for number in range(300)] + [
+        group_reservation("workers"),
+        job_reservation("train"),
+    ]
     consumers = build_consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=reserved)]))
     assert len(consumers.claims[ref("c")].consumers) == 302
     assert len(affected_pods(consumers, device())) == 300
@@ -406,7 +413,7 @@ def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
     consumers = build_consumer_map(
         source_answers(
             pods_file=[known_pod("0badcafe", "claim-c", name="web", mirror_uid="m")],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("m", "web")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("m", "web")])],
         )
     )
     assert [affected_pod.pod.ref for affected_pod in affected_pods(consumers, device())] == [
@@ -443,7 +450,7 @@ def test_agreeing_sources_have_no_conflict() -> None:
             driver=[listed_prepared("c", use("gpu-1"), use("gpu-0"))],
             podresources=[listed_pod("pod-p", listed_claim("claim-c", use("gpu-1"), use("gpu-0")))],
             pods_api=[known_pod("p", "claim-c")],
-            claims_file=[known_claim("c", use("gpu-0"), use("gpu-1"), reserved=[for_pod("p")])],
+            claims_file=[known_claim("c", use("gpu-0"), use("gpu-1"), reserved=[pod_reservation("p")])],
         )
     )
     assert consumers.conflicts == ()
@@ -550,7 +557,9 @@ def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
         source_answers(
             checkpoint=[listed_prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
-            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+            claims_file=[
+                known_claim("new", use("gpu-1"), name="gpus", reserved=[pod_reservation("p-2", "web-0")])
+            ],
         )
     )
     assert affected_names(consumers, "gpu-0") == [("pod p-1", True)]
@@ -563,7 +572,9 @@ def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods:
         source_answers(
             checkpoint=[listed_prepared("old", use("gpu-0"), pods=pods, name="gpus")],
             pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
-            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+            claims_file=[
+                known_claim("new", use("gpu-1"), name="gpus", reserved=[pod_reservation("p-2", "web-0")])
+            ],
         )
     )
     (risk,) = (refused_pod for refused_pod in refused_pods(consumers) if refused_pod.is_pending)
@@ -647,7 +658,7 @@ def test_pod_without_its_reservation_would_be_refused() -> None:
         source_answers(
             checkpoint=[listed_prepared("c", use(), pods=["p", "q"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c")],
-            claims_file=[known_claim("c", use(), reserved=[for_pod("q")])],
+            claims_file=[known_claim("c", use(), reserved=[pod_reservation("q")])],
         )
     )
     (risk,) = refused_pods(consumers)
@@ -659,7 +670,7 @@ def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
         source_answers(
             checkpoint=[listed_prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c", group="workers")],
-            claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
+            claims_file=[known_claim("c", use(), reserved=[group_reservation("workers")])],
         )
     )
     assert [pod.kubelets for pod in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
@@ -683,7 +694,7 @@ def test_pod_of_a_recreated_claim_would_be_refused() -> None:
     consumers = build_consumer_map(
         source_answers(
             checkpoint=[listed_prepared("old", use(), pods=["p"], name="gpus")],
-            claims_file=[known_claim("new", use(), name="gpus", reserved=[for_pod("p")])],
+            claims_file=[known_claim("new", use(), name="gpus", reserved=[pod_reservation("p")])],
         )
     )
     (risk,) = refused_pods(consumers)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from claim_samples import (
     NAMESPACE,
     at,
-    for_group,
-    for_job,
-    for_pod,
+    group_reservation,
+    job_reservation,
     known_claim,
     known_pod,
     listed_claim,
     listed_pod,
     listed_prepared,
+    pod_reservation,
     use,
 )
 from hypothesis import given
@@ -51,9 +51,9 @@ USES = st.lists(
 )
 RESERVED = st.lists(
     st.one_of(
-        st.builds(for_pod, PODS, NAMES),
-        st.builds(for_group, GROUPS, PODS),  # also groups with a pod's UID
-        st.builds(for_job, NAMES, PODS),
+        st.builds(pod_reservation, PODS, NAMES),
+        st.builds(group_reservation, GROUPS, PODS),  # also groups with a pod's UID
+        st.builds(job_reservation, NAMES, PODS),
     ),
     max_size=4,
 )

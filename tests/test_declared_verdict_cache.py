@@ -328,7 +328,7 @@ def apply_event(node: FullNode, what: str, how: Any) -> None:
         case "no throttle":
             node.throttle = {}
         case "core" | "one counts" | "cores" | "numa" | "smt" | "stalls" | "dimm" | "machine":
-            of_machine(node, what, how)
+            change_machine(node, what, how)
         case "throttle":
             node.throttle[how[0]] = how[1]
         case "pool":
@@ -369,7 +369,7 @@ FOUND: Final = Finding("own.bad", Severity.UNHEALTHY, "as its driver says")
 CLAIM: Final = ClaimRef("team", "claim", "uid-1")
 
 
-def of_machine(node: FullNode, what: str, how: Any) -> None:
+def change_machine(node: FullNode, what: str, how: Any) -> None:
     machine = node.machine
     assert machine is not None, "the machine was read"
     match what:

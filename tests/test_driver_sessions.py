@@ -543,7 +543,7 @@ def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     session = agent.sessions.open(A)
     record_failures(session, A)
     assert session.record_unprepares([ReportedClaimResult(claim(A), None)]) == [None]
-    agent.sessions.close(in_s(PATIENCE_S))
+    agent.sessions.close(shutdown_time_in(PATIENCE_S))
     ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
     assert [bool(claim.unprepared_wall_s) for claim in ledger.claims.values()] == [True]
 
@@ -662,7 +662,7 @@ def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
         yield
 
 
-def in_s(seconds: float) -> float:
+def shutdown_time_in(seconds: float) -> float:
     """Return a time of the shutdown's clock."""
     return read_clocks().mono_ns / NS + seconds
 
@@ -670,7 +670,7 @@ def in_s(seconds: float) -> float:
 def test_close_saves_pending_changes(agent: Agent) -> None:
     session = agent.sessions.open(A)
     session.record_prepares([ReportedClaimResult(claim(A), None)])
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
     assert (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).exists()
 
 
@@ -678,9 +678,9 @@ def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
     with hanging_disk(agent, A):
         for driver in (A, B):
             agent.sessions.open(driver).record_prepares([ReportedClaimResult(claim(driver), None)])
-        assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
+        assert f"ledger writer of {A}" in agent.sessions.close(shutdown_time_in(0.5))
         eventually((agent.config.state_dir / DRIVERS / B / LEDGER_FILE).exists, "the other ledger is saved")
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
 
 
 def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> None:
@@ -690,7 +690,7 @@ def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> Non
         thread.start()
         eventually(agent.host.is_woken, "the core is woken without the disk")
         agent.source.close()
-        assert agent.sessions.close(in_s(0)) == [f"ledger writer of {A}"]
+        assert agent.sessions.close(shutdown_time_in(0)) == [f"ledger writer of {A}"]
     thread.join()
-    assert agent.sessions.close(in_s(PATIENCE_S)) == []
+    assert agent.sessions.close(shutdown_time_in(PATIENCE_S)) == []
     assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / LEDGER_FILE).read_text()

@@ -440,7 +440,7 @@ States = list[dict[str, Any]]
 """Process states in the program's loop: before, within and after."""
 
 
-def in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states: States = []
 
     async def main() -> None:
@@ -459,7 +459,7 @@ def in_trio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     return states
 
 
-def in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states: States = []
 
     async def main() -> None:
@@ -475,7 +475,7 @@ def in_asyncio(parts: Sequence[Part], act: Callable[[], object]) -> States:
     return states
 
 
-def in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
+def run_in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
     states = [process_state()]
     with ExitStack() as stack:
         for part in parts:
@@ -486,7 +486,7 @@ def in_threads(parts: Sequence[Part], act: Callable[[], object]) -> States:
 
 
 Host = Callable[[Sequence[Part], Callable[[], object]], States]
-HOSTS: Final[dict[str, Host]] = {"trio": in_trio, "asyncio": in_asyncio, "threads": in_threads}
+HOSTS: Final[dict[str, Host]] = {"trio": run_in_trio, "asyncio": run_in_asyncio, "threads": run_in_threads}
 
 
 @pytest.fixture(params=HOSTS)
@@ -596,7 +596,7 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
         await trio.to_thread.run_sync(looking.wait)
         await trio.to_thread.run_sync(gate.wait)  # cannot be cancelled
 
-    in_loop = {in_trio: _for_ever_in_trio, in_asyncio: _for_ever_in_asyncio}
+    in_loop = {run_in_trio: _for_ever_in_trio, run_in_asyncio: _for_ever_in_asyncio}
     cards = Cards(hang=in_loop.get(host, gate.wait))
     server = server_of(monitor, cards)
     ended = []

@@ -224,12 +224,12 @@ def write_damaged_file(path: Path) -> None:
         file.write(os.urandom(60_000))
 
 
-def of_another_application(path: Path) -> None:
+def write_foreign_file(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE running (x)")
 
 
-def with_strange_rows(path: Path) -> None:
+def write_strange_rows(path: Path) -> None:
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
@@ -241,7 +241,7 @@ def without_a_column(path: Path) -> None:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
 
-def with_an_empty_value(path: Path) -> None:
+def write_an_empty_value(path: Path) -> None:
     """Set a column to NULL that never is, as a changed byte in the file does."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
@@ -252,14 +252,14 @@ def with_an_empty_value(path: Path) -> None:
         db.execute("UPDATE running SET told_by = NULL")
 
 
-def with_a_changed_text(path: Path) -> None:
+def write_a_changed_text(path: Path) -> None:
     """Change one letter of a name, which leaves a valid database with valid values."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET device_device = device_device || 'x'")
 
 
-def with_a_schema_that_is_no_text(path: Path) -> None:
+def write_an_invalid_schema(path: Path) -> None:
     """Damage the schema, which SQLite quotes in its error message."""
     write_uses_at(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     data = path.read_bytes()
@@ -269,17 +269,17 @@ def with_a_schema_that_is_no_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
-        (with_an_empty_value, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
-        (with_a_changed_text, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_an_empty_value, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_a_changed_text, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (
-            with_a_schema_that_is_no_text,
+            write_an_invalid_schema,
             "history file cannot be parsed: SQLite reports damage in bytes",
             "corrupt",
         ),
         (overwrite_with_garbage, "history file cannot be parsed: file is not a database", "corrupt"),
         (write_damaged_file, "", "corrupt"),
-        (of_another_application, "file is not a history file of drahealth", "foreign"),
-        (with_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
+        (write_foreign_file, "file is not a history file of drahealth", "foreign"),
+        (write_strange_rows, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (without_a_column, "history file cannot be parsed: checksum of row 1 is wrong", "corrupt"),
         (os.mkdir, "is not a regular file", "corrupt"),
         (os.mkfifo, "is not a regular file", "corrupt"),
@@ -306,9 +306,9 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     [
         overwrite_with_garbage,
         write_damaged_file,
-        with_an_empty_value,
-        with_a_changed_text,
-        with_a_schema_that_is_no_text,
+        write_an_empty_value,
+        write_a_changed_text,
+        write_an_invalid_schema,
     ],
 )
 def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Path], None]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from log_lines import CASES
 from machine import kubepods_tree, machine_lock, skip_unless_kernel_log
-from own_process import in_own_process, resident
+from own_process import resident, run_in_own_process
 from patience import PATIENCE_S
 
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
@@ -172,7 +172,7 @@ def machine_check_line(cpu: int) -> str:
 
 
 def test_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
-    in_own_process(flood_of_one_fault, fifo)
+    run_in_own_process(flood_of_one_fault, fifo)
 
 
 def flood_of_one_fault(path: str) -> None:
@@ -197,7 +197,7 @@ def flood_of_one_fault(path: str) -> None:
 
 
 def test_flood_of_faults_keeps_the_newest_and_the_known(fifo: Path) -> None:
-    in_own_process(flood_of_faults, fifo)
+    run_in_own_process(flood_of_faults, fifo)
 
 
 def flood_of_faults(path: str) -> None:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from log_lines import match_pattern
 from machine import machine_lock, skip_unless_kernel_log
 from other_user import skip_unless_user_can_change
-from own_process import in_own_process, resident
+from own_process import resident, run_in_own_process
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
 
@@ -243,7 +243,7 @@ def fifo(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("kinds", "entries"), [(1, 1), (100_000, 512)])
 def test_flood_of_lines_takes_no_memory(fifo: Path, kinds: int, entries: int) -> None:
-    in_own_process(flood_of_kinds, fifo, kinds, entries)
+    run_in_own_process(flood_of_kinds, fifo, kinds, entries)
 
 
 def flood_of_kinds(path: str, of: str, left: str) -> None:

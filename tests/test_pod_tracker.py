@@ -297,7 +297,7 @@ def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
 
 
 @contextmanager
-def on_ext4(root: Path, state: Path) -> Iterator[Path]:
+def mount_ext4(root: Path, state: Path) -> Iterator[Path]:
     """File system that reuses the inode of a removed directory."""
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("mkfs.ext4 is not installed")
@@ -337,7 +337,7 @@ def test_new_directory_with_same_inode_is_watched_again(tmp_path: Path) -> None:
                 await changed.wait()
             return watcher.is_watched, await watcher.check_for_change()
 
-    with on_ext4(tmp_path / "root", tmp_path) as root:
+    with mount_ext4(tmp_path / "root", tmp_path) as root:
         kubelet = root / "kubelet"
         kubelet.mkdir()
         assert asyncio.run(watch(kubelet)) == (True, False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from agents import run_command
-from own_process import in_own_process
+from own_process import run_in_own_process
 from patience import PATIENCE_S
 from record_nodes import gpu_day, host_day
 from test_cli_e2e import AGENT
@@ -253,7 +253,7 @@ def exit_with_refusal(address: str, connect_s: str, workers_s: str) -> None:
 
 def refusal(address: str, *, connect_s: float = PATIENCE_S, workers_s: float = PATIENCE_S) -> str:
     with pytest.raises(AssertionError) as found:
-        in_own_process(exit_with_refusal, address, connect_s, workers_s)
+        run_in_own_process(exit_with_refusal, address, connect_s, workers_s)
     return str(found.value)
 
 

@@ -165,7 +165,7 @@ class Clients:
         for name in self._listed:
             self._expected.setdefault(name, [HEALTHY])
 
-    def as_expected(self) -> None:
+    def check_order(self) -> None:
         """Check that every device went through exactly the expected healths, in order."""
         self._read()
         self.settle_beginning()

@@ -225,7 +225,7 @@ def source(name: str, state: int) -> Step:
     return Step(f"source {name} in state {state}", play, True)
 
 
-def in_checkpoint(code: str, **facts: object) -> Step:
+def expect_in_checkpoint(code: str, **facts: object) -> Step:
     """Expect a fault with these fields in the checkpoint file."""
 
     def has_it(stage: Stage) -> bool:

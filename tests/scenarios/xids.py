@@ -6,7 +6,7 @@ from scenarios.row import BUSES, Row
 from scenarios.steps import (
     also_info,
     degraded,
-    in_checkpoint,
+    expect_in_checkpoint,
     info,
     kernel,
     never,
@@ -46,7 +46,7 @@ XIDS: Final = (
             kernel(xid_line(48)),
             unhealthy("gpu-0", "gpu.xid.48: "),
             wait_for_passes(10),
-            in_checkpoint("gpu.xid.48", times=1),
+            expect_in_checkpoint("gpu.xid.48", times=1),
         ),
     ),
     Row(
@@ -175,7 +175,7 @@ XIDS: Final = (
             ),
             degraded(BOTH, "gpu.fabric.sxid.20034: "),
             wait_for_passes(10),
-            in_checkpoint("gpu.fabric.sxid.20034", times=1),
+            expect_in_checkpoint("gpu.fabric.sxid.20034", times=1),
         ),
         gpus=2,
     ),
